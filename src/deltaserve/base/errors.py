@@ -1,0 +1,53 @@
+"""Errors that cross a package border, and the closed list of reasons a request may fail for."""
+
+from enum import Enum
+
+
+class DeltaserveError(Exception):
+    """Root of all errors raised on purpose. The message is one line a user can act on."""
+
+
+class ConfigError(DeltaserveError):
+    """A flag, key, environment value or model folder is wrong. The command line exits 2 with the message."""
+
+
+class ProtocolError(DeltaserveError):
+    """A frame from a peer is malformed or not allowed now. Never caused by a request's content."""
+
+
+class StateError(DeltaserveError):
+    """An event has no cell in a transition table: a bug in this process, never bad input."""
+
+
+class IntegrityError(DeltaserveError):
+    """`check_integrity()` found two counts that disagree. The worker reports it and drains."""
+
+
+class FailReason(Enum):
+    """Why a request ended without a complete answer. Carried on the wire; the server maps each to one HTTP status."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline_exceeded"
+    TRANSFER_FAILED = "transfer_failed"
+    PEER_LOST = "peer_lost"
+    PEER_FENCED = "peer_fenced"
+    STALE_PEER = "stale_peer"
+    INCOMPATIBLE = "incompatible"
+    ROOM_IN_USE = "room_in_use"
+    BAD_EXTENT = "bad_extent"
+    PREFIX_MISMATCH = "prefix_mismatch"
+    TOO_LONG = "context_length_exceeded"
+    OVERLOADED = "overloaded"
+    DRAINING = "not_ready"
+    NO_PEER = "no_peer"
+    NUMERICAL = "numerical_error"
+    INTERNAL = "internal_error"
+
+
+class RequestFailed(DeltaserveError):
+    """A request ended without a complete answer."""
+
+    def __init__(self, reason: FailReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message

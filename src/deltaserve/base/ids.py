@@ -1,0 +1,41 @@
+"""Distinct types for every number that could be mistaken for another one.
+
+A page cannot be passed as a row: mypy tells them apart, at no cost at run time.
+"""
+
+from enum import Enum
+from typing import NewType
+
+TokenId = NewType("TokenId", int)
+PageId = NewType("PageId", int)
+"""Index of a page in one pool of this rank. A page holds `page_size` tokens of every page group of that pool."""
+PoolId = NewType("PoolId", int)
+"""Index of a lifetime in `CacheSpec.pools`. Groups of one lifetime share page ids and hence one pool."""
+RowId = NewType("RowId", int)
+"""A running request's line in the page table."""
+AuxSlot = NewType("AuxSlot", int)
+"""Index of a slot that carries a first token and its metadata from prefill to decode."""
+StepIndex = NewType("StepIndex", int)
+RegionId = NewType("RegionId", int)
+
+Boot = NewType("Boot", int)
+"""Random 64-bit number of one process start. Everything known about a peer dies with its boot."""
+PeerName = NewType("PeerName", str)
+"""Name of an instance, unique in the cluster: `prefill-0`, `decode-1`, `front`."""
+Room = NewType("Room", bytes)
+"""16 random bytes, minted by the front, one per sample: pairs the prefill and the decode half of a request."""
+Attempt = NewType("Attempt", int)
+"""One try within a room, minted by decode, counted from 1."""
+TicketSeq = NewType("TicketSeq", int)
+"""Number of a ticket, contiguous per (decode boot, prefill boot), counted from 1."""
+Namespace = NewType("Namespace", str)
+"""Tenant (plus optional salt). First element of every cache key: two namespaces never share a page."""
+
+
+class Role(Enum):
+    """What an instance does with a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNIFIED = "unified"
+    FRONT = "front"

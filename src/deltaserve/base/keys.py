@@ -1,0 +1,49 @@
+"""Page keys: a hash chain over the pages of a prompt, computed once in the front.
+
+    key_0 = xxh3_128(cluster secret, model fingerprint, page size, namespace)
+    key_i = xxh3_128(key_{i-1} || uint32 ids of page i)          i = 1, 2, ...
+
+Two prompts have equal i-th keys iff (hash collisions apart) their first i pages hold equal tokens in the same
+namespace on the same model. Trees use keys as an index only and compare full token ids before they share a page.
+Keys of a prompt are packed: 16 bytes for each full page, one after the other.
+"""
+
+import hashlib
+
+import xxhash
+
+from deltaserve.base.ids import Namespace
+from deltaserve.base.tokens import TOKEN_BYTES
+
+KEY_BYTES = 16
+
+
+def seed_key(secret: bytes, fingerprint: str, page_size: int, namespace: Namespace) -> bytes:
+    """key_0: where every chain of this (cluster, model, page size, namespace) starts. Keyed, so not guessable."""
+    parts = (fingerprint.encode(), str(page_size).encode(), namespace.encode())
+    body = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return hashlib.blake2b(body, digest_size=KEY_BYTES, key=secret[:64]).digest()
+
+
+def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, page_size: int) -> bytes:
+    """Keys of the full pages of `tokens` from `start_page` on, packed.
+
+    `last_key` is the key of page `start_page - 1`, or the seed key for 0. A trailing partial page has no key.
+    """
+    stride = page_size * TOKEN_BYTES
+    view = memoryview(tokens)
+    keys, key = [], last_key
+    for offset in range(start_page * stride, len(tokens) - stride + 1, stride):
+        key = xxhash.xxh3_128_digest(key + view[offset : offset + stride])
+        keys.append(key)
+    return b"".join(keys)
+
+
+def num_keys(keys: bytes) -> int:
+    """Number of page keys in a packed chain."""
+    return len(keys) // KEY_BYTES
+
+
+def key_at(keys: bytes, page_index: int) -> bytes:
+    """Key of the page at `page_index` of a packed chain."""
+    return keys[page_index * KEY_BYTES : (page_index + 1) * KEY_BYTES]

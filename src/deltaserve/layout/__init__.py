@@ -1,0 +1,1 @@
+"""F1 (pure): page groups and their byte layout. Nobody else multiplies heads by itemsize."""

@@ -1,0 +1,1 @@
+"""F2 (pure): a request's data and its transition tables, and the contract between front and engine."""

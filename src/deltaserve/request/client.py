@@ -1,0 +1,70 @@
+"""The contract between the HTTP server and whatever serves it (router over sockets, or a fake in tests)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaserve.base.ids import Namespace, Room
+from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.wire.messages import CacheUse, FinishReason, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sample to generate. n > 1 is n generations with n rooms."""
+
+    room: Room
+    prompt: bytes
+    """Packed token ids."""
+    namespace: Namespace
+    sampling: SamplingParams
+    deadline_s: float
+    """Seconds from now."""
+    cache: CacheUse = CacheUse.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What arrived since the last delta. The last one carries `finish` and `usage`."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of prompt positions 1 .. len - 1, in pieces; complete before the first token."""
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the workers can take at all. None while no compatible pair is ready."""
+
+    max_context_len: int
+    max_prompt_len: int
+    """Smallest pool over both sides, in tokens."""
+    vocab_size: int
+
+
+class Engine(Protocol):
+    """Serves generations. All methods are called from the event loop's thread."""
+
+    def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
+        """Deltas until one has `finish`. Closing the iterator early (`aclose`) cancels the room on every side.
+
+        Raises RequestFailed when the request ends without a complete answer.
+        """
+        ...
+
+    def finish(self, room: Room, output_len: int) -> None:
+        """A stop string was found: keep `output_len` tokens, end the room."""
+        ...
+
+    def limits(self) -> Limits | None: ...
+
+    def ready(self) -> str | None:
+        """None when a request admitted now would be served, else the reason, in words."""
+        ...
+
+    def stats(self) -> dict[str, object]:
+        """JSON-ready picture of peers, pools and queues for /server_info."""
+        ...

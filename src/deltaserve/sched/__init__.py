@@ -1,0 +1,1 @@
+"""F3 (pure): decide what the next step computes. plan() -> frozen StepPlan; commit(StepResult)."""

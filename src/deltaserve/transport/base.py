@@ -1,0 +1,98 @@
+"""The seam between the transfer protocol and whatever moves bytes.
+
+A transport only moves bytes. It never decides, retries, times out or frees. Everything about tickets, gates, windows
+and failure exists once, above it (transfer/). All methods are called from one thread, the transfer thread.
+
+One *endpoint* per peer: destroying it is the fence against that peer and disturbs no other (measured; see
+docs/safety of the project: removing a peer's metadata or deregistering memory is NOT a fence).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, Protocol
+
+from deltaserve.base.errors import DeltaserveError
+from deltaserve.base.extents import Copy, Region
+from deltaserve.base.ids import PeerName
+
+WriteId = NewType("WriteId", int)
+"""One posted write, unique within a transport object."""
+
+
+class TransportError(DeltaserveError):
+    """The library refused or failed; the text names peer and operation."""
+
+
+class WriteState(Enum):
+    """What is known of a posted write. ERROR proves nothing about the bytes: they may still land."""
+
+    PENDING = "pending"
+    DONE = "done"
+    ERROR = "error"
+
+
+class FenceResult(Enum):
+    """CLOSED: from now on no byte of that peer can land. IMPOSSIBLE: the pages must stay quarantined."""
+
+    CLOSED = "closed"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """A peer's region as announced in its Hello."""
+
+    id: int
+    base: int
+    num_bytes: int
+    device: str
+
+
+class Transport(Protocol):
+    """Moves bytes from this side's regions into a peer's regions.
+
+    Life of an endpoint: `open` (returns metadata for the peer) -> `attach` (the peer's metadata) -> `write` ... ->
+    `fence`. After `fence` the same name may be opened again.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in flags and handshakes: `nixl`, `loopback`."""
+        ...
+
+    def register(self, region: Region) -> None:
+        """Make a region reachable. Called before the first `open`; the memory outlives the transport."""
+        ...
+
+    def open(self, peer: PeerName) -> bytes:
+        """Create this side's endpoint for `peer`; returns opaque metadata (<= 64 KiB) the peer needs to attach."""
+        ...
+
+    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+        """Tell the endpoint who is on the other side. Raises TransportError if the metadata is unusable."""
+        ...
+
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes) -> WriteId:
+        """Start writing; returns at once. When all bytes are visible at the peer, it receives `notification`.
+
+        Zero copies are legal: only the notification travels. Raises TransportError if nothing was started; if it is
+        not known whether anything was, the returned write reads ERROR.
+        """
+        ...
+
+    def poll(self, write: WriteId) -> WriteState:
+        """State of a write; also drives progress. Never raises. DONE and ERROR are final and forget the handle."""
+        ...
+
+    def notifications(self) -> list[tuple[PeerName, bytes]]:
+        """Notifications that arrived, each after its data; also drives progress (over TCP nothing lands without)."""
+        ...
+
+    def fence(self, peer: PeerName) -> FenceResult:
+        """Destroy this side's endpoint for `peer` and wait until it is gone. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Destroy all endpoints and deregister all regions."""
+        ...

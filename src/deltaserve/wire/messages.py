@@ -1,0 +1,326 @@
+"""Every message a worker link may carry, and no others.
+
+front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
+decode -> prefill Offer, Grant, Revoke, Cancel      prefill -> decode Starting, Failed, Drained, PromptLogprobs
+prefill -> decode, bound to the data it announces (transport notification): Done
+all: Hello, Heartbeat, Status, Events
+
+Ids and page lists are packed little-endian uint32. Times are remaining milliseconds: clocks are not compared.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+
+PROTOCOL_VERSION = 1
+
+
+class CacheUse(Enum):
+    """What a request may do with the trees. Warm-up, health probes and benchmarks say so explicitly."""
+
+    NORMAL = "normal"
+    BYPASS = "bypass"
+    """Match nothing, insert nothing."""
+
+
+class FinishReason(Enum):
+    """Why a complete answer ended. Values as in the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Drain(Enum):
+    """What prefill knows when a revoked ticket's gate is closed and nothing is outstanding.
+
+    CLEAN: every posted write was seen DONE. DIRTY: at least one was not; decode must fence before it frees.
+    """
+
+    CLEAN = "clean"
+    DIRTY = "dirty"
+
+
+class RegionInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A registered region, as a peer must know it to write there."""
+
+    id: int
+    base: int
+    num_bytes: int
+    device: str
+    component: str
+    """Page group name, or `aux`."""
+
+
+class PeerAddress(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Where an instance listens for worker links."""
+
+    name: str
+    url: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Sizes the other side needs for admission; not part of compatibility."""
+
+    page_size: int = 0
+    pool_pages: tuple[int, ...] = ()
+    max_context_len: int = 0
+    max_running: int = 0
+    vocab_size: int = 0
+    keys_seed_check: bytes = b""
+    """Hash of (cluster secret, fingerprint): unequal secrets are found at the handshake, not as misses."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Opens (or re-opens) a link. Both sides send one. Everything in `compat` must be equal between P and D."""
+
+    role: str
+    version: int = PROTOCOL_VERSION
+    compat: dict[str, str]
+    facts: Facts
+    transport: str = ""
+    endpoint: bytes = b""
+    """Transport metadata of the sender's endpoint for this peer; empty on links that carry no data."""
+    regions: tuple[RegionInfo, ...] = ()
+    peers: tuple[PeerAddress, ...] = ()
+    """From the front only: prefill workers this instance may be told to use."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Every 0.5 s; a peer not heard of for 1.5 s is lost. Any frame counts as one."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The front hands one sample to decode (or to a unified instance). Decode owns it from here."""
+
+    room: bytes
+    prompt: bytes
+    keys: bytes
+    namespace: str
+    sampling: SamplingParams
+    prefill: PeerAddress | None
+    """None: compute the prompt here."""
+    remaining_ms: int
+    cache: CacheUse = CacheUse.NORMAL
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode asks prefill to compute a prompt. Repeated until answered; prefill holds nothing before it."""
+
+    room: bytes
+    attempt: int
+    prompt: bytes
+    """Prompt of this attempt: after a retraction it includes the output so far."""
+    prompt_len: int
+    """Tokens of the original prompt: the first token drawn has output position len(prompt) - prompt_len."""
+    keys: bytes
+    namespace: str
+    sampling: SamplingParams
+    prefix_len: int
+    prefix_key: bytes
+    """Key of decode's prefix, which prefill verifies against its own chain; empty for length 0."""
+    remaining_ms: int
+    cache: CacheUse = CacheUse.NORMAL
+
+
+class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill planned the first step of a room: decode answers with Grant."""
+
+    room: bytes
+    attempt: int
+    cached_len: int
+    """Tokens prefill took from its own tree."""
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Pages one (writer rank, reader rank) pair must fill, of one pool."""
+
+    writer: int
+    reader: int
+    pool: int
+    pages: bytes
+    """Decode's pages for page indexes prefix_len / page_size ... of the prompt, in order."""
+    generations: bytes
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Permission to write: ticket and coverage. Repeated until Done or Failed; zero pages is an ordinary case."""
+
+    room: bytes
+    attempt: int
+    ticket: int
+    prefix_len: int
+    prefix_key: bytes
+    coverage: tuple[Component, ...]
+    aux_slot: int
+    aux_generation: int
+    remaining_ms: int
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One chunk has landed. Travels as the notification bound to its data, so it is evidence at the receiver."""
+
+    ticket: int
+    decode_boot: int
+    prefill_boot: int
+    chunk: int
+    first_page: int
+    """Index within the coverage, not a page id."""
+    num_pages: int
+    is_last: bool
+    """The aux slot was written by this very transfer, posted after all data had been seen DONE."""
+    checksums: tuple[bytes, ...] = ()
+    """Per pool, packed crc32 of each page of the chunk; empty when verification is off."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill cannot (go on to) serve a room's attempt."""
+
+    room: bytes
+    attempt: int
+    reason: FailReason
+    message: str
+
+
+class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode withdraws a ticket: close the gate, answer Drained when nothing is outstanding. Repeated."""
+
+    ticket: int
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answer to Revoke, without a time limit. An unknown ticket answers CLEAN and leaves a tombstone."""
+
+    ticket: int
+    outcome: Drain
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The room is over for the sender; `reason` is told to nobody else."""
+
+    room: bytes
+    reason: FailReason
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The front found a stop string: keep this many output tokens, commit, release."""
+
+    room: bytes
+    output_len: int
+
+
+class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Output tokens [start, start + n) of a room."""
+
+    room: bytes
+    start: int
+    tokens: bytes
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All rooms of one front that got tokens in one step."""
+
+    runs: tuple[TokenRun, ...]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Where a request's prompt came from, and how long each part took (seconds)."""
+
+    prompt_len: int
+    output_len: int
+    decode_cached_len: int = 0
+    prefill_cached_len: int = 0
+    num_retractions: int = 0
+    transferred_bytes: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_queue_s: float = 0.0
+    first_token_s: float = 0.0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Last message about a room, exactly once. `finish` for a complete answer, else `reason`."""
+
+    room: bytes
+    usage: Usage
+    finish: FinishReason | None = None
+    reason: FailReason | None = None
+    message: str = ""
+    retryable: bool = False
+    """No token was produced and another prefill worker may do better."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Log-probabilities of prompt positions [start, start + n), from prefill through decode to the front."""
+
+    room: bytes
+    start: int
+    values: tuple[TokenLogprobs, ...]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Load of an instance, for routing and health. Sent to the front with each heartbeat."""
+
+    num_waiting: int
+    waiting_tokens: int
+    num_running: int
+    free_pages: tuple[int, ...]
+    evictable_pages: tuple[int, ...]
+    quarantined_pages: tuple[int, ...]
+    num_pages: tuple[int, ...]
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    draining: bool = False
+    ready: bool = True
+    open_tickets: int = 0
+    leases: int = 0
+
+
+class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What entered and left a tree since the last one. A gap in `first` or a new boot asks for a snapshot."""
+
+    first: int
+    """Number of the first event of this message; each stored or evicted key counts one."""
+    stored: bytes
+    """Packed page keys."""
+    evicted: bytes
+    snapshot: bool = False
+    """`stored` is the whole tree; forget what was known."""
+
+
+Message = (
+    Hello
+    | Heartbeat
+    | Submit
+    | Offer
+    | Starting
+    | Grant
+    | Done
+    | Failed
+    | Revoke
+    | Drained
+    | Status
+    | Cancel
+    | Finish
+    | Tokens
+    | Finished
+    | Events
+    | PromptLogprobs
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every frame carries besides its message."""
+
+    src: str
+    """Name of the sending instance."""
+    src_boot: int
+    dst_boot: int | None
+    """None only for Hello: the other side's boot is not known yet."""
+    closed_below: int = 1
+    """From decode to prefill: every ticket below this number is closed for good; tombstones may be forgotten."""
+    body: Message
