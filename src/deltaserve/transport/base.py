@@ -73,8 +73,9 @@ class Transport(Protocol):
         """Tell the endpoint who is on the other side. Raises TransportError if the metadata is unusable."""
         ...
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes) -> WriteId:
-        """Start writing; returns at once. When all bytes are visible at the peer, it receives `notification`.
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
+        """Start writing; returns at once. When all bytes are visible at the peer, it receives `notification`
+        (None: nothing is announced).
 
         Zero copies are legal: only the notification travels. Raises TransportError if nothing was started; if it is
         not known whether anything was, the returned write reads ERROR.

@@ -1,0 +1,137 @@
+"""How a control plane is driven, by a worker's loop thread and by the simulator alike.
+
+    actions = instance.handle(event, now)        a frame, a transfer report, a death notice
+    actions = instance.tick(now)                 when next_timer() has passed
+    plan = instance.plan(now)                    when the executor is free; None: nothing to compute
+    actions = instance.commit(result, now)       the executor's answer to the last plan
+
+The driver performs every returned action, in order. No call blocks, sleeps or looks at a clock.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaserve.base.ids import PeerName, Role
+from deltaserve.layout.spec import CacheSpec
+from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.wire.messages import Envelope, PeerAddress, RegionInfo
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class FrameIn:
+    """A decoded frame from any link."""
+
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDied:
+    """Whoever watches the peer's process saw it end (not a missed heartbeat, which the instance notices itself)."""
+
+    peer: PeerName
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Stop taking requests; `is_drained()` turns true when the last one ended."""
+
+
+Event = FrameIn | PeerDied | DrainRequested | TransferReport
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Send over the link to `peer` (dialled, or learned from the peer's Hello). Dropped when there is none."""
+
+    peer: PeerName
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to a peer's listener; idempotent. The link reconnects by itself until HangUp."""
+
+    address: PeerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Forget the link to `peer`."""
+
+    peer: PeerName
+
+
+Action = SendFrame | Dial | HangUp | TransferCommand
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceConfig:
+    """Everything a control plane needs to know. Plain numbers: "auto" was resolved before."""
+
+    name: PeerName
+    role: Role
+    boot: int
+    cache: CacheSpec
+    num_pages: tuple[int, ...]
+    """Per pool."""
+    num_aux_slots: int
+    max_running_requests: int
+    max_context_len: int
+    vocab_size: int
+    compat: tuple[tuple[str, str], ...]
+    """Field |-> value; all must agree between prefill and decode."""
+    cluster_secret: bytes
+    fingerprint: str
+    transport: str
+    regions: tuple[RegionInfo, ...]
+    """Of this rank, in registration order."""
+    chunked_prefill_size: int = 512
+    """Tokens one request may compute per step."""
+    max_prefill_tokens: int = 2048
+    """Tokens of extends per step, over all requests."""
+    attention_split_tokens: int = 256
+    num_reserved_decode_tokens: int = 64
+    decode_extend_tokens: int = 64
+    park_fraction: float = 0.3
+    max_queued_requests: int = 1024
+    radix_cache: bool = True
+    verify_checksums: bool = False
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 1.5
+    drain_timeout_s: float = 1.0
+    peer_lease_s: float = 5.0
+
+
+class Instance(Protocol):
+    """A control plane: prefill, decode or unified."""
+
+    def handle(self, event: Event, now: float) -> list[Action]: ...
+
+    def tick(self, now: float) -> list[Action]: ...
+
+    def next_timer(self) -> float | None:
+        """When tick() is wanted at the latest."""
+        ...
+
+    def plan(self, now: float) -> StepPlan | None: ...
+
+    def commit(self, result: StepResult, now: float) -> list[Action]: ...
+
+    def transfer_active(self) -> bool:
+        """Whether a ticket is open or a write outstanding: then the transfer thread keeps polling."""
+        ...
+
+    def is_drained(self) -> bool: ...
+
+    def metrics(self) -> dict[str, float]:
+        """Name (Prometheus, with unit) |-> value; label sets as `name{label="x"}`."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError."""
+        ...

@@ -1,0 +1,209 @@
+"""What the control plane asks of the transfer thread, and what that thread reports. Frozen values, no answers lost.
+
+Every command but PostChunk and OpenGate is answered by exactly one report, in order per peer.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, TicketSeq
+from deltaserve.transport.base import FenceResult
+from deltaserve.wire.messages import Done, Drain, RegionInfo
+
+
+class TicketId(NamedTuple):
+    """A decode worker's permission for one prefill worker to write given pages. Never reused."""
+
+    decode_boot: Boot
+    prefill_boot: Boot
+    seq: TicketSeq
+
+
+# ---------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEndpoint:
+    """Create this side's endpoint for `peer`, and attach it when the peer's metadata is already known.
+
+    An endpoint that still exists for that name is fenced first.
+    """
+
+    peer: PeerName
+    metadata: bytes | None = None
+    regions: tuple[RegionInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttachEndpoint:
+    """Give an open endpoint its other side."""
+
+    peer: PeerName
+    metadata: bytes
+    regions: tuple[RegionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGate:
+    """Writer: from now on this ticket may be posted."""
+
+    peer: PeerName
+    ticket: TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class PagePairs:
+    """source pages[i] (this rank) is written to the reader's destination pages[i], for all groups of a pool."""
+
+    pool: PoolId
+    src: tuple[PageId, ...]
+    dst: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuxWrite:
+    """The aux record of a ticket, written by the very last transfer, after all its data was seen DONE."""
+
+    slot: AuxSlot
+    """The reader's."""
+    generation: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PostChunk:
+    """Writer: send a chunk. Posted at most once; dropped when the gate is closed."""
+
+    peer: PeerName
+    ticket: TicketId
+    chunk: int
+    first_page: int
+    """Index within the ticket's coverage."""
+    pairs: tuple[PagePairs, ...]
+    aux: AuxWrite | None
+    """Not None exactly for the last chunk."""
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pairs[0].src)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGate:
+    """Writer: post nothing more of this ticket; report GateDrained when nothing is outstanding."""
+
+    peer: PeerName
+    ticket: TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class PageCheck:
+    """Pages that must hash to the packed crc32 values the writer announced."""
+
+    pool: PoolId
+    pages: tuple[PageId, ...]
+    checksums: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Reader: all chunks of a ticket have landed: read its aux record, verify the checksums."""
+
+    ticket: TicketId
+    slot: AuxSlot
+    generation: int
+    checks: tuple[PageCheck, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FencePeer:
+    """Destroy this side's endpoint for `peer`: afterwards no byte of it can land here, or leave from here."""
+
+    peer: PeerName
+
+
+TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGate | Collect | FencePeer
+
+# ---------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOpened:
+    peer: PeerName
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAttached:
+    peer: PeerName
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFailed:
+    """Open or attach failed; the endpoint is gone."""
+
+    peer: PeerName
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSent:
+    """Writer: every byte of the chunk was seen DONE: its source pages may be unpinned."""
+
+    ticket: TicketId
+    chunk: int
+    num_bytes: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """Writer: a post or its completion failed. The ticket is dirty: bytes may still land."""
+
+    peer: PeerName
+    ticket: TicketId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateDrained:
+    """Writer: answer to CloseGate."""
+
+    ticket: TicketId
+    outcome: Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Reader: the notification bound to a chunk's data arrived."""
+
+    peer: PeerName
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Reader: answer to Collect. `payload` is None when header, length or a checksum disagree: see `problem`."""
+
+    ticket: TicketId
+    payload: bytes | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFenced:
+    peer: PeerName
+    result: FenceResult
+
+
+TransferReport = (
+    EndpointOpened
+    | EndpointAttached
+    | EndpointFailed
+    | ChunkSent
+    | WriteFailed
+    | GateDrained
+    | Landed
+    | Collected
+    | PeerFenced
+)
