@@ -1,0 +1,176 @@
+"""The peers of one process: a transition table, boots, heartbeats.
+
+    UNKNOWN --greet--> GREETING --hello--> READY --lose--> LOST --greet--> GREETING
+    a Hello may also come first (the other side dialled):  UNKNOWN / LOST --hello--> READY
+    refuse (unequal compat fields) leads to REFUSED, which only a Hello of a new boot leaves.
+
+Everything known about a peer dies with its boot. Boots known dead are remembered, so that a frame of an old life,
+arriving late over another connection, changes nothing.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from deltaserve.base.errors import StateError
+from deltaserve.base.ids import Boot, PeerName
+from deltaserve.wire.messages import Envelope, Hello, Message
+
+
+class PeerState(Enum):
+    UNKNOWN = "unknown"
+    GREETING = "greeting"
+    """Our Hello is on its way; theirs has not come."""
+    READY = "ready"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class PeerEvent(Enum):
+    GREET = "greet"
+    HELLO = "hello"
+    REFUSE = "refuse"
+    LOSE = "lose"
+
+
+PEER_TRANSITIONS: dict[PeerState, dict[PeerEvent, PeerState]] = {
+    PeerState.UNKNOWN: {
+        PeerEvent.GREET: PeerState.GREETING,
+        PeerEvent.HELLO: PeerState.READY,
+        PeerEvent.REFUSE: PeerState.REFUSED,
+    },
+    PeerState.GREETING: {
+        PeerEvent.GREET: PeerState.GREETING,
+        PeerEvent.HELLO: PeerState.READY,
+        PeerEvent.REFUSE: PeerState.REFUSED,
+        PeerEvent.LOSE: PeerState.LOST,
+    },
+    PeerState.READY: {
+        PeerEvent.GREET: PeerState.GREETING,
+        PeerEvent.HELLO: PeerState.READY,
+        PeerEvent.REFUSE: PeerState.REFUSED,
+        PeerEvent.LOSE: PeerState.LOST,
+    },
+    PeerState.REFUSED: {
+        PeerEvent.HELLO: PeerState.READY,
+        PeerEvent.REFUSE: PeerState.REFUSED,
+        PeerEvent.LOSE: PeerState.LOST,
+    },
+    PeerState.LOST: {
+        PeerEvent.GREET: PeerState.GREETING,
+        PeerEvent.HELLO: PeerState.READY,
+        PeerEvent.REFUSE: PeerState.REFUSED,
+    },
+}
+
+
+class Verdict(Enum):
+    """What a frame's boots say about it."""
+
+    CURRENT = "current"
+    """From the known boot, to this boot."""
+    NEW_BOOT = "new_boot"
+    """From a process start we do not know: the old one, if any, is dead. Not applied yet: call `rebooted`."""
+    DEAD_BOOT = "dead_boot"
+    """From a process start known to be over: ignore it."""
+    WRONG_ADDRESSEE = "wrong_addressee"
+    """Meant for an earlier start of this process: tell the sender who we are."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of one peer."""
+
+    name: PeerName
+    state: PeerState = PeerState.UNKNOWN
+    boot: Boot | None = None
+    hello: Hello | None = None
+    last_heard: float = 0.0
+    dead_boots: OrderedDict[Boot, None] = field(default_factory=OrderedDict)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is PeerState.READY
+
+
+_MAX_DEAD_BOOTS = 64
+
+
+class PeerTable:
+    """All peers of the process `name`, which runs as `boot`."""
+
+    def __init__(self, name: PeerName, boot: Boot, lost_after_s: float) -> None:
+        self.name = name
+        self.boot = boot
+        self._lost_after_s = lost_after_s
+        self._peers: dict[PeerName, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))
+
+    def get(self, name: PeerName) -> Peer:
+        """The peer of that name, made on first use."""
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = Peer(name)
+        return peer
+
+    def forget(self, name: PeerName) -> None:
+        self._peers.pop(name, None)
+
+    def move(self, peer: Peer, event: PeerEvent) -> None:
+        """Raises StateError for an event the table has no cell for; nothing changes then."""
+        target = PEER_TRANSITIONS[peer.state].get(event)
+        if target is None:
+            raise StateError(f"peer {peer.name}: {event.value} while {peer.state.value}")
+        peer.state = target
+
+    def judge(self, envelope: Envelope, now: float) -> Verdict:
+        """Classify a frame by its boots; a current frame counts as a heartbeat."""
+        peer = self.get(PeerName(envelope.src))
+        boot = Boot(envelope.src_boot)
+        if boot in peer.dead_boots:
+            return Verdict.DEAD_BOOT
+        if envelope.dst_boot is not None and envelope.dst_boot != self.boot:
+            return Verdict.WRONG_ADDRESSEE
+        if peer.boot != boot:
+            return Verdict.NEW_BOOT
+        peer.last_heard = now
+        return Verdict.CURRENT
+
+    def rebooted(self, peer: Peer, boot: Boot, now: float) -> None:
+        """`boot` is the peer's process start from now on; the former one is dead. State UNKNOWN again."""
+        if peer.boot is not None:
+            self.bury(peer)
+        peer.boot, peer.hello, peer.state, peer.last_heard = boot, None, PeerState.UNKNOWN, now
+
+    def bury(self, peer: Peer) -> None:
+        """The peer's current boot is known to be over: its frames are ignored from now on."""
+        if peer.boot is None:
+            return
+        peer.dead_boots[peer.boot] = None
+        while len(peer.dead_boots) > _MAX_DEAD_BOOTS:
+            peer.dead_boots.popitem(last=False)
+        peer.boot, peer.hello = None, None
+
+    def silent(self, now: float) -> list[Peer]:
+        """Ready or greeted peers not heard of for `lost_after_s`."""
+        live = (PeerState.READY, PeerState.GREETING)
+        return [p for p in self._peers.values() if p.state in live and now - p.last_heard > self._lost_after_s]
+
+    def seal(self, peer: PeerName, body: Message, closed_below: int = 1) -> Envelope:
+        """Address a message: to the peer's known boot; a Hello may go to an unknown one."""
+        boot = self.get(peer).boot
+        return Envelope(src=self.name, src_boot=self.boot, dst_boot=boot, closed_below=closed_below, body=body)
+
+
+def unequal_fields(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Differences of two compat maps, each as `field: ours X, theirs Y`; empty when compatible."""
+    fields = sorted(ours.keys() | theirs.keys())
+    absent = "(absent)"
+    return [
+        f"{field}: ours {ours.get(field, absent)}, theirs {theirs.get(field, absent)}"
+        for field in fields
+        if ours.get(field) != theirs.get(field)
+    ]
