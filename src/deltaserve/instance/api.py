@@ -13,25 +13,23 @@ from typing import Protocol
 
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.layout.spec import CacheSpec
+from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkEvent, PeerDied, SendFrame
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import TransferCommand, TransferReport
-from deltaserve.wire.messages import Envelope, PeerAddress, RegionInfo
+from deltaserve.wire.messages import RegionInfo
 
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class FrameIn:
-    """A decoded frame from any link."""
-
-    envelope: Envelope
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDied:
-    """Whoever watches the peer's process saw it end (not a missed heartbeat, which the instance notices itself)."""
-
-    peer: PeerName
+__all__ = [
+    "Action",
+    "Dial",
+    "DrainRequested",
+    "Event",
+    "FrameIn",
+    "HangUp",
+    "Instance",
+    "InstanceConfig",
+    "PeerDied",
+    "SendFrame",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +37,9 @@ class DrainRequested:
     """Stop taking requests; `is_drained()` turns true when the last one ended."""
 
 
-Event = FrameIn | PeerDied | DrainRequested | TransferReport
+Event = LinkEvent | DrainRequested | TransferReport
 
-# ---------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Send over the link to `peer` (dialled, or learned from the peer's Hello). Dropped when there is none."""
-
-    peer: PeerName
-    envelope: Envelope
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """Connect to a peer's listener; idempotent. The link reconnects by itself until HangUp."""
-
-    address: PeerAddress
-
-
-@dataclass(frozen=True, slots=True)
-class HangUp:
-    """Forget the link to `peer`."""
-
-    peer: PeerName
-
-
-Action = SendFrame | Dial | HangUp | TransferCommand
+Action = LinkAction | TransferCommand
 
 
 @dataclass(frozen=True, slots=True)
