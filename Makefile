@@ -1,0 +1,43 @@
+# Every target creates .venv when it is missing or out of date. Needed on the machine: make and Python >= 3.11.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON := .venv/bin/python
+STAMP := .venv/.installed
+
+$(STAMP): pyproject.toml constraints.txt scripts/make-venv
+	@scripts/make-venv
+
+.PHONY: help venv demo check test test-full bench gpu-check format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
+
+demo: $(STAMP) ## A tiny model on this machine: prefill and decode apart, two turns of a chat, the delta counted
+	@$(PYTHON) -m deltaserve.cli.main demo
+
+check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks
+	@scripts/check
+
+test: $(STAMP) ## The checks, then all tests (bounded: fits 15 minutes on 2 cores)
+	@scripts/check
+	@scripts/test
+
+test-full: $(STAMP) ## As test, with the long property runs and the tests marked slow
+	@scripts/check
+	@scripts/test --full
+
+bench: $(STAMP) ## Shared-prefix workload against a running server; options in ARGS="..."
+	@$(PYTHON) -m deltaserve.cli.main bench $(ARGS)
+
+gpu-check: $(STAMP) ## The tests that need a CUDA device
+	@$(PYTHON) -m pytest tests/gpu $(ARGS)
+
+format: $(STAMP) ## Rewrite the sources in the one format
+	@.venv/bin/ruff check --fix --quiet .
+	@.venv/bin/ruff format --quiet .
+
+clean: ## Remove .venv and everything else that is not a source
+	@rm -rf .venv build out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,352 @@
+"""The import law and the sizes, read from the sources with `ast`.
+
+A package imports lower floors only, never a sibling; imports stand at the top of a file, so every arrow is seen.
+Pure packages hold decisions and accounting: no torch, I/O, threads, clocks, environment or randomness.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+PACKAGE = "deltaserve"
+
+FLOORS = {
+    0: ("base",),
+    1: ("layout", "cache", "wire", "transport"),
+    2: ("request", "device", "peer"),
+    3: ("sched", "transfer", "routing"),
+    4: ("instance", "models"),
+    5: ("runner", "sim", "link"),
+    6: ("engine", "server", "router"),
+    7: ("cli", "bench"),
+}
+FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages}
+
+PURE_PACKAGES = {
+    "base",
+    "layout",
+    "cache",
+    "wire",
+    "request",
+    "peer",
+    "sched",
+    "transfer",
+    "routing",
+    "instance",
+    "sim",
+}
+PURE_MODULES = {"deltaserve.transport.base", "deltaserve.transport.loopback"}
+PURE_STDLIB = (
+    "__future__ abc array bisect collections copy dataclasses difflib enum fractions functools hashlib heapq itertools "
+    "json math numbers operator re statistics string struct sys textwrap types typing zlib"
+)
+PURE_MAY_IMPORT = {*PURE_STDLIB.split(), "msgspec", "numpy", "pydantic", "xxhash"}
+PURE_MAY_USE_OF_SYS = {"byteorder", "maxsize", "float_info"}
+IMPURE_BUILTINS = {"open", "print", "input", "breakpoint"}
+DUCK_TYPING = {"getattr", "hasattr", "setattr", "delattr", "vars"}
+
+IMPORT_ONLY = {"transfer": {"transport": {"deltaserve.transport.base"}}}
+"""package -> lower package -> the only modules it may take from there."""
+VENDOR_FILES = {"nixl": "nixl", "nixl_cu12": "nixl", "mooncake": "mooncake", "triton": "triton", "zmq": "link"}
+"""Vendor library -> word that must occur in the module name that imports it."""
+RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
+LAZY_IMPORTS: dict[str, str] = {
+    "deltaserve.cli.main": "the command named on the command line is imported alone: --help must not load torch",
+}
+"""Modules that may import by name at run time, with the reason. In-function import statements: none."""
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file, parsed."""
+
+    name: str
+    """Dotted; a package's `__init__` bears the package's name."""
+    tree: ast.Module
+    is_init: bool = False
+
+    @property
+    def package(self) -> str | None:
+        """`sched` for `deltaserve.sched.plan`; None for the root package itself."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else None
+
+    @property
+    def is_pure(self) -> bool:
+        return self.package in PURE_PACKAGES or self.name in PURE_MODULES
+
+
+def read_modules() -> list[Module]:
+    modules = []
+    for path in sorted((SRC / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        is_init = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_init else parts)
+        modules.append(Module(name, ast.parse(path.read_text(), str(path)), is_init))
+    return modules
+
+
+MODULES = read_modules()
+NAMES = {module.name for module in MODULES}
+
+
+def module_of(source: str, name: str = "deltaserve.sched.sample") -> Module:
+    """A module that is not on disk: the laws are tried on it."""
+    return Module(name, ast.parse(source))
+
+
+# ---------------------------------------------------------------- what a module imports
+
+
+def imports(module: Module) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of everything imported anywhere in the file; `from a import b` gives a.b."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(module, node)
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def absolute_base(module: Module, node: ast.ImportFrom) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = module.name.split(".")
+    kept = parts[: len(parts) - node.level + (1 if module.is_init else 0)]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def internal_imports(module: Module) -> Iterator[tuple[str, int]]:
+    """Modules of this project that it imports: the longest known prefix of each imported name."""
+    for name, line in imports(module):
+        parts = name.split(".")
+        if parts[0] != PACKAGE:
+            continue
+        if len(parts) == 1 or (parts[1] not in FLOOR_OF and f"{PACKAGE}.{parts[1]}" not in NAMES):
+            yield PACKAGE, line
+            continue
+        known = (".".join(parts[:end]) for end in range(len(parts), 1, -1))
+        yield next((candidate for candidate in known if candidate in NAMES), name), line
+
+
+# ---------------------------------------------------------------- the laws: each returns its breaches, in words
+
+
+def floor_breaches(module: Module) -> list[str]:
+    package = module.package
+    if package is not None and package not in FLOOR_OF:
+        return [f"{module.name}: package {package!r} stands on no floor; add it to FLOORS"]
+    breaches = []
+    for target, line in internal_imports(module):
+        other = target.split(".")[1] if "." in target else None
+        if other is None or other == package:
+            continue
+        where = f"{module.name}:{line} imports {target}"
+        if package is None:
+            breaches.append(f"{where}: the root package imports nothing")
+        elif FLOOR_OF.get(other, 99) >= FLOOR_OF[package]:
+            breaches.append(f"{where}: floor {FLOOR_OF.get(other)} from floor {FLOOR_OF[package]}")
+        allowed = IMPORT_ONLY.get(package or "", {}).get(other)
+        if allowed is not None and target not in allowed:
+            breaches.append(f"{where}: only {', '.join(sorted(allowed))}")
+    return breaches
+
+
+def hidden_import_breaches(module: Module) -> list[str]:
+    breaches = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = (child for child in ast.walk(node) if isinstance(child, ast.Import | ast.ImportFrom))
+            breaches += [f"{module.name}:{child.lineno} import inside {node.name}()" for child in inner]
+        elif isinstance(node, ast.Name | ast.Attribute) and name_of(node).endswith("TYPE_CHECKING"):
+            breaches.append(f"{module.name}:{node.lineno} TYPE_CHECKING hides an arrow")
+        elif isinstance(node, ast.Call) and name_of(node.func) in RUN_TIME_IMPORTS and module.name not in LAZY_IMPORTS:
+            breaches.append(f"{module.name}:{node.lineno} import by name at run time")
+    return breaches
+
+
+def vendor_breaches(module: Module) -> list[str]:
+    return [
+        f"{module.name}:{line} imports {name}: only a module named *{VENDOR_FILES[name.split('.')[0]]}* may"
+        for name, line in imports(module)
+        if name.split(".")[0] in VENDOR_FILES and VENDOR_FILES[name.split(".")[0]] not in module.name
+    ]
+
+
+def purity_breaches(module: Module) -> list[str]:
+    if not module.is_pure:
+        return []
+    breaches = [
+        f"{module.name}:{line} imports {name}: not on the list of a pure package"
+        for name, line in imports(module)
+        if name.split(".")[0] not in PURE_MAY_IMPORT | {PACKAGE}
+    ]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and name_of(node.func) in IMPURE_BUILTINS:
+            breaches.append(f"{module.name}:{node.lineno} calls {name_of(node.func)}()")
+        if isinstance(node, ast.Attribute) and name_of(node.value) == "sys" and node.attr not in PURE_MAY_USE_OF_SYS:
+            breaches.append(f"{module.name}:{node.lineno} uses sys.{node.attr}")
+    return breaches
+
+
+def duck_typing_breaches(module: Module) -> list[str]:
+    if not module.is_pure:
+        return []
+    calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    return [
+        f"{module.name}:{call.lineno} calls {name_of(call.func)}()"
+        for call in calls
+        if name_of(call.func) in DUCK_TYPING or name_of(call.func).endswith("__setattr__")
+    ]
+
+
+def global_state_breaches(module: Module) -> list[str]:
+    nodes = (node for node in ast.walk(module.tree) if isinstance(node, ast.Global))
+    return [f"{module.name}:{node.lineno} global {', '.join(node.names)}" for node in nodes]
+
+
+def size_breaches(name: str, tree: ast.Module, num_lines: int) -> list[str]:
+    breaches = [f"{name}: {num_lines} lines, at most {MAX_FILE_LINES}"] if num_lines > MAX_FILE_LINES else []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        where = f"{name}:{node.lineno} {node.name}()"
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            breaches.append(f"{where}: {length} lines, at most {MAX_FUNCTION_LINES}")
+        if num_parameters(node) > MAX_PARAMETERS and not is_kernel(node):
+            breaches.append(f"{where}: {num_parameters(node)} parameters, at most {MAX_PARAMETERS}")
+    return breaches
+
+
+def num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    positional = [*node.args.posonlyargs, *node.args.args]
+    own = positional[1:] if positional and positional[0].arg in ("self", "cls") else positional
+    return len(own) + len(node.args.kwonlyargs)
+
+
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("triton" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def name_of(node: ast.expr) -> str:
+    """`a.b.c` of a chain of names; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = name_of(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """Some cycle of the graph as a path that ends where it starts, or None."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str] | None:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        for target in sorted(graph.get(name, ())):
+            if cycle := visit(target, [*path, name]):
+                return cycle
+        done.add(name)
+        return None
+
+    return next((cycle for name in sorted(graph) if (cycle := visit(name, []))), None)
+
+
+# ---------------------------------------------------------------- the laws hold
+
+LAWS = (
+    floor_breaches,
+    hidden_import_breaches,
+    vendor_breaches,
+    purity_breaches,
+    duck_typing_breaches,
+    global_state_breaches,
+)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removesuffix("_breaches"))
+def test_law(law: Callable[[Module], list[str]]) -> None:
+    breaches = [breach for module in MODULES for breach in law(module)]
+    assert not breaches, "\n" + "\n".join(breaches)
+
+
+def test_no_import_cycles() -> None:
+    graph = {module.name: {target for target, _ in internal_imports(module)} - {module.name} for module in MODULES}
+    cycle = find_cycle(graph)
+    assert cycle is None, " -> ".join(cycle or [])
+
+
+def test_sizes() -> None:
+    breaches = []
+    for folder in ("src", "tests", "scripts", "benchmarks", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            breaches += size_breaches(str(path.relative_to(ROOT)), ast.parse(text), text.count("\n"))
+    assert not breaches, "\n" + "\n".join(breaches)
+
+
+def test_every_package_says_its_one_job() -> None:
+    silent = [m.name for m in MODULES if m.is_init and not (ast.get_docstring(m.tree) or "").strip()]
+    without_init = [
+        str(folder.relative_to(ROOT))
+        for folder in {path.parent for path in (SRC / PACKAGE).rglob("*.py")}
+        if not (folder / "__init__.py").exists()
+    ]
+    assert not silent + without_init
+
+
+# ---------------------------------------------------------------- the laws bite
+
+
+@pytest.mark.parametrize(
+    ("law", "source"),
+    [
+        (floor_breaches, "from deltaserve.engine import rank"),
+        (floor_breaches, "from deltaserve.transfer.sender import Sender"),
+        (floor_breaches, "if X:\n    import deltaserve.cli.main"),
+        (hidden_import_breaches, "def f():\n    import json"),
+        (hidden_import_breaches, "import typing\nif typing.TYPE_CHECKING:\n    import json"),
+        (hidden_import_breaches, "import importlib\nimportlib.import_module('torch')"),
+        (vendor_breaches, "import nixl._api"),
+        (purity_breaches, "import torch.nn"),
+        (purity_breaches, "from time import monotonic"),
+        (purity_breaches, "import sys\nsys.exit(1)"),
+        (purity_breaches, "print(1)"),
+        (duck_typing_breaches, "getattr(x, 'y')"),
+        (duck_typing_breaches, "object.__setattr__(x, 'y', 1)"),
+        (global_state_breaches, "def f():\n    global X\n    X = 1"),
+    ],
+)
+def test_law_bites(law: Callable[[Module], list[str]], source: str) -> None:
+    assert law(module_of(source))
+
+
+def test_transfer_takes_only_the_seam_of_transport() -> None:
+    assert floor_breaches(module_of("from deltaserve.transport import loopback", "deltaserve.transfer.sample"))
+    assert not floor_breaches(
+        module_of("from deltaserve.transport.base import Transport", "deltaserve.transfer.sample")
+    )
+
+
+def test_a_cycle_is_found() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+def test_sizes_bite() -> None:
+    long_function = "def f(a, b, c, d, e, f, g, h):\n" + "    x = 1\n" * 60
+    assert len(size_breaches("x.py", ast.parse(long_function), 401)) == 3
