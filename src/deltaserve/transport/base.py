@@ -19,6 +19,11 @@ from deltaserve.base.ids import PeerName
 WriteId = NewType("WriteId", int)
 """One posted write, unique within a transport object."""
 
+MAX_METADATA_BYTES = 64 << 10
+"""What `open` returns, and the most `attach` accepts."""
+MAX_NOTIFICATION_BYTES = 1 << 20
+"""A Done frame is far smaller; the wire's limit for one is the same."""
+
 
 class TransportError(DeltaserveError):
     """The library refused or failed; the text names peer and operation."""
@@ -66,11 +71,15 @@ class Transport(Protocol):
         ...
 
     def open(self, peer: PeerName) -> bytes:
-        """Create this side's endpoint for `peer`; returns opaque metadata (<= 64 KiB) the peer needs to attach."""
+        """Create this side's endpoint for `peer`; returns opaque metadata (<= 64 KiB) the peer needs to attach.
+
+        Raises TransportError if one is open: fence it first. After a fence the peer needs the new metadata: neither
+        side can go on with what it knew of the old endpoint.
+        """
         ...
 
     def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
-        """Tell the endpoint who is on the other side. Raises TransportError if the metadata is unusable."""
+        """Tell the endpoint who is on the other side, once. Raises TransportError if the metadata is unusable."""
         ...
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
@@ -83,7 +92,10 @@ class Transport(Protocol):
         ...
 
     def poll(self, write: WriteId) -> WriteState:
-        """State of a write; also drives progress. Never raises. DONE and ERROR are final and forget the handle."""
+        """State of a write; also drives progress. Never raises. DONE and ERROR are final and forget the write.
+
+        A write that is not known (no longer: it was reported final, or its endpoint is gone) reads ERROR.
+        """
         ...
 
     def notifications(self) -> list[tuple[PeerName, bytes]]:
@@ -91,7 +103,11 @@ class Transport(Protocol):
         ...
 
     def fence(self, peer: PeerName) -> FenceResult:
-        """Destroy this side's endpoint for `peer` and wait until it is gone. Idempotent."""
+        """Destroy this side's endpoint for `peer` and wait until it is gone. Idempotent; never raises.
+
+        CLOSED holds for both directions: no byte of the peer lands here, and nothing here reads source memory for it.
+        Pending writes to the peer read ERROR. IMPOSSIBLE is remembered: fencing that name again says it again.
+        """
         ...
 
     def close(self) -> None:

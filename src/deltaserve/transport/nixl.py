@@ -1,0 +1,173 @@
+"""Transport over NIXL (UCX): one agent per peer, all of them registering the same regions.
+
+UCX reads its settings from the environment when the first agent is made, so they belong to whoever starts the process:
+put `environment(options)` into it before this module is imported. The adapter only verifies: a process that talks over
+other devices than it was told to is refused, not repaired.
+"""
+
+import atexit
+import itertools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deltaserve.base.extents import Copy, Region
+from deltaserve.base.ids import Boot, PeerName, RegionId
+from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.bounds import check_metadata, check_write, index_remote
+from deltaserve.transport.nixl_endpoint import Endpoint, Write, agent_config, batches, memory_of
+
+log = logging.getLogger(__name__)
+
+FENCED_BY_CLOSE = frozenset({"tcp", "self", "cuda_copy"})
+"""UCX transports whose late bytes stop when the receiver destroys its endpoint: bytes pass through its own process.
+
+Shared memory (sysv, posix, cma, xpmem, shm) and cuda_ipc are not: there a living writer needs nobody on the other side.
+RDMA transports are not listed because nobody measured them here; `NixlOptions.fenced_by_close` states it for a site.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NixlOptions:
+    """How UCX is set up for this process."""
+
+    tls: str
+    """UCX_TLS: comma separated transports. `tcp,self` on CPU; with cuda memory `tcp,self,cuda_copy`."""
+    net_devices: str
+    """UCX_NET_DEVICES. `lo` keeps every listener on this host; UCX tcp otherwise listens on all interfaces."""
+    progress_delay_us: int = 10_000
+    """Longest sleep of the library's progress thread. 0: no thread, bytes move only while this side polls."""
+    fenced_by_close: frozenset[str] = FENCED_BY_CLOSE
+    """Transports for which destroying the endpoint is known to be a fence."""
+
+
+def environment(options: NixlOptions) -> dict[str, str]:
+    """What the environment of the process must hold before its first agent exists."""
+    return {"UCX_TLS": options.tls, "UCX_NET_DEVICES": options.net_devices}
+
+
+class NixlTransport:
+    """`Transport` over NIXL. Call `close` before the interpreter ends: an agent alive then crashes the process."""
+
+    def __init__(self, me: PeerName, boot: Boot, options: NixlOptions, environ: Mapping[str, str] = os.environ) -> None:
+        """`me` and `boot` make agent names unique per process start. Raises TransportError on a wrong environment."""
+        for key, wanted in environment(options).items():
+            if environ.get(key) != wanted:
+                raise TransportError(
+                    f"nixl: {key} is {environ.get(key)!r}, expected {wanted!r} before the process starts"
+                )
+        self._prefix = f"{me}.{boot:016x}"
+        self._config = agent_config(options.progress_delay_us)
+        self._can_fence = set(options.tls.split(",")) <= options.fenced_by_close
+        self._regions: dict[RegionId, Region] = {}
+        self._endpoints: dict[PeerName, Endpoint] = {}
+        self._writes: dict[WriteId, tuple[PeerName, Write]] = {}
+        self._unfenced: set[PeerName] = set()
+        self._broken: set[PeerName] = set()
+        """Peers whose endpoint failed as a whole: nothing arrives any more; only a fence helps."""
+        self._opened = itertools.count(1)
+        self._write_ids = itertools.count(1)
+        self._closed = False
+        atexit.register(self.close)
+
+    @property
+    def name(self) -> str:
+        return "nixl"
+
+    @property
+    def has_progress_thread(self) -> bool:
+        """Whether bytes arrive also while nobody polls."""
+        return bool(self._config.useProgThread)
+
+    def register(self, region: Region) -> None:
+        if self._endpoints:
+            raise TransportError(f"register region {region.id}: an endpoint is open already")
+        if region.id in self._regions or region.num_bytes <= 0 or region.base <= 0:
+            raise TransportError(f"register region {region.id}: id in use, or no memory")
+        memory_of(region.device)
+        self._regions[region.id] = region
+
+    def open(self, peer: PeerName) -> bytes:
+        if self._closed or peer in self._endpoints:
+            raise TransportError(f"open {peer}: the transport is closed or has an endpoint for it")
+        name = f"{self._prefix}.{next(self._opened)}>{peer}"
+        try:
+            endpoint = Endpoint(name, peer, self._config, list(self._regions.values()))
+        except TransportError:
+            raise
+        except Exception as error:  # the library's errors share no base class
+            raise TransportError(f"open {peer}: {error}") from None
+        self._endpoints[peer] = endpoint
+        return endpoint.metadata
+
+    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.is_attached:
+            raise TransportError(f"attach to {peer}: its endpoint is not open, or attached already")
+        check_metadata(peer, metadata)
+        table = index_remote(peer, regions)
+        for region in regions:
+            memory_of(region.device)
+        try:
+            endpoint.attach(metadata, table)
+        except TransportError:
+            raise
+        except Exception as error:  # the library's errors share no base class
+            raise TransportError(f"attach to {peer}: {error}") from None
+
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes) -> WriteId:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or not endpoint.is_attached or peer in self._broken:
+            raise TransportError(f"write to {peer}: its endpoint is not attached, or broken")
+        check_write(peer, copies, notification, self._regions, endpoint.remote)
+        write = Write(batches(copies, self._regions, endpoint.remote), notification)
+        try:
+            state = endpoint.start(write)
+        except Exception as error:  # the library's errors share no base class
+            raise TransportError(f"write to {peer}: {error}") from None
+        write_id = WriteId(next(self._write_ids))
+        if state is not WriteState.ERROR:
+            self._writes[write_id] = (peer, write)
+        return write_id
+
+    def poll(self, write: WriteId) -> WriteState:
+        found = self._writes.get(write)
+        if found is None:
+            return WriteState.ERROR
+        peer, posted = found
+        state = self._endpoints[peer].poll(posted)
+        if state is not WriteState.PENDING:
+            del self._writes[write]
+        return state
+
+    def notifications(self) -> list[tuple[PeerName, bytes]]:
+        out: list[tuple[PeerName, bytes]] = []
+        for peer, endpoint in self._endpoints.items():
+            try:
+                out += [(peer, message) for message in endpoint.notifications()]
+            except Exception as error:  # one peer's failure must not hide the others' messages
+                if peer not in self._broken:
+                    log.warning("nixl endpoint for %s is broken: %s", peer, error)
+                    self._broken.add(peer)
+        return out
+
+    def fence(self, peer: PeerName) -> FenceResult:
+        endpoint = self._endpoints.pop(peer, None)
+        if endpoint is not None:
+            gone = endpoint.destroy(self._forget_writes(peer))
+            self._broken.discard(peer)
+            if not (gone and self._can_fence):
+                self._unfenced.add(peer)
+        return FenceResult.IMPOSSIBLE if peer in self._unfenced else FenceResult.CLOSED
+
+    def close(self) -> None:
+        for peer in list(self._endpoints):
+            self.fence(peer)
+        self._regions.clear()
+        self._closed = True
+        atexit.unregister(self.close)
+
+    def _forget_writes(self, peer: PeerName) -> list[Write]:
+        ids = [write_id for write_id, (owner, _) in self._writes.items() if owner == peer]
+        return [self._writes.pop(write_id)[1] for write_id in ids]
