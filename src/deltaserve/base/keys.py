@@ -39,7 +39,7 @@ def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, pag
     return b"".join(keys)
 
 
-def num_keys(keys: bytes) -> int:
+def num_keys(keys: bytes | bytearray) -> int:
     """Number of page keys in a packed chain."""
     return len(keys) // KEY_BYTES
 

@@ -64,9 +64,12 @@ class PagePairs:
 class AuxWrite:
     """The aux record of a ticket, written by the very last transfer, after all its data was seen DONE."""
 
-    slot: AuxSlot
+    src_slot: AuxSlot
+    """This side's, where the record is composed."""
+    dst_slot: AuxSlot
     """The reader's."""
     generation: int
+    """Of the reader's slot, as granted."""
     payload: bytes
 
 
@@ -85,7 +88,7 @@ class PostChunk:
 
     @property
     def num_pages(self) -> int:
-        return len(self.pairs[0].src)
+        return len(self.pairs[0].src) if self.pairs else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""One sample as the scheduler sees it: tokens, pages, a lease, a row. The same object in every role.
+
+tokens   [0, num_computed)            KV is in its pages
+         [num_computed, num_tokens)   known, to be computed
+pages    [0, lease.num_pages)         the tree's, shared, read only
+         [lease.num_pages, ...)       `owned`, this request's alone
+"""
+
+from dataclasses import dataclass, field
+
+from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
+from deltaserve.base.keys import extend_keys, num_keys
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
+from deltaserve.cache.prefix_cache import Lease
+from deltaserve.wire.messages import CacheUse
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Mutable, owned by one instance. Identity is the object; rooms are keys of its owner's map."""
+
+    room: Room
+    namespace: Namespace
+    sampling: SamplingParams
+    prompt_len: int
+    """Tokens of the client's prompt; what follows in `tokens` is output."""
+    tokens: bytearray
+    keys: bytearray
+    """Packed page keys of the leading full pages; grows with `grow_keys`."""
+    arrival: float
+    deadline: float
+    cache: CacheUse = CacheUse.NORMAL
+    lease: Lease | None = None
+    owned: tuple[list[PageId], ...] = ()
+    """Per pool: pages after the lease's."""
+    num_computed: int = 0
+    row: RowId | None = None
+    num_retractions: int = 0
+    overtaken: int = 0
+    """How often a later request was admitted before this one."""
+    pages_dirty_from: int = 0
+    """First page index the executor's table does not hold yet."""
+    prompt_logprobs_from: int = field(default=1)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def output_len(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def max_len(self) -> int:
+        """Tokens when it ends at the latest."""
+        return self.prompt_len + self.sampling.max_tokens
+
+    @property
+    def num_pages(self) -> int:
+        """Pages held, shared and owned, per pool."""
+        leased = self.lease.num_pages if self.lease else 0
+        return leased + (len(self.owned[0]) if self.owned else 0)
+
+    def pages(self, pool: PoolId, first: int, end: int) -> tuple[PageId, ...]:
+        """Pages of page indexes [first, end)."""
+        leased = self.lease.num_pages if self.lease else 0
+        shared = self.lease.pages(pool)[first:end] if self.lease and first < leased else ()
+        owned = self.owned[pool][max(first - leased, 0) : max(end - leased, 0)]
+        return (*shared, *owned)
+
+    def append(self, token: int) -> None:
+        self.tokens += pack_u32((token,))
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget tokens from `num_tokens` on (a stop string ended the output earlier)."""
+        del self.tokens[num_tokens * TOKEN_BYTES :]
+        self.num_computed = min(self.num_computed, num_tokens)
+
+    def grow_keys(self, seed: bytes, page_size: int, num_pages: int) -> None:
+        """Make keys cover the first `num_pages` full pages. `seed` is key_0 of the namespace."""
+        have = num_keys(self.keys)
+        if have >= num_pages:
+            return
+        last = bytes(self.keys[-16:]) if have else seed
+        end = num_pages * page_size * TOKEN_BYTES
+        self.keys += extend_keys(last, bytes(self.tokens[:end]), have, page_size)

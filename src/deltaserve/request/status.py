@@ -1,0 +1,81 @@
+"""Where a room is in its life, per role. Every move goes through `base.machine.advance` on these tables."""
+
+from enum import Enum
+
+from deltaserve.base.machine import Table
+
+
+class PrefillState(Enum):
+    QUEUED = "queued"
+    """Offer accepted; holds nothing."""
+    COMPUTING = "computing"
+    """Has a row and all pages of its prompt."""
+    PARKED = "parked"
+    """Computed, not granted yet: its pages wait in this worker's pool."""
+    SENDING = "sending"
+    """Computed and granted: the last chunks are on their way."""
+    ENDED = "ended"
+
+
+class PrefillEvent(Enum):
+    START = "start"
+    PARK = "park"
+    """The prompt is computed and no grant has come."""
+    SEND = "send"
+    """Computed and granted, in whichever order."""
+    END = "end"
+
+
+PREFILL_TABLE: Table[PrefillState, PrefillEvent] = {
+    PrefillState.QUEUED: {PrefillEvent.START: PrefillState.COMPUTING, PrefillEvent.END: PrefillState.ENDED},
+    PrefillState.COMPUTING: {
+        PrefillEvent.PARK: PrefillState.PARKED,
+        PrefillEvent.SEND: PrefillState.SENDING,
+        PrefillEvent.END: PrefillState.ENDED,
+    },
+    PrefillState.PARKED: {PrefillEvent.SEND: PrefillState.SENDING, PrefillEvent.END: PrefillState.ENDED},
+    PrefillState.SENDING: {PrefillEvent.END: PrefillState.ENDED},
+    PrefillState.ENDED: {},
+}
+
+
+class DecodeState(Enum):
+    OFFERED = "offered"
+    """Prefix leased, prefill asked (or about to be, once its link is ready)."""
+    STARTED = "started"
+    """Prefill computes; waits for memory here, or for a twin's transfer of the same pages."""
+    GRANTED = "granted"
+    """A ticket is open."""
+    COLLECTING = "collecting"
+    """All chunks landed; the aux record is being read and checked."""
+    QUEUED = "queued"
+    """In the scheduler: to be computed here, or landed and waiting for a row."""
+    RUNNING = "running"
+    RETRACTED = "retracted"
+    """Gave its memory back; resumes by a new attempt or by extending here."""
+    ENDED = "ended"
+
+
+class DecodeEvent(Enum):
+    OFFER = "offer"
+    START = "start"
+    GRANT = "grant"
+    LAND = "land"
+    QUEUE = "queue"
+    RUN = "run"
+    RETRACT = "retract"
+    END = "end"
+
+
+_D, _E = DecodeState, DecodeEvent
+
+DECODE_TABLE: Table[DecodeState, DecodeEvent] = {
+    _D.OFFERED: {_E.START: _D.STARTED, _E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},
+    _D.STARTED: {_E.GRANT: _D.GRANTED, _E.END: _D.ENDED},
+    _D.GRANTED: {_E.LAND: _D.COLLECTING, _E.END: _D.ENDED},
+    _D.COLLECTING: {_E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},
+    _D.QUEUED: {_E.RUN: _D.RUNNING, _E.END: _D.ENDED},
+    _D.RUNNING: {_E.RETRACT: _D.RETRACTED, _E.END: _D.ENDED},
+    _D.RETRACTED: {_E.OFFER: _D.OFFERED, _E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},
+    _D.ENDED: {},
+}

@@ -1,0 +1,63 @@
+"""The order in which waiting requests are admitted: arrival, with bounded overtaking.
+
+One request that does not fit must not stall those that do, and must not be passed for ever: it may be overtaken
+`MAX_OVERTAKES` times or for `MAX_WAIT_S`; from then on nobody behind it is admitted before it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from deltaserve.request.request import Request
+
+MAX_OVERTAKES = 8
+MAX_WAIT_S = 1.0
+_SCAN = 16
+"""Requests looked at per admission, so that a long queue costs no more than a short one."""
+
+
+class AdmissionQueue:
+    """Waiting requests in order of arrival, retracted ones before all others."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+        self._blocked_since: dict[Request, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens waiting to be computed, cache hits not deducted."""
+        return sum(request.num_tokens for request in self._queue)
+
+    def push(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def push_first(self, request: Request) -> None:
+        self._queue.appendleft(request)
+
+    def candidates(self, now: float) -> list[Request]:
+        """Requests to try, in order."""
+        return [self._queue[i] for i in range(min(_SCAN, len(self._queue)))]
+
+    def may_overtake(self, blocked: Request, now: float) -> bool:
+        """Whether those behind `blocked`, which could not be admitted just now, may go before it."""
+        since = self._blocked_since.setdefault(blocked, now)
+        return blocked.overtaken < MAX_OVERTAKES and now - since < MAX_WAIT_S
+
+    def remove(self, request: Request) -> None:
+        """Admitted: everyone still before it was overtaken once."""
+        for earlier in self._queue:
+            if earlier is request:
+                break
+            earlier.overtaken += 1
+        self.discard(request)
+
+    def discard(self, request: Request) -> None:
+        """Forget a request; not being queued is fine."""
+        self._blocked_since.pop(request, None)
+        if request in self._queue:
+            self._queue.remove(request)

@@ -1,0 +1,326 @@
+"""The data-plane half of a rank: performs transfer commands over a Transport and reports what happened.
+
+Called from one thread only (the transfer thread; the simulator's loop). It decides nothing: tickets, leases and pages
+are the control plane's; here are gates, windows and notifications. See gate.py for the write gate.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deltaserve.base.errors import ProtocolError
+from deltaserve.base.extents import Copy
+from deltaserve.base.ids import AuxSlot, PeerName, RegionId
+from deltaserve.layout.aux import AuxLayout, AuxTag
+from deltaserve.layout.kv import KvLayout, page_copies
+from deltaserve.layout.spec import CacheSpec
+from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    AuxWrite,
+    ChunkSent,
+    CloseGate,
+    Collect,
+    Collected,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    FencePeer,
+    GateDrained,
+    Landed,
+    OpenEndpoint,
+    OpenGate,
+    PeerFenced,
+    PostChunk,
+    TicketId,
+    TransferCommand,
+    TransferReport,
+    WriteFailed,
+)
+from deltaserve.transfer.gate import ChunkJob, Gate, cut_windows
+from deltaserve.transfer.memory import Memory
+from deltaserve.transport.base import (
+    FenceResult,
+    RemoteRegion,
+    Transport,
+    TransportError,
+    WriteId,
+    WriteState,
+)
+from deltaserve.wire.codec import decode_done, encode_done
+from deltaserve.wire.messages import Done, RegionInfo
+
+AUX = "aux"
+"""Component name of the aux region; all other components are page groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """This rank's memory, as the transport knows it."""
+
+    cache: CacheSpec
+    layouts: Mapping[str, KvLayout]
+    """Page group name |-> layout."""
+    regions: Mapping[str, RegionId]
+    """Component |-> local region."""
+    aux: AuxLayout = field(default_factory=AuxLayout)
+    window_bytes: int = 64 << 20
+    max_windows: int = 2
+    """Posts in flight per peer."""
+    checksums: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    """A peer's side of things: where its regions are, and what is queued for it."""
+
+    regions: dict[str, RegionId] = field(default_factory=dict)
+    gates: dict[TicketId, Gate] = field(default_factory=dict)
+    jobs: deque[ChunkJob] = field(default_factory=deque)
+    writes: dict[WriteId, ChunkJob] = field(default_factory=dict)
+
+
+class Endpoint:
+    """All links of one rank over one transport."""
+
+    def __init__(self, config: EndpointConfig, transport: Transport, memory: Memory) -> None:
+        self._config = config
+        self._transport = transport
+        self._memory = memory
+        self._links: dict[PeerName, _Link] = {}
+        self.counters: Counter[str] = Counter()
+        """bytes_sent, writes_posted, writes_failed, malformed_notifications."""
+
+    # ------------------------------------------------------------ commands
+
+    def perform(self, command: TransferCommand) -> list[TransferReport]:
+        """Execute one command; returns the reports that are ready at once. Never raises for a peer's fault."""
+        match command:
+            case OpenEndpoint():
+                return self._open(command)
+            case AttachEndpoint():
+                return self._attach(command.peer, command.metadata, command.regions)
+            case OpenGate():
+                self._link(command.peer).gates[command.ticket] = Gate(command.ticket)
+                return []
+            case PostChunk():
+                self._enqueue(command)
+                return self._advance(command.peer)
+            case CloseGate():
+                return self._close_gate(command)
+            case Collect():
+                return [self._collect(command)]
+            case FencePeer():
+                return [self._fence(command.peer)]
+
+    def poll(self) -> list[TransferReport]:
+        """Drive progress: completions, further windows, notifications."""
+        reports: list[TransferReport] = []
+        for peer in list(self._links):
+            reports += self._advance(peer)
+        for peer, data in self._transport.notifications():
+            try:
+                reports.append(Landed(peer, decode_done(data)))
+            except ProtocolError:
+                self.counters["malformed_notifications"] += 1
+        return reports
+
+    def is_idle(self) -> bool:
+        """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
+        return not any(link.writes or link.jobs for link in self._links.values())
+
+    # ------------------------------------------------------------ endpoints
+
+    def _link(self, peer: PeerName) -> _Link:
+        return self._links.setdefault(peer, _Link())
+
+    def _open(self, command: OpenEndpoint) -> list[TransferReport]:
+        if command.peer in self._links:
+            self._fence(command.peer)
+        try:
+            metadata = self._transport.open(command.peer)
+        except TransportError as error:
+            return [EndpointFailed(command.peer, str(error))]
+        self._links[command.peer] = _Link()
+        opened: list[TransferReport] = [EndpointOpened(command.peer, metadata)]
+        if command.metadata is not None:
+            opened += self._attach(command.peer, command.metadata, command.regions)
+        return opened
+
+    def _attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RegionInfo]) -> list[TransferReport]:
+        remote = [RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in regions]
+        try:
+            self._transport.attach(peer, metadata, remote)
+        except TransportError as error:
+            self._fence(peer)
+            return [EndpointFailed(peer, str(error))]
+        self._link(peer).regions = {r.component: RegionId(r.id) for r in regions}
+        return [EndpointAttached(peer)]
+
+    def _fence(self, peer: PeerName) -> PeerFenced:
+        self._links.pop(peer, None)
+        try:
+            result = self._transport.fence(peer)
+        except TransportError:
+            result = FenceResult.IMPOSSIBLE
+        return PeerFenced(peer, result)
+
+    # ------------------------------------------------------------ writing
+
+    def _enqueue(self, command: PostChunk) -> None:
+        link = self._links.get(command.peer)
+        gate = link.gates.get(command.ticket) if link else None
+        if link is None or gate is None or not gate.is_open or gate.is_dirty:
+            return  # closed meanwhile: GateDrained or PeerFenced answers for it
+        copies = self._copies(link, command)
+        aux = self._aux_copy(link, command.ticket, command.aux) if command.aux else ()
+        windows = cut_windows(copies, self._config.window_bytes)
+        done = self._done(command)
+        num_bytes = sum(c.src.num_bytes for c in copies) + sum(c.src.num_bytes for c in aux)
+        link.jobs.append(ChunkJob(command, windows, aux, encode_done(done), num_bytes))
+
+    def _copies(self, link: _Link, command: PostChunk) -> list[Copy]:
+        copies: list[Copy] = []
+        for pair in command.pairs:
+            for group in self._config.cache.groups_of(pair.pool):
+                layout = self._config.layouts[group.name]
+                src, dst = self._config.regions[group.name], link.regions[group.name]
+                copies += page_copies(layout, src, pair.src, dst, pair.dst)
+        return copies
+
+    def _aux_copy(self, link: _Link, ticket: TicketId, aux: AuxWrite) -> tuple[Copy, ...]:
+        layout = self._config.aux
+        tag = AuxTag(ticket.decode_boot, ticket.prefill_boot, ticket.seq, aux.generation)
+        record = layout.pack(tag, aux.payload)
+        self._memory.write_aux(aux.src_slot, record)
+        src = layout.span(self._config.regions[AUX], aux.src_slot, len(record))
+        dst = layout.span(link.regions[AUX], aux.dst_slot, len(record))
+        return (Copy(src, dst),)
+
+    def _done(self, command: PostChunk) -> Done:
+        checksums: tuple[bytes, ...] = ()
+        if self._config.checksums:
+            checksums = tuple(self._memory.checksums(pair.pool, pair.src) for pair in command.pairs)
+        return Done(
+            ticket=command.ticket.seq,
+            decode_boot=command.ticket.decode_boot,
+            prefill_boot=command.ticket.prefill_boot,
+            chunk=command.chunk,
+            first_page=command.first_page,
+            num_pages=command.num_pages,
+            is_last=command.aux is not None,
+            checksums=checksums,
+        )
+
+    def _advance(self, peer: PeerName) -> list[TransferReport]:
+        """See what completed, then post what may be posted, until neither changes anything."""
+        link = self._links.get(peer)
+        if link is None:
+            return []
+        reports: list[TransferReport] = []
+        for write, job in list(link.writes.items()):
+            state = self._transport.poll(write)
+            if state is WriteState.DONE:
+                self._completed(link, write, job, reports)
+            elif state is WriteState.ERROR:
+                del link.writes[write]
+                self._failed(link, job, "the transport reports an error", reports)
+        self._post_windows(link, reports)
+        self._report_drained(link, reports)
+        return reports
+
+    def _completed(self, link: _Link, write: WriteId, job: ChunkJob, reports: list[TransferReport]) -> None:
+        del link.writes[write]
+        job.in_flight.discard(write)
+        gate = link.gates[job.command.ticket]
+        gate.data_in_flight -= 1
+        if job.in_flight:
+            return
+        if job.announced:
+            link.jobs.remove(job)
+            self.counters["bytes_sent"] += job.num_bytes
+            reports.append(ChunkSent(job.command.ticket, job.command.chunk, job.num_bytes, job.is_last))
+            if job.is_last and not gate.drain_wanted:
+                del link.gates[job.command.ticket]
+        elif not gate.is_open or gate.is_dirty:
+            link.jobs.remove(job)
+
+    def _failed(self, link: _Link, job: ChunkJob, message: str, reports: list[TransferReport]) -> None:
+        """The ticket is dirty: nothing more of it is posted, what is out stays out."""
+        ticket = job.command.ticket
+        gate = link.gates[ticket]
+        gate.data_in_flight -= 1
+        self.counters["writes_failed"] += 1
+        self._drop_jobs(link, ticket)
+        if not gate.is_dirty:
+            gate.is_dirty = True
+            reports.append(WriteFailed(job.command.peer, ticket, message))
+
+    def _drop_jobs(self, link: _Link, ticket: TicketId) -> None:
+        """Post nothing more of a ticket; jobs with writes in flight stay until these are seen DONE."""
+        for job in [j for j in link.jobs if j.command.ticket == ticket]:
+            job.windows.clear()
+            if not job.in_flight:
+                link.jobs.remove(job)
+
+    def _post_windows(self, link: _Link, reports: list[TransferReport]) -> None:
+        for job in list(link.jobs):
+            while len(link.writes) < self._config.max_windows and job in link.jobs and self._may_post(link, job):
+                self._post_next(link, job, reports)
+
+    def _may_post(self, link: _Link, job: ChunkJob) -> bool:
+        gate = link.gates[job.command.ticket]
+        if not gate.is_open or gate.is_dirty or job.announced:
+            return False
+        if job.windows and (len(job.windows) > 1 or job.is_last):
+            return True
+        if job.is_last:  # the aux record follows all data of the ticket
+            return gate.data_in_flight == 0 and self._is_only_job(link, job)
+        return not job.in_flight  # the window with the notification follows all others of its chunk
+
+    def _is_only_job(self, link: _Link, job: ChunkJob) -> bool:
+        return not any(j is not job and j.command.ticket == job.command.ticket for j in link.jobs)
+
+    def _post_next(self, link: _Link, job: ChunkJob, reports: list[TransferReport]) -> None:
+        gate = link.gates[job.command.ticket]
+        closes = len(job.windows) <= (0 if job.is_last else 1)
+        copies = job.windows.popleft() if job.windows else job.closing
+        gate.data_in_flight += 1
+        try:
+            write = self._transport.write(job.command.peer, copies, job.notification if closes else None)
+        except TransportError as error:
+            self._failed(link, job, str(error), reports)
+            return
+        self.counters["writes_posted"] += 1
+        job.announced = closes
+        job.in_flight.add(write)
+        link.writes[write] = job
+
+    def _close_gate(self, command: CloseGate) -> list[TransferReport]:
+        link = self._links.get(command.peer)
+        gate = link.gates.get(command.ticket) if link else None
+        if link is None or gate is None:
+            return []  # fenced meanwhile: PeerFenced answers for it
+        gate.is_open, gate.drain_wanted = False, True
+        self._drop_jobs(link, command.ticket)
+        reports: list[TransferReport] = []
+        self._report_drained(link, reports)
+        return reports
+
+    def _report_drained(self, link: _Link, reports: list[TransferReport]) -> None:
+        for ticket, gate in list(link.gates.items()):
+            if gate.drain_wanted and gate.data_in_flight == 0:
+                del link.gates[ticket]
+                reports.append(GateDrained(ticket, gate.outcome))
+
+    # ------------------------------------------------------------ reading
+
+    def _collect(self, command: Collect) -> Collected:
+        key = command.ticket
+        tag = AuxTag(key.decode_boot, key.prefill_boot, key.seq, command.generation)
+        payload = self._config.aux.unpack(tag, self._memory.read_aux(AuxSlot(command.slot)))
+        if isinstance(payload, str):
+            return Collected(key, None, payload)
+        for check in command.checks:
+            if self._memory.checksums(check.pool, check.pages) != check.checksums:
+                return Collected(key, None, f"checksum of pages in pool {check.pool} differs from the writer's")
+        return Collected(key, payload)

@@ -1,0 +1,222 @@
+"""Decode's half of the ticket protocol: which pages a peer may write, and when they may be used again.
+
+Pages leave a ticket in three ways only: Done (to the request), a clean drain, a fence that makes late writes
+impossible. Timers never free: they trigger a fence.
+
+    grant -> landed ... -> (LANDED) -> accept -> pages belong to the request
+          -> revoke -> drained(CLEAN) | landed(complete) | fenced -> pages free
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Attempt, AuxSlot, Boot, PageId, PeerName, PoolId, Room, TicketSeq
+from deltaserve.base.machine import advance
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.pages import PageState
+from deltaserve.transfer.commands import Collect, PageCheck, TicketId
+from deltaserve.transfer.coverage import Coverage, Landing
+from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
+from deltaserve.wire.messages import Done, Drain
+
+_TERMINAL = (ReceiverState.DONE, ReceiverState.CLOSED)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A permission handed out, and the pages behind it."""
+
+    id: TicketId
+    peer: PeerName
+    room: Room
+    attempt: Attempt
+    pages: tuple[tuple[PageId, ...], ...]
+    """Per pool, in order of the prompt."""
+    aux_slot: AuxSlot
+    aux_generation: int
+    coverage: Coverage
+    state: ReceiverState = ReceiverState.OPEN
+    drain_by: float = field(default=0.0)
+    """When revoked: fence the peer if nothing was heard by then."""
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.state is ReceiverState.REVOKED
+
+
+class Heard(Enum):
+    """What a frame or notification meant for its ticket."""
+
+    NOTHING = "nothing"
+    """Unknown, repeated or incomplete: no effect."""
+    COMPLETE = "complete"
+    """Everything landed: Collect is due."""
+    RELEASED = "released"
+    """The revoked ticket's pages are free."""
+    BREACH = "breach"
+    """The peer announced what it was not granted: fail the ticket."""
+    FENCE = "fence"
+    """The peer cannot vouch for its writes: fence it."""
+
+
+class Receiver:
+    """All tickets this decode worker handed out in this boot."""
+
+    def __init__(self, boot: Boot, pools: Sequence[PagePool], aux: PagePool, drain_timeout_s: float) -> None:
+        self._boot = boot
+        self._pools = tuple(pools)
+        self._aux = aux
+        self._drain_timeout_s = drain_timeout_s
+        self._next_seq: dict[tuple[PeerName, Boot], int] = {}
+        self._tickets: dict[TicketId, Ticket] = {}
+        self.late_dones = 0
+        """Announcements without a live ticket: dropped and counted."""
+
+    # ------------------------------------------------------------ granting
+
+    def grant(self, peer: PeerName, prefill_boot: Boot, room: Room, attempt: Attempt, num_pages: int) -> Ticket | None:
+        """Open a ticket for `num_pages` pages of every pool and one aux slot; None if any of them is missing."""
+        if self._aux.num_free < 1 or any(pool.num_free < num_pages for pool in self._pools):
+            return None
+        seq = self._next_seq.get((peer, prefill_boot), 1)
+        self._next_seq[peer, prefill_boot] = seq + 1
+        slots = self._aux.grant(1) or ()
+        slot = AuxSlot(slots[0])
+        pages = tuple(pool.grant(num_pages) or () for pool in self._pools)
+        ticket = Ticket(
+            id=TicketId(self._boot, prefill_boot, TicketSeq(seq)),
+            peer=peer,
+            room=room,
+            attempt=attempt,
+            pages=pages,
+            aux_slot=slot,
+            aux_generation=self._aux.generation(slots[0]),
+            coverage=Coverage(num_pages),
+        )
+        self._tickets[ticket.id] = ticket
+        return ticket
+
+    def generations(self, ticket: Ticket, pool: PoolId) -> tuple[int, ...]:
+        """Generations of the granted pages, as the Grant announces them."""
+        return tuple(self._pools[pool].generation(page) for page in ticket.pages[pool])
+
+    def closed_below(self, peer: PeerName, prefill_boot: Boot) -> int:
+        """Every ticket of the pair below this number is over for good."""
+        live = [t.id.seq for t in self._tickets.values() if t.peer == peer and t.id.prefill_boot == prefill_boot]
+        return min(live, default=self._next_seq.get((peer, prefill_boot), 1))
+
+    # ------------------------------------------------------------ what arrives
+
+    def landed(self, peer: PeerName, done: Done) -> tuple[Ticket | None, Heard]:
+        """A chunk's notification. For a revoked ticket a complete coverage counts as a clean drain."""
+        key = TicketId(Boot(done.decode_boot), Boot(done.prefill_boot), TicketSeq(done.ticket))
+        ticket = self._tickets.get(key)
+        if ticket is None or ticket.peer != peer:
+            self.late_dones += 1
+            return None, Heard.NOTHING
+        landing = ticket.coverage.land(done)
+        if landing is Landing.REFUSED:
+            return ticket, Heard.NOTHING if ticket.is_revoked else Heard.BREACH
+        if landing is Landing.REPEATED or not ticket.coverage.is_complete:
+            return ticket, Heard.NOTHING
+        if ticket.is_revoked:
+            self._release(ticket)
+            return ticket, Heard.RELEASED
+        self._move(ticket, ReceiverEvent.COMPLETE)
+        return ticket, Heard.COMPLETE
+
+    def drained(self, key: TicketId, outcome: Drain) -> Heard:
+        """Answer to a Revoke. Dirty: only a fence can give the pages back."""
+        ticket = self._tickets.get(key)
+        if ticket is None or not ticket.is_revoked:
+            return Heard.NOTHING
+        if outcome is Drain.DIRTY:
+            return Heard.FENCE
+        self._release(ticket)
+        return Heard.RELEASED
+
+    # ------------------------------------------------------------ how a ticket ends
+
+    def collect(self, ticket: Ticket) -> Collect:
+        """What to read and check once everything landed."""
+        checks = []
+        for done in ticket.coverage.chunks.values():
+            end = done.first_page + done.num_pages
+            for pool, checksums in enumerate(done.checksums):
+                checks.append(PageCheck(PoolId(pool), ticket.pages[pool][done.first_page : end], checksums))
+        return Collect(ticket.id, ticket.aux_slot, ticket.aux_generation, tuple(checks))
+
+    def accept(self, ticket: Ticket) -> tuple[tuple[PageId, ...], ...]:
+        """Done: the pages are OWNED from now on and the caller's. The aux slot is free again."""
+        self._move(ticket, ReceiverEvent.ACCEPT)
+        for pool, pages in zip(self._pools, ticket.pages, strict=True):
+            pool.land(pages)
+        slot = (PageId(ticket.aux_slot),)
+        self._aux.land(slot)
+        self._aux.free(slot)
+        del self._tickets[ticket.id]
+        return ticket.pages
+
+    def revoke(self, ticket: Ticket, now: float) -> Heard:
+        """Withdraw the permission. RELEASED: everything had landed, the pages are free already."""
+        self._move(ticket, ReceiverEvent.REVOKE)
+        ticket.drain_by = now + self._drain_timeout_s
+        for pool, pages in zip(self._pools, ticket.pages, strict=True):
+            pool.revoke(pages)
+        self._aux.revoke((PageId(ticket.aux_slot),))
+        if ticket.coverage.is_complete:
+            self._release(ticket)
+            return Heard.RELEASED
+        return Heard.NOTHING
+
+    def fenced(self, peer: PeerName) -> list[Ticket]:
+        """No byte of `peer` can land any more: its revoked tickets' pages are free. Returns them."""
+        freed = [t for t in self._tickets.values() if t.peer == peer and t.is_revoked]
+        for ticket in freed:
+            self._release(ticket)
+        return freed
+
+    def _release(self, ticket: Ticket) -> None:
+        self._move(ticket, ReceiverEvent.RELEASE)
+        for pool, pages in zip(self._pools, ticket.pages, strict=True):
+            pool.drain(pages)
+        self._aux.drain((PageId(ticket.aux_slot),))
+        del self._tickets[ticket.id]
+
+    def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:
+        ticket.state = advance(RECEIVER, ticket.state, event, f"ticket {ticket.id.seq} of {ticket.peer}")
+
+    # ------------------------------------------------------------ views
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(list(self._tickets.values()))
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def get(self, key: TicketId) -> Ticket | None:
+        return self._tickets.get(key)
+
+    def of_peer(self, peer: PeerName) -> list[Ticket]:
+        return [t for t in self._tickets.values() if t.peer == peer]
+
+    def overdue(self, now: float) -> set[PeerName]:
+        """Peers with a revoked ticket nobody answered for: to be fenced."""
+        return {t.peer for t in self._tickets.values() if t.is_revoked and now >= t.drain_by}
+
+    def check_integrity(self) -> None:
+        """Pages of live tickets are exactly the GRANTED and QUARANTINED ones, each in one ticket."""
+        for index, pool in enumerate(self._pools):
+            held: dict[PageState, list[PageId]] = {PageState.GRANTED: [], PageState.QUARANTINED: []}
+            for ticket in self._tickets.values():
+                if ticket.state in _TERMINAL:
+                    raise IntegrityError(f"ticket {ticket.id} is {ticket.state.value} and still listed")
+                state = PageState.QUARANTINED if ticket.is_revoked else PageState.GRANTED
+                held[state].extend(ticket.pages[index])
+            for state, pages in held.items():
+                if len(set(pages)) != len(pages) or len(pages) != pool.count(state):
+                    raise IntegrityError(
+                        f"pool {index}: {len(pages)} {state.value} by tickets, {pool.count(state)} there"
+                    )

@@ -1,0 +1,241 @@
+"""Prefill's half of the ticket protocol: what may be posted, which pages are pinned by it, how a revoke is answered.
+
+Source pages stay pinned from the post until their bytes were seen DONE, or the gate drained cleanly, or this side's
+endpoint for the peer is gone. A dirty ticket waits for that last one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Attempt, AuxSlot, Boot, PageId, PeerName, PoolId, Room, TicketSeq
+from deltaserve.base.machine import advance
+from deltaserve.base.tokens import unpack_u32
+from deltaserve.cache.allocator import PagePool
+from deltaserve.transfer.commands import AuxWrite, PagePairs, PostChunk, TicketId
+from deltaserve.transfer.tables import SENDER, SenderEvent, SenderState
+from deltaserve.wire.messages import Drain, Grant
+
+_Pins = tuple[tuple[PageId, ...], ...]
+
+
+@dataclass(slots=True, eq=False)
+class SendTicket:
+    """A grant received, and what was posted under it."""
+
+    id: TicketId
+    peer: PeerName
+    room: Room
+    attempt: Attempt
+    prefix_len: int
+    pages: tuple[tuple[PageId, ...], ...]
+    """Per pool: decode's pages, in order of the prompt, from prefix_len on."""
+    aux_slot: AuxSlot
+    aux_generation: int
+    state: SenderState = SenderState.OPEN
+    next_chunk: int = 0
+    cursor: int = 0
+    """Pages of the coverage posted so far; only moves forward."""
+    pins: dict[int, _Pins] = field(default_factory=dict)
+    src_slot: AuxSlot | None = None
+    answer_revoke: bool = False
+    num_bytes: int = 0
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages[0])
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is SenderState.OPEN
+
+
+class GrantVerdict(Enum):
+    OPENED = "opened"
+    REPEATED = "repeated"
+    CLOSED = "closed"
+    """Below the mark, revoked before it came, or over: must not be opened (again)."""
+
+
+@dataclass(slots=True)
+class _Pair:
+    """What is remembered of one (decode boot): its mark, and tickets that must never open."""
+
+    closed_below: int = 1
+    tombstones: set[int] = field(default_factory=set)
+
+
+class Sender:
+    """All tickets this prefill worker holds."""
+
+    def __init__(self, boot: Boot, pools: Sequence[PagePool], aux: PagePool) -> None:
+        self._boot = boot
+        self._pools = tuple(pools)
+        self._aux = aux
+        self._tickets: dict[TicketId, SendTicket] = {}
+        self._pairs: dict[tuple[PeerName, Boot], _Pair] = {}
+
+    # ------------------------------------------------------------ grants
+
+    def accept(self, peer: PeerName, decode_boot: Boot, grant: Grant) -> tuple[SendTicket | None, GrantVerdict]:
+        """Open a grant's ticket, once. The caller has checked that its coverage fits the room."""
+        key = TicketId(decode_boot, self._boot, TicketSeq(grant.ticket))
+        known = self._tickets.get(key)
+        if known is not None:
+            return known, GrantVerdict.REPEATED
+        pair = self._pair(peer, decode_boot)
+        if grant.ticket < pair.closed_below or grant.ticket in pair.tombstones:
+            return None, GrantVerdict.CLOSED
+        pages = {c.pool: tuple(PageId(p) for p in unpack_u32(c.pages)) for c in grant.coverage}
+        ticket = SendTicket(
+            id=key,
+            peer=peer,
+            room=Room(grant.room),
+            attempt=Attempt(grant.attempt),
+            prefix_len=grant.prefix_len,
+            pages=tuple(pages[pool] for pool in range(len(self._pools))),
+            aux_slot=AuxSlot(grant.aux_slot),
+            aux_generation=grant.aux_generation,
+        )
+        self._tickets[key] = ticket
+        return ticket, GrantVerdict.OPENED
+
+    def advance_mark(self, peer: PeerName, decode_boot: Boot, closed_below: int) -> None:
+        """Decode says every ticket below is over: forget tombstones."""
+        pair = self._pair(peer, decode_boot)
+        if closed_below > pair.closed_below:
+            pair.closed_below = closed_below
+            pair.tombstones = {seq for seq in pair.tombstones if seq >= closed_below}
+
+    def _pair(self, peer: PeerName, decode_boot: Boot) -> _Pair:
+        return self._pairs.setdefault((peer, decode_boot), _Pair())
+
+    # ------------------------------------------------------------ posting
+
+    def can_post_last(self) -> bool:
+        """Whether an aux slot is free to compose the record in."""
+        return self._aux.num_free > 0
+
+    def post(self, ticket: SendTicket, src: Sequence[tuple[PageId, ...]], payload: bytes | None) -> PostChunk:
+        """Pin `src` (per pool: the next pages of the coverage) and describe the chunk; `payload` makes it the last."""
+        for pool, pages in zip(self._pools, src, strict=True):
+            pool.pin(pages)
+        chunk, first = ticket.next_chunk, ticket.cursor
+        num_pages = len(src[0])
+        ticket.pins[chunk] = tuple(src)
+        ticket.next_chunk += 1
+        ticket.cursor += num_pages
+        pairs = tuple(
+            PagePairs(PoolId(pool), pages, ticket.pages[pool][first : first + num_pages])
+            for pool, pages in enumerate(src)
+        )
+        aux = None if payload is None else self._compose(ticket, payload)
+        return PostChunk(ticket.peer, ticket.id, chunk, first, pairs, aux)
+
+    def _compose(self, ticket: SendTicket, payload: bytes) -> AuxWrite:
+        slots = self._aux.allocate(1)
+        if slots is None:
+            raise IntegrityError("no aux slot although can_post_last() said yes")
+        ticket.src_slot = AuxSlot(slots[0])
+        return AuxWrite(ticket.src_slot, ticket.aux_slot, ticket.aux_generation, payload)
+
+    # ------------------------------------------------------------ reports
+
+    def chunk_sent(self, key: TicketId, chunk: int, num_bytes: int) -> SendTicket | None:
+        """Every byte of a chunk was seen DONE. The ticket, or None if it is over already."""
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            return None
+        ticket.num_bytes += num_bytes
+        self._unpin(ticket, chunk)
+        return ticket
+
+    def sent_all(self, ticket: SendTicket) -> None:
+        """The last chunk was seen DONE."""
+        self._move(ticket, SenderEvent.SEND_ALL)
+        self._forget(ticket)
+
+    def failed(self, key: TicketId) -> SendTicket | None:
+        """A write failed: dirty until this side's endpoint is gone."""
+        ticket = self._tickets.get(key)
+        if ticket is not None:
+            self._move(ticket, SenderEvent.FAIL)
+        return ticket
+
+    def close(self, ticket: SendTicket) -> None:
+        """No further posts; CloseGate is due."""
+        self._move(ticket, SenderEvent.CLOSE)
+
+    def revoked(self, peer: PeerName, decode_boot: Boot, seq: int) -> SendTicket | None:
+        """Decode withdraws a ticket. None: unknown or over; it can never open now and the answer is CLEAN."""
+        key = TicketId(decode_boot, self._boot, TicketSeq(seq))
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            pair = self._pair(peer, decode_boot)
+            if seq >= pair.closed_below:
+                pair.tombstones.add(seq)
+            return None
+        ticket.answer_revoke = True
+        return ticket
+
+    def gate_drained(self, key: TicketId, outcome: Drain) -> SendTicket | None:
+        """Gate closed, nothing outstanding. A clean one unpins; a dirty one keeps its pins until the fence."""
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            return None
+        if outcome is Drain.DIRTY:
+            self._move(ticket, SenderEvent.FAIL)
+        else:
+            self._move(ticket, SenderEvent.DRAIN)
+            if ticket.state is SenderState.DRAINED:
+                self._forget(ticket)
+        return ticket
+
+    def fenced(self, peer: PeerName) -> list[SendTicket]:
+        """This side's endpoint for `peer` is gone: nothing reads its source pages any more."""
+        over = self.of_peer(peer)
+        for ticket in over:
+            self._move(ticket, SenderEvent.FENCE)
+            self._forget(ticket)
+        return over
+
+    def _forget(self, ticket: SendTicket) -> None:
+        for chunk in list(ticket.pins):
+            self._unpin(ticket, chunk)
+        if ticket.src_slot is not None:
+            self._aux.free((PageId(ticket.src_slot),))
+            ticket.src_slot = None
+        pair = self._pair(ticket.peer, ticket.id.decode_boot)
+        if ticket.id.seq >= pair.closed_below:
+            pair.tombstones.add(ticket.id.seq)
+        del self._tickets[ticket.id]
+
+    def _unpin(self, ticket: SendTicket, chunk: int) -> None:
+        for pool, pages in zip(self._pools, ticket.pins.pop(chunk, ()), strict=False):
+            pool.unpin(pages)
+
+    def _move(self, ticket: SendTicket, event: SenderEvent) -> None:
+        ticket.state = advance(SENDER, ticket.state, event, f"ticket {ticket.id.seq} for {ticket.peer}")
+
+    # ------------------------------------------------------------ views
+
+    def __iter__(self) -> Iterator[SendTicket]:
+        return iter(list(self._tickets.values()))
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def get(self, key: TicketId) -> SendTicket | None:
+        return self._tickets.get(key)
+
+    def of_peer(self, peer: PeerName) -> list[SendTicket]:
+        return [t for t in self._tickets.values() if t.peer == peer]
+
+    def forget_boot(self, peer: PeerName, decode_boot: Boot) -> None:
+        """The decode process is over: its marks and tombstones with it."""
+        self._pairs.pop((peer, decode_boot), None)
+
+    @property
+    def num_tombstones(self) -> int:
+        return sum(len(pair.tombstones) for pair in self._pairs.values())

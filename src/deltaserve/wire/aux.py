@@ -1,0 +1,31 @@
+"""The payload of an aux record: what prefill tells decode besides KV."""
+
+import msgspec
+
+from deltaserve.base.errors import ProtocolError
+from deltaserve.base.sampling import TokenLogprobs
+
+
+class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The token drawn from the prompt's last position."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    cached_len: int = 0
+    """Prompt tokens prefill took from its own tree."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FirstToken)
+
+
+def encode_first_token(first: FirstToken) -> bytes:
+    return _encoder.encode(first)
+
+
+def decode_first_token(data: bytes) -> FirstToken:
+    """Raises ProtocolError."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"malformed aux payload: {error}") from None
