@@ -1,0 +1,160 @@
+"""The two ends of a worker link: a listener (ROUTER) and a dialer (DEALER). Neither ever blocks."""
+
+from collections import OrderedDict
+from enum import Enum
+from urllib.parse import urlsplit
+
+import zmq
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.link.limits import LinkLimits
+from deltaserve.link.outbox import TRACKED_BYTES, Outbox
+from deltaserve.link.security import LinkSecurity
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+_HANDSHAKE_MS = 5_000
+_HEARTBEAT_MS = 2_000
+_HEARTBEAT_TIMEOUT_MS = 6_000
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 1_000
+_HANG_UP_LINGER_MS = 500
+
+
+class Sent(Enum):
+    """What became of a frame."""
+
+    ACCEPTED = "accepted"
+    FULL = "full"
+    NO_LINK = "no_link"
+
+
+class Listener:
+    """Accepts links on one TCP port. Replies go to a connection by the identity ZeroMQ gave it."""
+
+    def __init__(self, context: Context, address: tuple[str, int], limits: LinkLimits, security: LinkSecurity | None):
+        """Bind (host, port); port 0 takes any. Raises ConfigError when the address cannot be bound."""
+        host, port = address
+        self._limits = limits
+        self._outboxes: OrderedDict[bytes, Outbox] = OrderedDict()
+        self.socket = _open(context, zmq.ROUTER, limits)
+        self.socket.router_mandatory = True
+        if security is not None:
+            security.secure_listener(self.socket)
+        if ":" in host:
+            self.socket.ipv6 = True
+            host = f"[{host}]"
+        try:
+            self.socket.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            self.socket.close(linger=0)
+            raise ConfigError(f"cannot listen for worker links on {host}:{port}: {error.strerror}") from None
+        self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(self.url.rpartition(":")[2])
+
+    def send(self, connection: bytes, frame: bytes) -> Sent:
+        outbox = self._outboxes.get(connection)
+        if outbox is None:
+            outbox = self._outboxes[connection] = Outbox(self._limits.outbox_bytes)
+            if len(self._outboxes) > self._limits.max_names:
+                self._outboxes.popitem(last=False)
+        sent = _send(self.socket, [connection, frame], outbox)
+        if sent is Sent.NO_LINK:
+            del self._outboxes[connection]
+        return sent
+
+    def close(self, linger_ms: int) -> None:
+        self.socket.close(linger=linger_ms)
+
+
+class Dialer:
+    """One connection to a peer's listener. Reconnects by itself until closed."""
+
+    def __init__(self, context: Context, url: str, limits: LinkLimits, security: LinkSecurity | None):
+        """Raises ConfigError for a url that is not `tcp://host:port`."""
+        self.url = url
+        self._outbox = Outbox(limits.outbox_bytes)
+        if not _is_tcp(url):
+            raise ConfigError(f"worker links are tcp://host:port, not {url[:80]!r}")
+        self.socket = _open(context, zmq.DEALER, limits)
+        self.socket.reconnect_ivl = _RECONNECT_MS
+        self.socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+        self.socket.ipv6 = "[" in url
+        if security is not None:
+            security.secure_dialer(self.socket)
+        try:
+            self.socket.connect(url)
+        except zmq.ZMQError as error:
+            self.socket.close(linger=0)
+            raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
+
+    def send(self, frame: bytes) -> Sent:
+        return _send(self.socket, [frame], self._outbox)
+
+    def close(self, linger_ms: int = _HANG_UP_LINGER_MS) -> None:
+        """What was accepted for sending has that long to leave; this call does not wait for it."""
+        self.socket.close(linger=linger_ms)
+
+
+def receive_parts(socket: Socket, limit: int) -> list[list[bytes]]:
+    """At most `limit` messages that are there now, each as its parts."""
+    messages: list[list[bytes]] = []
+    while len(messages) < limit:
+        try:
+            messages.append(socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            break
+    return messages
+
+
+def descriptor(socket: Socket) -> int:
+    """The file descriptor that moves when the socket's state may have changed."""
+    return int(socket.getsockopt(zmq.FD))
+
+
+def is_readable(socket: Socket) -> bool:
+    """Whether a message waits. Also lets ZeroMQ take note of what its descriptor signalled."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _is_tcp(url: str) -> bool:
+    """ZeroMQ alone would take other transports, options and ports beyond 65535."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme == "tcp" and bool(parts.hostname) and bool(parts.port) and parts.netloc == url[len("tcp://") :]
+        )
+    except ValueError:
+        return False
+
+
+def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
+    socket = context.socket(kind)
+    socket.sndhwm = limits.outbox_frames
+    socket.rcvhwm = limits.inbox_frames
+    socket.maxmsgsize = limits.max_frame_bytes
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    return socket
+
+
+def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> Sent:
+    num_bytes = len(parts[-1])
+    try:
+        if num_bytes < TRACKED_BYTES:
+            socket.send_multipart(parts, zmq.NOBLOCK)
+            return Sent.ACCEPTED
+        if not outbox.admits(num_bytes):
+            return Sent.FULL
+        tracker = socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
+    except zmq.Again:
+        return Sent.FULL
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EHOSTUNREACH:
+            return Sent.NO_LINK
+        raise
+    if tracker is not None:
+        outbox.add(tracker, num_bytes)
+    return Sent.ACCEPTED

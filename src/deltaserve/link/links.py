@@ -1,0 +1,215 @@
+"""All worker links of one process: frames in, frames out, by peer name.
+
+Called from one thread. Nothing blocks but `wait`, and no bytes from a peer raise: what cannot be read, sent or dialled
+is counted, logged at a bounded rate, and dropped.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from deltaserve.base.errors import ConfigError, ProtocolError
+from deltaserve.base.ids import PeerName
+from deltaserve.link.ends import Context, Dialer, Listener, Sent, Socket, receive_parts
+from deltaserve.link.limits import LinkLimits, LinkStats
+from deltaserve.link.security import LinkSecurity
+from deltaserve.link.strikes import LinkKey, Strikes
+from deltaserve.wire.codec import decode, encode
+from deltaserve.wire.messages import Envelope, PeerAddress
+
+_LOG_EVERY_S = 5.0
+_DEFAULT_LIMITS = LinkLimits()
+
+
+class Links:
+    """One optional listener and any number of dialled peers.
+
+    A frame to a peer leaves over the connection dialled to it, else over the connection its name was last seen on.
+    """
+
+    def __init__(
+        self,
+        security: LinkSecurity | None = None,
+        limits: LinkLimits = _DEFAULT_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stats = LinkStats()
+        self._security = security
+        self._limits = limits
+        self._context: Context = zmq.Context()
+        self._authenticator = security.authenticate(self._context) if security is not None else None
+        self._listener: Listener | None = None
+        self._dialled: dict[PeerName, Dialer] = {}
+        self._names: dict[Socket, PeerName] = {}
+        """Socket of a dialled peer |-> its name."""
+        self._routes: OrderedDict[PeerName, bytes] = OrderedDict()
+        """Name |-> the listener's connection it was last seen on."""
+        self._strikes = Strikes(limits, clock)
+        self._log = _RareLog(clock)
+
+    # ------------------------------------------------------------ connections
+
+    def listen(self, host: str, port: int) -> int:
+        """Accept links on (host, port); returns the port bound (0 takes any). Raises ConfigError."""
+        if self._listener is not None:
+            raise ValueError(f"already listening on {self._listener.url}")
+        self._listener = Listener(self._context, (host, port), self._limits, self._security)
+        return self._listener.port
+
+    @property
+    def port(self) -> int:
+        """Of the listener. Raises ValueError when there is none."""
+        if self._listener is None:
+            raise ValueError("not listening")
+        return self._listener.port
+
+    def dial(self, address: PeerAddress) -> None:
+        """Keep a connection to a peer's listener. Idempotent; another url for the same name replaces it."""
+        name = PeerName(address.name)
+        known = self._dialled.get(name)
+        if known is not None and known.url == address.url:
+            return
+        try:
+            dialer = Dialer(self._context, address.url, self._limits, self._security)
+        except ConfigError as error:
+            self.stats.refused_dials += 1
+            self._log.warn(f"peer {name}: {error}")
+            return
+        self._close_dialled(name)
+        self._dialled[name] = dialer
+        self._names[dialer.socket] = name
+
+    def hang_up(self, peer: PeerName) -> None:
+        """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
+        self._close_dialled(peer)
+        self._routes.pop(peer, None)
+
+    def _close_dialled(self, peer: PeerName) -> None:
+        dialer = self._dialled.pop(peer, None)
+        if dialer is not None:
+            del self._names[dialer.socket]
+            self._strikes.forget(peer)
+            dialer.close()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close everything; waits at most `linger_ms` for accepted frames to leave."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        for dialer in self._dialled.values():
+            dialer.close(linger_ms)
+        if self._listener is not None:
+            self._listener.close(linger_ms)
+        self._dialled.clear()
+        self._names.clear()
+        self._listener = None
+        self._context.destroy(linger=linger_ms)
+
+    # ------------------------------------------------------------ frames
+
+    def sockets(self) -> list[Socket]:
+        """What to poll for reading; changes with `listen`, `dial` and `hang_up`."""
+        listening = [self._listener.socket] if self._listener is not None else []
+        return listening + list(self._names)
+
+    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> list[Socket]:
+        """Block until a socket or one of the file descriptors is readable, or the time is over.
+
+        Returns the readable sockets.
+        """
+        poller = zmq.Poller()
+        for source in (*self.sockets(), *fds):
+            poller.register(source, zmq.POLLIN)
+        ready = poller.poll(max(0, round(timeout_s * 1000 + 0.5)))
+        return [source for source, _ in ready if isinstance(source, zmq.Socket)]
+
+    def receive(self, socket: Socket) -> list[Envelope]:
+        """Frames that are there now, a bounded number. Call again while the socket polls readable."""
+        envelopes = []
+        for parts in receive_parts(socket, self._limits.frames_per_turn):
+            key: LinkKey = self._names[socket] if socket in self._names else parts[0]
+            payload = parts if socket in self._names else parts[1:]
+            if self._strikes.is_ignored(key):
+                self.stats.ignored += 1
+                continue
+            try:
+                envelope = _read(payload)
+                self._note_source(key, PeerName(envelope.src))
+            except ProtocolError as error:
+                self._strike(key, error)
+                continue
+            self.stats.received += 1
+            envelopes.append(envelope)
+        return envelopes
+
+    def send(self, peer: PeerName, envelope: Envelope) -> bool:
+        """Hand a frame over, or drop and count it: no link, a full outbox, a message beyond its size limit."""
+        try:
+            frame = encode(envelope)
+        except ProtocolError as error:
+            self.stats.dropped_oversize += 1
+            self._log.warn(f"to {peer}: {error}")
+            return False
+        sent = self._hand_over(peer, frame)
+        if sent is Sent.ACCEPTED:
+            self.stats.sent += 1
+        elif sent is Sent.FULL:
+            self.stats.dropped_full += 1
+        else:
+            self.stats.dropped_no_link += 1
+        return sent is Sent.ACCEPTED
+
+    def _hand_over(self, peer: PeerName, frame: bytes) -> Sent:
+        dialer = self._dialled.get(peer)
+        if dialer is not None:
+            return dialer.send(frame)
+        connection = self._routes.get(peer)
+        if connection is None or self._listener is None:
+            return Sent.NO_LINK
+        sent = self._listener.send(connection, frame)
+        if sent is Sent.NO_LINK:
+            del self._routes[peer]
+        return sent
+
+    def _note_source(self, key: LinkKey, name: PeerName) -> None:
+        """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""
+        if isinstance(key, str):
+            if key != name:
+                raise ProtocolError(f"the peer dialled as {key} calls itself {name[:80]!r}")
+            return
+        self._routes[name] = key
+        self._routes.move_to_end(name)
+        if len(self._routes) > self._limits.max_names:
+            self._routes.popitem(last=False)
+
+    def _strike(self, key: LinkKey, error: ProtocolError) -> None:
+        self.stats.malformed += 1
+        who = key if isinstance(key, str) else f"connection {key.hex()}"
+        ignored = self._strikes.add(key)
+        self._log.warn(f"frame from {who} refused: {error}" + ("; link ignored for a while" if ignored else ""))
+
+
+def _read(payload: list[bytes]) -> Envelope:
+    if len(payload) != 1:
+        raise ProtocolError(f"{len(payload)} parts in a message of one")
+    return decode(payload[0])
+
+
+class _RareLog:
+    """Writes at most one warning per few seconds, and says how many it kept back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._logger = logging.getLogger(__name__)
+        self._next_at: float | None = None
+        self._num_kept = 0
+
+    def warn(self, text: str) -> None:
+        now = self._clock()
+        if self._next_at is not None and now < self._next_at:
+            self._num_kept += 1
+            return
+        self._logger.warning("%s%s", text, f" ({self._num_kept} more like it)" if self._num_kept else "")
+        self._next_at, self._num_kept = now + _LOG_EVERY_S, 0

@@ -1,0 +1,82 @@
+"""CURVE keys of a cluster: encryption and mutual authentication of links that leave the host.
+
+Every member derives the same two key pairs from the cluster key: one that listeners prove, one that dialers prove.
+Who does not hold the cluster key can neither read, nor join, nor pose as a member.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+
+MIN_KEY_BYTES = 32
+_DOMAIN = b"deltaserve"
+"""With a domain enforced, a listener without a running authenticator accepts nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePair:
+    """Z85 text of a CURVE key pair."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSecurity:
+    """What both ends of a secured link must hold."""
+
+    server: CurvePair
+    client: CurvePair
+
+    @classmethod
+    def from_cluster_key(cls, key: bytes) -> "LinkSecurity":
+        """Raises ValueError for a key shorter than 32 bytes."""
+        if len(key) < MIN_KEY_BYTES:
+            raise ValueError(f"cluster key has {len(key)} bytes; at least {MIN_KEY_BYTES} are needed")
+        return cls(_derive(key, b"deltaserve link server"), _derive(key, b"deltaserve link client"))
+
+    def secure_listener(self, socket: zmq.Socket[bytes]) -> None:
+        """Accept only dialers that prove the client key. Needs `authenticate` on the socket's context."""
+        socket.curve_server = True
+        socket.zap_domain = _DOMAIN
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.curve_secretkey = self.server.secret
+        socket.curve_publickey = self.server.public
+
+    def secure_dialer(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_serverkey = self.server.public
+        socket.curve_secretkey = self.client.secret
+        socket.curve_publickey = self.client.public
+
+    def authenticate(self, context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
+        """Start the check of client keys for all listeners of a context; the caller stops it before terminating."""
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve_callback(
+            domain=_DOMAIN.decode(), credentials_provider=_Members(self.client.public)
+        )
+        return authenticator
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Answers whether a client's public key (Z85) is that of the cluster."""
+
+    public: bytes
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return hmac.compare_digest(key, self.public)
+
+
+def _derive(key: bytes, purpose: bytes) -> CurvePair:
+    secret = z85.encode(hashlib.blake2b(purpose, key=_fold(key), digest_size=32).digest())
+    return CurvePair(public=zmq.curve_public(secret), secret=secret)
+
+
+def _fold(key: bytes) -> bytes:
+    """blake2b keys are at most 64 bytes; longer ones are hashed, not cut."""
+    return key if len(key) <= 64 else hashlib.blake2b(key, digest_size=64).digest()

@@ -1,0 +1,23 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deltaserve.link.limits import LinkLimits
+from deltaserve.link.links import Links
+from deltaserve.link.security import LinkSecurity
+
+MakeLinks = Callable[..., Links]
+
+
+@pytest.fixture
+def make_links() -> Iterator[MakeLinks]:
+    """Makes links that are closed after the test."""
+    made: list[Links] = []
+
+    def make(security: LinkSecurity | None = None, limits: LinkLimits | None = None) -> Links:
+        made.append(Links(security, limits or LinkLimits()))
+        return made[-1]
+
+    yield make
+    for links in made:
+        links.close()

@@ -1,0 +1,38 @@
+"""Envelopes, and links that are read until something is there."""
+
+import time
+
+from deltaserve.link.links import Links
+from deltaserve.wire.messages import Envelope, Heartbeat, Message, PeerAddress
+
+PATIENCE_S = 20.0
+"""Far beyond what anything here takes: a test that needs it fails."""
+
+
+def envelope(src: str, body: Message | None = None, boot: int = 1) -> Envelope:
+    return Envelope(src=src, src_boot=boot, dst_boot=None, body=body if body is not None else Heartbeat())
+
+
+def address(name: str, port: int) -> PeerAddress:
+    return PeerAddress(name=name, url=f"tcp://127.0.0.1:{port}")
+
+
+def receive(links: Links, count: int = 1) -> list[Envelope]:
+    """The next `count` envelopes; fails when they do not come."""
+    found: list[Envelope] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} frames came"
+        for socket in links.wait(0.2):
+            found += links.receive(socket)
+    return found
+
+
+def is_silent(links: Links, wait_s: float = 0.3) -> bool:
+    """Whether nothing readable as a frame comes for a moment (what is refused is consumed meanwhile)."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        for socket in links.wait(deadline - time.monotonic()):
+            if links.receive(socket):
+                return False
+    return True
