@@ -23,7 +23,8 @@ FLOORS = {
     4: ("instance", "models"),
     5: ("runner", "sim", "link"),
     6: ("engine", "server", "router"),
-    7: ("cli", "bench"),
+    7: ("bench",),
+    8: ("cli",),
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages}
 
@@ -42,8 +43,8 @@ PURE_PACKAGES = {
 }
 PURE_MODULES = {"deltaserve.transport.base", "deltaserve.transport.loopback"}
 PURE_STDLIB = (
-    "__future__ abc array bisect collections copy dataclasses difflib enum fractions functools hashlib heapq itertools "
-    "json math numbers operator re statistics string struct sys textwrap types typing zlib"
+    "__future__ abc array bisect collections copy dataclasses difflib enum fractions functools hashlib heapq "
+    "ipaddress itertools json math numbers operator re statistics string struct sys textwrap types typing zlib"
 )
 PURE_MAY_IMPORT = {*PURE_STDLIB.split(), "msgspec", "numpy", "pydantic", "xxhash"}
 PURE_MAY_USE_OF_SYS = {"byteorder", "maxsize", "float_info"}

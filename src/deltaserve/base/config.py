@@ -1,0 +1,199 @@
+"""All settings as one frozen tree: each field is at once a flag, a YAML key and a `DELTASERVE_*` variable.
+
+The tree says what a value may be and what it means; `config_rules` says what values may stand together;
+`config_resolve` turns it, with the facts of model and machine, into plain numbers. Reading is done in cli/.
+"""
+
+import ipaddress
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_TOKENS = 2**31 - 1
+MAX_PAGE_SIZE = 128
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("not a power of two")
+    return value
+
+
+def _network(value: str) -> str:
+    if "/" not in value or ipaddress.IPv4Network(value, strict=False).prefixlen < 8:
+        raise ValueError("not a network")
+    return value
+
+
+# A type's description is what error lines and --help say is allowed.
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
+Workers = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
+PageSize = Annotated[
+    int,
+    Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
+    AfterValidator(_power_of_two),
+]
+Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
+ParkShare = Annotated[float, Field(ge=0, le=0.9, description="a number from 0 to 0.9")]
+Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
+Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
+Text = Annotated[str, Field(min_length=1, max_length=4096, description="a text of 1 to 4096 characters")]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$", description="a name of letters, digits and . _ : / -"),
+]
+Host = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$", description="a host name or IPv4 address"),
+]
+Network = Annotated[
+    str,
+    Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
+    AfterValidator(_network),
+]
+_WORKER = r"(prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}"
+WorkerList = Annotated[
+    str,
+    Field(
+        pattern=f"^{_WORKER}(,{_WORKER})*$",
+        description="a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998",
+    ),
+]
+
+
+class Group(BaseModel):
+    """Fields of one heading in --help. Values are never converted: the reader hands in the right type or fails."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    title: ClassVar[str] = ""
+
+
+def option(default: Any, help_text: str, *, commands: tuple[str, ...] = ()) -> Any:
+    """A field's default and its line in --help. `commands`: the only ones where it has a meaning; empty: all."""
+    return Field(default, description=help_text, json_schema_extra={"commands": list(commands)})
+
+
+class ModelSettings(Group):
+    title: ClassVar[str] = "model"
+
+    model_path: Text | None = option(None, "folder of a Hugging Face checkpoint; also the positional MODEL")
+    served_model_name: Name | None = option(None, "name in the API; by default the folder's name")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "type of weights and activations; auto is the checkpoint's own"
+    )
+    context_length: Count | Auto = option(
+        "auto", "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less"
+    )
+    json_model_override_args: Text | None = option(None, "JSON object that replaces keys of the model's config.json")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where the model runs; auto is cuda when there is one")
+
+
+class MemorySettings(Group):
+    title: ClassVar[str] = "memory"
+
+    page_size: PageSize | Auto = option(
+        "auto",
+        "tokens of a page, the unit of sharing and moving; auto is 64. Smaller pages share more, larger cost less",
+    )
+    num_pages: Count | Auto = option("auto", "pages of each pool; auto fills the memory of --mem-fraction-static")
+    mem_fraction_static: Share | Auto = option(
+        "auto", "share of free memory for weights and pages of all workers here; auto is 0.85 on cuda and 0.4 on cpu"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = option(
+        "auto", "type of cached keys and values; auto is --dtype. Must be equal on prefill and decode"
+    )
+    disable_radix_cache: bool = option(False, "share no pages between requests on either side; for comparison only")
+
+
+class SchedulingSettings(Group):
+    title: ClassVar[str] = "scheduling"
+
+    max_running_requests: Count | Auto = option(
+        "auto",
+        "requests computed at a time per worker; auto is 256 on cuda and 32 on cpu. Fewer: shorter gaps per token",
+    )
+    chunked_prefill_size: Count | Auto = option(
+        "auto", "tokens of one request per step, a multiple of the page; auto is 8192 on cuda and 512 on cpu"
+    )
+    max_prefill_tokens: Count | Auto = option(
+        "auto", "prompt tokens per step over all requests; auto is --chunked-prefill-size"
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = option(
+        "fcfs", "order of waiting requests: by arrival, or longest cached prefix first"
+    )
+    num_reserved_decode_tokens: CountOrNone = option(
+        512, "tokens to keep room for, per running request, before another is admitted"
+    )
+    decode_extend_tokens: CountOrNone = option(
+        256, "longest missing suffix that decode computes itself when a retracted request resumes"
+    )
+    attention_split_tokens: Count = option(
+        256, "attention reads keys in splits of so many tokens, a multiple of the page; only whole splits are shared"
+    )
+    attention_backend: Literal["torch"] = option("torch", "how attention is computed")
+    num_threads: Count | Auto = option("auto", "compute threads per worker; auto divides the cores among the workers")
+    max_queued_requests: Count = option(256, "requests the front admits at a time; more get 429")
+    stream_interval: Count = option(1, "tokens between two events of a stream; the first is never held")
+    request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
+
+
+class DisaggregationSettings(Group):
+    title: ClassVar[str] = "disaggregation"
+
+    prefill: Workers = option(1, "prefill workers to start", commands=("serve",))
+    decode: Workers = option(1, "decode workers to start", commands=("serve",))
+    disaggregation_mode: Literal["auto", "null", "prefill", "decode"] = option(
+        "auto", "null: one worker does both; serve runs them apart by default, prefill and decode know their own"
+    )
+    disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages")
+    disaggregation_bootstrap_port: Port = option(
+        8998, "port on which this worker listens for links", commands=("prefill", "decode")
+    )
+    park_fraction: ParkShare = option(
+        0.3, "share of prefill's pages that finished prompts may hold while decode is full"
+    )
+    drain_timeout_s: Seconds = option(
+        1.0, "decode fences a prefill worker that has not drained a revoked ticket by then"
+    )
+    verify: Literal["off", "crc"] = option(
+        "off", "crc: checksum of every page moved, made by prefill, tested by decode"
+    )
+
+
+class NetworkSettings(Group):
+    title: ClassVar[str] = "network"
+
+    host: Host = option("127.0.0.1", "address to listen on; anything but this machine needs keys")
+    port: Port = option(30000, "port of the API; the admin port is the next one when keys are set")
+    workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
+
+
+class SecuritySettings(Group):
+    title: ClassVar[str] = "security"
+
+    api_key_file: Text | None = option(None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line")
+    cluster_key_file: Text | None = option(None, "file of the key all workers share, mode 0600, at least 32 bytes")
+    insecure_network: bool = option(False, "listen beyond this machine without keys: only on a network you trust fully")
+    trusted_data_network: Network | None = option(
+        None, "network on which page transfers, which carry no authentication, may listen"
+    )
+
+
+class LoggingSettings(Group):
+    title: ClassVar[str] = "logging"
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line to print on stderr")
+
+
+class Settings(Group):
+    """The whole tree. Frozen; equal settings give an equal server."""
+
+    model: ModelSettings = ModelSettings()
+    memory: MemorySettings = MemorySettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    disaggregation: DisaggregationSettings = DisaggregationSettings()
+    network: NetworkSettings = NetworkSettings()
+    security: SecuritySettings = SecuritySettings()
+    logging: LoggingSettings = LoggingSettings()

@@ -1,0 +1,172 @@
+"""resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the checkpoint says."""
+
+    dtype: str
+    """Of the weights, as in --dtype."""
+    weight_bytes: Callable[[str], int]
+    """dtype |-> bytes of all weights this worker loads."""
+    context_len: int
+    page_bytes: Callable[[int, str], tuple[int, ...]]
+    """(page size, KV dtype) |-> bytes of one page of each pool, on one rank. The layout computes it, not we."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What there is to use, measured once, before weights are loaded."""
+
+    device: Device
+    num_cores: int
+    free_bytes: int
+    """Of the device's memory."""
+    num_workers: int = 1
+    """Workers that share these cores and this memory, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """One worker's numbers. Lengths in tokens."""
+
+    device: Device
+    dtype: str
+    kv_cache_dtype: str
+    page_size: int
+    num_pages: tuple[int, ...]
+    """Of each pool."""
+    context_len: int
+    max_running_requests: int
+    chunk_len: int
+    step_len: int
+    """Prompt tokens per step over all requests."""
+    split_tokens: int
+    """Attention reads keys in splits of so many tokens."""
+    num_threads: int
+    kv_bytes: int
+    """Of all pools."""
+
+
+_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
+_MAX_RUNNING = {"cpu": 32, "cuda": 256}
+_CHUNK_LEN = {"cpu": 512, "cuda": 8192}
+_PAGE_SIZE = 64
+_USEFUL_POOL_FACTOR = 4
+"""An automatic pool is not larger than this many times what the running requests can fill."""
+
+
+def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
+    """Raises ConfigError when an asked-for value does not fit the model or the machine."""
+    device = _device(settings, machine)
+    dtype = model.dtype if settings.model.dtype == "auto" else settings.model.dtype
+    kv_dtype = dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    chunk_len = _chunk_len(settings, device, page_size)
+    max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
+    wanted_len = _wanted_context(settings, model)
+    page_bytes = model.page_bytes(page_size, kv_dtype)
+    if settings.memory.num_pages == "auto":
+        useful = _USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
+        num_pages = min(useful, _affordable_pages(settings, model, machine, (device, dtype), sum(page_bytes)))
+    else:
+        num_pages = settings.memory.num_pages
+    return ResolvedConfig(
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        page_size=page_size,
+        num_pages=(num_pages,) * len(page_bytes),
+        context_len=_context_len(settings, wanted_len, num_pages * page_size),
+        max_running_requests=max_running,
+        chunk_len=chunk_len,
+        step_len=_step_len(settings, chunk_len),
+        split_tokens=_split_tokens(settings, page_size),
+        num_threads=_num_threads(settings, machine),
+        kv_bytes=num_pages * sum(page_bytes),
+    )
+
+
+def _or_auto(value: int | Literal["auto"], automatic: int) -> int:
+    return automatic if value == "auto" else value
+
+
+def _pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
+def _device(settings: Settings, machine: MachineFacts) -> Device:
+    wanted = settings.model.device
+    if wanted == "cuda" and machine.device != "cuda":
+        raise ConfigError("--device cuda: no CUDA device is visible here; allowed: auto, cpu")
+    return machine.device if wanted == "auto" else wanted
+
+
+def _chunk_len(settings: Settings, device: Device, page_size: int) -> int:
+    asked = settings.scheduling.chunked_prefill_size
+    if asked == "auto":
+        return _CHUNK_LEN[device]
+    if asked % page_size:
+        raise ConfigError(f"--chunked-prefill-size {asked}: must be a multiple of the page size {page_size}")
+    return asked
+
+
+def _step_len(settings: Settings, chunk_len: int) -> int:
+    asked = _or_auto(settings.scheduling.max_prefill_tokens, chunk_len)
+    if asked < chunk_len:
+        raise ConfigError(f"--max-prefill-tokens {asked}: must be at least the chunk of {chunk_len} tokens")
+    return asked
+
+
+def _split_tokens(settings: Settings, page_size: int) -> int:
+    asked = settings.scheduling.attention_split_tokens
+    if asked % page_size:
+        raise ConfigError(f"--attention-split-tokens {asked}: must be a multiple of the page size {page_size}")
+    return asked
+
+
+def _num_threads(settings: Settings, machine: MachineFacts) -> int:
+    return _or_auto(settings.scheduling.num_threads, max(1, machine.num_cores // machine.num_workers))
+
+
+def _wanted_context(settings: Settings, model: ModelFacts) -> int:
+    asked = _or_auto(settings.model.context_length, model.context_len)
+    if asked > model.context_len:
+        raise ConfigError(f"--context-length {asked}: the model was made for at most {model.context_len} tokens")
+    return asked
+
+
+def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
+    if settings.model.context_length != "auto" and wanted_len > pool_len:
+        raise ConfigError(
+            f"--context-length {wanted_len}: the pool holds {pool_len} tokens; lower it, or give more memory "
+            "(--num-pages, --mem-fraction-static)"
+        )
+    return min(wanted_len, pool_len)
+
+
+def _affordable_pages(
+    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[Device, str], page_bytes: int
+) -> int:
+    """Pages that fit beside the weights into this worker's share of memory, at least one."""
+    device, dtype = kind
+    asked = settings.memory.mem_fraction_static
+    share = _MEMORY_SHARE[device] if asked == "auto" else asked
+    budget = int(machine.free_bytes * share) // machine.num_workers
+    weights = model.weight_bytes(dtype)
+    num_pages = (budget - weights) // page_bytes
+    if num_pages < 1:
+        raise ConfigError(
+            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_workers} workers "
+            f"do not hold {weights >> 20} MiB of weights and one page of {page_bytes} bytes"
+        )
+    return num_pages

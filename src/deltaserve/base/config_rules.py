@@ -1,0 +1,101 @@
+"""What settings may not stand together. Each rule names both values; rules that need facts are in config_resolve."""
+
+import ipaddress
+import json
+from collections.abc import Iterator
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+
+WORKER_COMMANDS = ("prefill", "decode")
+
+
+def check_rules(settings: Settings, command: str) -> None:
+    """Raises ConfigError with the first rule that `deltaserve COMMAND` would break."""
+    for rule in (_paths, _modes, _lengths, _doors):
+        for breach in rule(settings, command):
+            raise ConfigError(breach)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`, a name or an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _paths(settings: Settings, command: str) -> Iterator[str]:
+    model = settings.model
+    if model.model_path is None:
+        yield f"no model: deltaserve {command} MODEL, or --model-path"
+    if model.json_model_override_args is not None:
+        try:
+            override = json.loads(model.json_model_override_args)
+        except (ValueError, RecursionError):
+            override = None
+        if type(override) is not dict:
+            yield f"--json-model-override-args {model.json_model_override_args[:80]!r}: must be a JSON object"
+
+
+def _modes(settings: Settings, command: str) -> Iterator[str]:
+    mode = settings.disaggregation.disaggregation_mode
+    if command == "serve" and mode in WORKER_COMMANDS:
+        yield f"--disaggregation-mode {mode}: a worker on its own is started by `deltaserve {mode}`, not by serve"
+    if command in WORKER_COMMANDS and mode not in ("auto", command):
+        yield f"--disaggregation-mode {mode}: this is `deltaserve {command}`; leave the flag out"
+    if command == "serve" and mode == "null" and settings.disaggregation.prefill > 1:
+        count = settings.disaggregation.prefill
+        yield f"--prefill {count}: with --disaggregation-mode null no prefill worker is started"
+    if command == "router" and settings.network.workers is None:
+        yield "no workers: deltaserve router needs --workers, such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
+    if command == "router" and settings.network.workers is not None:
+        yield from _worker_list(settings.network.workers, worker_addresses(settings))
+
+
+def _worker_list(workers: str, addresses: list[str]) -> Iterator[str]:
+    for address in addresses:
+        if not 1 <= int(address.split(":")[1]) <= 65535:
+            yield f"--workers {address}: port must be from 1 to 65535"
+        if addresses.count(address) > 1:
+            yield f"--workers {address}: listed twice"
+    if "decode@" not in workers:
+        yield f"--workers {workers[:80]}: at least one decode worker is needed"
+
+
+def _lengths(settings: Settings, command: str) -> Iterator[str]:
+    page, scheduling = settings.memory.page_size, settings.scheduling
+    split = scheduling.attention_split_tokens
+    chunk, step = scheduling.chunked_prefill_size, scheduling.max_prefill_tokens
+    if page != "auto":
+        if chunk != "auto" and chunk % page:
+            yield f"--chunked-prefill-size {chunk}: must be a multiple of --page-size {page}"
+        if split % page:
+            yield f"--attention-split-tokens {split}: must be a multiple of --page-size {page}"
+    if chunk != "auto" and step != "auto" and step < chunk:
+        yield f"--max-prefill-tokens {step}: must be at least --chunked-prefill-size {chunk}"
+    drain, request = settings.disaggregation.drain_timeout_s, scheduling.request_timeout_s
+    if drain >= request:
+        yield f"--drain-timeout-s {drain:g}: must be below --request-timeout-s {request:g}"
+
+
+def _doors(settings: Settings, command: str) -> Iterator[str]:
+    host, security = settings.network.host, settings.security
+    is_worker = command in WORKER_COMMANDS
+    is_local = is_loopback(host)
+    if not is_local and is_worker and security.trusted_data_network is None:
+        yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"
+    if security.insecure_network:
+        return
+    if not is_local and not is_worker and security.api_key_file is None:
+        yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
+    has_remote_links = any(not is_loopback(address.split(":")[0]) for address in worker_addresses(settings))
+    if (has_remote_links or (is_worker and not is_local)) and security.cluster_key_file is None:
+        yield "worker links beyond this machine need --cluster-key-file (or --insecure-network)"
+
+
+def worker_addresses(settings: Settings) -> list[str]:
+    """`host:port` of each entry of --workers."""
+    return [entry.split("@")[1] for entry in (settings.network.workers or "").split(",") if entry]

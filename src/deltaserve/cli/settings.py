@@ -1,0 +1,197 @@
+"""Flags, environment and YAML merged into one Settings: flag > environment > YAML > default.
+
+Every value is checked where it stands, also one that is overridden: nothing wrong is ever ignored.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from deltaserve.base.config import Settings
+from deltaserve.base.config_rules import check_rules
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES, check_foreign
+from deltaserve.cli.options import ENV_PREFIX, Option, nearest, read_options
+from deltaserve.cli.yaml_file import read_yaml
+
+_CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a command was asked."""
+
+    settings: Settings
+    dump_config: bool
+    """Print the settings and end."""
+
+
+class LineParser(argparse.ArgumentParser):
+    """Errors are ConfigErrors of one line; no abbreviations; help keeps its line breaks."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+            argument_default=argparse.SUPPRESS,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=112)
+
+
+class _Once(argparse.Action):
+    """Stores a text; a second one is an error, not a silent replacement."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        if self.dest in namespace:
+            raise ConfigError(f"{flag or 'MODEL'}: given twice")
+        setattr(namespace, self.dest, "true" if self.nargs == 0 else values)
+
+
+def load(command: str, description: str, argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
+    """Settings of `deltaserve COMMAND argv`. Raises ConfigError; ends the process after --help."""
+    options = read_options()
+    flags = _parse_flags(command, description, options, argv)
+    config = flags.pop("config", environ.get(_CONFIG_ENV))
+    dump_config = flags.pop("dump_config", None) is not None
+    values: dict[str, object] = {}
+    if config is not None:
+        values |= _from_yaml(options, Path(config))
+    values |= _from_environment(options, environ)
+    values |= _from_flags(options, flags)
+    return CommandLine(_build(command, options, values), dump_config)
+
+
+def read_settings(command: str, path: Path) -> Settings:
+    """Settings from a file alone, as a supervisor hands them to a worker. Raises ConfigError."""
+    options = read_options()
+    return _build(command, options, _from_yaml(options, path))
+
+
+def _build(command: str, options: Iterable[Option], values: Mapping[str, object]) -> Settings:
+    tree: dict[str, dict[str, object]] = {}
+    for option in options:
+        group = tree.setdefault(option.group, {})
+        if option.key in values:
+            group[option.field] = values[option.key]
+    settings = Settings.model_validate(tree)
+    check_rules(settings, command)
+    return settings
+
+
+# ---------------------------------------------------------------- the three sources: key |-> checked value
+
+
+def _from_yaml(options: Iterable[Option], path: Path) -> dict[str, object]:
+    known = {option.key: option for option in options}
+    values: dict[str, object] = {}
+    for key, value in read_yaml(path).items():
+        where = f"{key} in {path}:"
+        if key in known:
+            values[key] = known[key].check(value, where)
+        elif not check_foreign(key, str(value), where.rstrip(":")):
+            raise ConfigError(f"{where} unknown key{nearest(key, known)}")
+    return values
+
+
+def _from_environment(options: Iterable[Option], environ: Mapping[str, str]) -> dict[str, object]:
+    known = {option.env: option for option in options}
+    values: dict[str, object] = {}
+    for name in sorted(name for name in environ if name.startswith(ENV_PREFIX) and name != _CONFIG_ENV):
+        if name not in known:
+            raise ConfigError(f"{name}: unknown variable{nearest(name, known)}")
+        values[known[name].key] = known[name].parse(environ[name], f"{name}:")
+    return values
+
+
+def _from_flags(options: Iterable[Option], flags: dict[str, str]) -> dict[str, object]:
+    known = {option.field: option for option in options}
+    if "model" in flags:
+        if "model_path" in flags:
+            raise ConfigError("MODEL and --model-path: give one of them")
+        flags["model_path"] = flags.pop("model")
+    values: dict[str, object] = {}
+    for name, text in flags.items():
+        if name in known:
+            values[known[name].key] = known[name].parse(text, known[name].flag)
+        else:
+            check_foreign(name, text, f"--{name}")
+    return values
+
+
+# ---------------------------------------------------------------- the parser
+
+
+def _parse_flags(command: str, description: str, options: Sequence[Option], argv: Sequence[str]) -> dict[str, str]:
+    parser = _make_parser(command, description, options)
+    found, unknown = parser.parse_known_args(list(argv))
+    strange = next((text for text in unknown if text.startswith("-") and len(text) > 1), None)
+    if strange is not None:
+        _refuse_flag(command, strange.split("=")[0], options)
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r}: one MODEL is expected, and every other value after its flag")
+    return {name: str(value) for name, value in vars(found).items()}
+
+
+def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn:
+    name = flag.lstrip("-")
+    if name in REFUSED:
+        check_foreign(name, "", flag)
+    for option in options:
+        if option.key == name:
+            raise ConfigError(f"{flag}: only `deltaserve {'` or `deltaserve '.join(option.commands)}` has it")
+    flags = [option.flag for option in options if _has_flag(option, command)]
+    raise ConfigError(f"{flag}: unknown flag{nearest(flag, [*flags, '--config', '--dump-config'])}")
+
+
+def _has_flag(option: Option, command: str) -> bool:
+    return not option.commands or command in option.commands
+
+
+def _make_parser(command: str, description: str, options: Sequence[Option]) -> LineParser:
+    parser = LineParser(f"deltaserve {command}", description, _EPILOG)
+    parser.usage = f"deltaserve {command} MODEL [options]"
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="folder of a checkpoint")
+    files = parser.add_argument_group("configuration")
+    files.add_argument("--config", action=_Once, metavar="FILE", help="YAML file of options, named as the flags are")
+    files.add_argument("--dump-config", action=_Once, nargs=0, help="print the settings as YAML and end")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in (option for option in options if _has_flag(option, command)):
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add_option(groups[option.group], option)
+    for name in ACCEPTED:
+        nargs = 0 if name in SWITCHES else None
+        parser.add_argument(f"--{name}", dest=name, action=_Once, nargs=nargs, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+    if option.is_switch:
+        group.add_argument(option.flag, dest=option.field, action=_Once, nargs=0, help=option.help)
+        return
+    notes = [] if option.choices or option.is_free_text else [option.allowed]
+    notes += [] if option.default is None else [f"default {option.default}"]
+    text = f"{option.help} ({'; '.join(notes)})" if notes else option.help
+    metavar = "|".join(option.choices) or option.field.split("_")[-1].upper()
+    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=metavar, help=text.replace("%", "%%"))
+
+
+_EPILOG = f"""
+Every flag is also a key of the YAML file (page-size: 64) and a variable ({ENV_PREFIX}PAGE_SIZE=64).
+A flag wins over a variable, a variable over the file, the file over the default.
+Secrets are read from files only. Wrong input ends with one line on stderr and exit code 2.
+"""

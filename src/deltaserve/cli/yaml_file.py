@@ -1,0 +1,72 @@
+"""Reading and writing the YAML form of the settings: one flat mapping, no key twice."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.options import read_options
+
+MAX_FILE_BYTES = 1 << 20
+_PLAIN_TAGS = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:null", "tag:yaml.org,2002:timestamp")
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader where a repeated key is an error and `on`, `off`, `null` are words, not values: only true and false
+    are booleans. Otherwise `verify: off` would say False."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value).replace("_", "-")
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {name} occurs twice", problem_mark=key.start_mark)
+            seen.add(name)
+        return dict(super().construct_mapping(node, deep))
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _PLAIN_TAGS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$"), list("tf"))
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """Key |-> value, keys with dashes. Raises ConfigError naming file and line; what keys mean is not checked here."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigError(f"--config {path}: {size} bytes, at most {MAX_FILE_BYTES}")
+        content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config {path}: not UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"--config {path}:{line}: {error.problem}") from None
+    except yaml.YAMLError:
+        raise ConfigError(f"--config {path}: holds characters that YAML does not allow") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: must be a mapping of option: value")
+    return {str(key).replace("_", "-"): value for key, value in content.items()}
+
+
+def write_yaml(settings: Settings) -> str:
+    """All settings that have a value; `read_yaml` gives them back."""
+    lines: list[str] = []
+    group = ""
+    for option in read_options():
+        value = settings.model_dump()[option.group][option.field]
+        if value is None:
+            continue
+        if option.group != group:
+            group = option.group
+            lines.append(f"# {group}")
+        lines.append(yaml.safe_dump({option.key: value}, width=10_000, allow_unicode=True).rstrip())
+    return "\n".join(lines) + "\n"
