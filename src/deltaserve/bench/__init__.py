@@ -1,0 +1,1 @@
+"""F7: benchmark any OpenAI-compatible server. Traffic is data made from a seed; the client sends it and times it."""

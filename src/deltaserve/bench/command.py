@@ -1,0 +1,196 @@
+"""`deltaserve bench`: options, one run, its report."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+from tokenizers import Tokenizer as TokenizerFile
+
+from deltaserve.bench.client import Client, Load, Measurement
+from deltaserve.bench.completions import ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.bench.report import as_json, print_summary, summarize
+from deltaserve.bench.traffic import (
+    Conversation,
+    Lengths,
+    MultiTurnTraffic,
+    SharedPrefixTraffic,
+    TokenRange,
+    arrival_times,
+)
+
+DESCRIPTION = """\
+Send generated traffic to an OpenAI-compatible server and report throughput and latency.
+Prompts are token ids, so lengths and shared prefixes are exact. Servers that take only text need --tokenizer.
+"""
+
+
+class LocalTokenizer:
+    """A tokenizer.json on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = TokenizerFile.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare all options of `deltaserve bench`."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument(
+        "--workload", choices=("shared-prefix", "multi-turn", "recall"), default="shared-prefix", help="what to send"
+    )
+    _add_server(parser.add_argument_group("server"))
+    _add_load(parser.add_argument_group("load"))
+    _add_lengths(parser.add_argument_group("lengths in tokens (shared-prefix and multi-turn)"))
+    _add_workloads(parser)
+
+
+def _add_server(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="server, without /v1")
+    group.add_argument("--model", help="model name to send; None: the first the server names")
+    group.add_argument("--api-key", help="sent as a bearer token")
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json or its folder, for servers that speak only text"
+    )
+    group.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields per request")
+    group.add_argument("--timeout-s", type=float, default=600.0, help="longest wait for the next bytes of an answer")
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-concurrency", type=int, help="requests in flight at most; None: no limit")
+    group.add_argument(
+        "--request-rate",
+        type=float,
+        help="conversations that start per second, as a Poisson process; None: all at once",
+    )
+    group.add_argument("--warmup-requests", type=int, default=2, help="requests sent before the measurement")
+    group.add_argument("--flush-cache", action="store_true", help="POST /flush_cache after the warm-up")
+    group.add_argument("--seed", type=int, default=1, help="equal seeds and options give equal traffic")
+    group.add_argument("--output-file", type=Path, help="write settings, summary and every request as JSON")
+
+
+def _add_lengths(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--system-prompt-len", "--gsp-system-prompt-len", type=int, default=2048, help="shared prefix")
+    group.add_argument("--question-len", "--gsp-question-len", type=int, default=128, help="of each turn")
+    group.add_argument("--output-len", "--gsp-output-len", type=int, default=256, help="of each answer")
+    group.add_argument(
+        "--range-ratio", "--gsp-range-ratio", type=float, default=1.0, help="draw lengths from [ratio * length, length]"
+    )
+    group.add_argument(
+        "--token-range",
+        type=_token_range,
+        default="32:256",
+        metavar="FIRST:END",
+        help="ids of random prompts; the default ones are plain bytes in byte-level vocabularies",
+    )
+
+
+def _add_workloads(parser: argparse.ArgumentParser) -> None:
+    shared = parser.add_argument_group("shared-prefix: each group's prompts start with its system prompt")
+    shared.add_argument("--num-groups", "--gsp-num-groups", type=int, default=64, help="system prompts")
+    shared.add_argument(
+        "--prompts-per-group", "--gsp-prompts-per-group", type=int, default=16, help="per system prompt"
+    )
+    turns = parser.add_argument_group("multi-turn: each turn appends the last answer and a new question")
+    turns.add_argument("--num-conversations", type=int, default=32, help="all with one system prompt")
+    turns.add_argument("--num-turns", type=int, default=4, help="turns of each conversation (multi-turn and recall)")
+    recall = parser.add_argument_group("recall: documents of facts for the recall model, whose answers can be checked")
+    recall.add_argument("--num-documents", type=int, default=8, help="shared documents")
+    recall.add_argument("--conversations-per-document", type=int, default=8, help="conversations about each document")
+    recall.add_argument("--num-facts", type=int, default=64, help="facts per document, 3 tokens each")
+    recall.add_argument("--num-noise", type=int, default=64, help="noise tokens per document")
+    recall.add_argument("--answer-len", type=int, default=16, help="names per answer")
+
+
+def _json_object(text: str) -> dict[str, object]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
+    return value
+
+
+def _token_range(text: str) -> TokenRange:
+    first, _, end = text.partition(":")
+    return TokenRange(int(first), int(end))
+
+
+def make_traffic(args: argparse.Namespace) -> list[Conversation]:
+    """The conversations the options describe. Raises ValueError for options that make no sense."""
+    if args.workload == "recall":
+        shape = DocumentShape(args.num_facts, args.num_noise)
+        return RecallTraffic(
+            args.num_documents, args.conversations_per_document, args.num_turns, args.answer_len, shape
+        ).generate(args.seed)
+    lengths = Lengths(args.system_prompt_len, args.question_len, args.output_len, args.range_ratio)
+    if args.workload == "multi-turn":
+        return MultiTurnTraffic(args.num_conversations, args.num_turns, lengths, args.token_range).generate(args.seed)
+    return SharedPrefixTraffic(args.num_groups, args.prompts_per_group, lengths, args.token_range).generate(args.seed)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: every request completed; 1: some failed or the server could not be reached; 2: bad options."""
+    console = Console(soft_wrap=True)
+    try:
+        conversations = make_traffic(args)
+        load = Load(arrival_times(len(conversations), args.request_rate, args.seed), args.max_concurrency)
+        tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    try:
+        measurement = asyncio.run(_benchmark(args, conversations, load, tokenizer))
+    except (ServerError, httpx.HTTPError) as error:
+        print(f"bench: {args.base_url}: {error}", file=sys.stderr)
+        return 1
+    summary = summarize(measurement)
+    print_summary(console, summary)
+    _print_errors(measurement)
+    if args.output_file:
+        settings = {name: str(value) for name, value in vars(args).items() if name != "api_key"}
+        args.output_file.write_text(json.dumps(as_json(settings, measurement, summary), indent=1) + "\n")
+    return 1 if summary.num_failed else 0
+
+
+async def _benchmark(
+    args: argparse.Namespace, conversations: Sequence[Conversation], load: Load, tokenizer: Tokenizer | None
+) -> Measurement:
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(args.timeout_s, pool=None)
+    async with httpx.AsyncClient(base_url=args.base_url, headers=headers, limits=limits, timeout=timeout) as http:
+        model = args.model or await served_model(http)
+        warmup = _warmup(args)
+        dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)
+        dialect = replace(dialect, extra={**dialect.extra, **args.extra_body})
+        await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
+        if args.flush_cache:
+            (await http.post("/flush_cache")).raise_for_status()
+        with Progress(transient=True, console=Console(stderr=True)) as progress:
+            task = progress.add_task("requests", total=sum(len(conversation.turns) for conversation in conversations))
+            client = Client(http, dialect, tokenizer, on_record=lambda record: progress.advance(task))
+            return await client.measure(conversations, load)
+
+
+def _warmup(args: argparse.Namespace) -> list[Conversation]:
+    """Short random prompts, one more than asked for: the first finds out what the server understands."""
+    traffic = SharedPrefixTraffic(args.warmup_requests + 1, 1, Lengths(0, 64, 8), args.token_range)
+    return traffic.generate(args.seed - 1)
+
+
+def _print_errors(measurement: Measurement) -> None:
+    errors = [record.error for record in measurement.records if record.error is not None]
+    for error in sorted(set(errors), key=errors.count, reverse=True)[:5]:
+        print(f"bench: {errors.count(error)} x {error}", file=sys.stderr)

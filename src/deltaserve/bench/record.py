@@ -1,0 +1,55 @@
+"""What is measured about one request."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One streamed chunk with output in it."""
+
+    at_s: float
+    """Seconds after its request was sent."""
+    num_tokens: int
+    """At least 1; 1 where the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request, from send to the last chunk. Lengths in tokens, times in seconds."""
+
+    conversation: int
+    turn: int
+    sent_s: float
+    """Seconds after the start of the measurement."""
+    prompt_len: int
+    arrivals: tuple[Arrival, ...]
+    e2e_s: float
+    """From send to the end of the stream."""
+    output_len: int
+    """As the server's usage says, else what was counted."""
+    cached_len: int | None
+    """Prompt tokens served from cache; None if the server does not say."""
+    tokens_right: int | None
+    """How many of `tokens_expected` came at their place; None if the answer's ids are not known."""
+    tokens_expected: int
+    """0 where no right answer can be computed."""
+    error: str | None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token."""
+        return self.arrivals[0].at_s if self.arrivals else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for answers of one token."""
+        if not self.arrivals or self.output_len < 2:
+            return None
+        return (self.arrivals[-1].at_s - self.arrivals[0].at_s) / (self.output_len - 1)
+
+    def itls_s(self) -> list[float]:
+        """Gaps between tokens; the gap before a chunk of k tokens counts k times with a k-th of its length."""
+        gaps: list[float] = []
+        for before, after in zip(self.arrivals, self.arrivals[1:], strict=False):
+            gaps += [(after.at_s - before.at_s) / after.num_tokens] * after.num_tokens
+        return gaps

@@ -1,0 +1,159 @@
+"""From records to figures: throughput, latency percentiles, cache use, right answers; as a table and as JSON."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from deltaserve.bench.client import Measurement
+from deltaserve.bench.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of one quantity, in the unit of its samples."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures of one run. Rates per second, over the time from the first send to the last answer's end."""
+
+    duration_s: float
+    num_completed: int
+    num_failed: int
+    input_len: int
+    """Prompt tokens of completed requests, likewise the following lengths."""
+    output_len: int
+    cached_len: int | None
+    """None if no answer told it."""
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    mean_concurrency: float
+    latencies_s: Mapping[str, Distribution]
+    """ttft, tpot, itl, e2e; with several turns also ttft_first_turn and ttft_later_turns."""
+    tokens_right: int
+    tokens_expected: int
+    """Of completed requests whose answer can be computed and is known."""
+    answers_right: int
+    answers_expected: int
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """By linear interpolation between the closest ranks of ascending samples; at least one sample."""
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def distribution(samples: Iterable[float | None]) -> Distribution | None:
+    """None values are left out; None if nothing is left."""
+    ordered = sorted(sample for sample in samples if sample is not None)
+    if not ordered:
+        return None
+    mean = math.fsum(ordered) / len(ordered)
+    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+    return Distribution(mean, p50, p90, p95, p99, len(ordered))
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """All figures but `num_failed` are of completed requests."""
+    done = [record for record in measurement.records if record.error is None]
+    judged = [record for record in done if record.tokens_right is not None]
+    seconds = measurement.duration_s
+    input_len, output_len = sum(r.prompt_len for r in done), sum(r.output_len for r in done)
+    told = [record.cached_len for record in done if record.cached_len is not None]
+
+    def rate(amount: float) -> float:
+        return amount / seconds if seconds else 0.0
+
+    return Summary(
+        duration_s=seconds,
+        num_completed=len(done),
+        num_failed=len(measurement.records) - len(done),
+        input_len=input_len,
+        output_len=output_len,
+        cached_len=sum(told) if told else None,
+        requests_per_s=rate(len(done)),
+        input_tokens_per_s=rate(input_len),
+        output_tokens_per_s=rate(output_len),
+        mean_concurrency=rate(math.fsum(record.e2e_s for record in done)),
+        latencies_s=_latencies(done),
+        tokens_right=sum(record.tokens_right or 0 for record in judged),
+        tokens_expected=sum(record.tokens_expected for record in judged),
+        answers_right=sum(record.tokens_right == record.tokens_expected for record in judged),
+        answers_expected=len(judged),
+    )
+
+
+def _latencies(done: Sequence[RequestRecord]) -> dict[str, Distribution]:
+    samples: dict[str, list[float | None]] = {"ttft": [record.ttft_s for record in done]}
+    if any(record.turn for record in done):
+        samples["ttft_first_turn"] = [record.ttft_s for record in done if record.turn == 0]
+        samples["ttft_later_turns"] = [record.ttft_s for record in done if record.turn > 0]
+    samples["tpot"] = [record.tpot_s for record in done]
+    samples["itl"] = [gap for record in done for gap in record.itls_s()]
+    samples["e2e"] = [record.e2e_s for record in done]
+    return {name: found for name, values in samples.items() if (found := distribution(values)) is not None}
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Two tables: totals and rates, then latencies in milliseconds."""
+    totals = Table(show_header=False, box=None)
+    totals.add_column(style="bold")
+    totals.add_column(justify="right")
+    for label, value in _totals(summary):
+        totals.add_row(label, value)
+    console.print(totals)
+    latencies = Table(title="latency, ms", title_justify="left")
+    latencies.add_column("")
+    for heading in ("mean", "p50", "p90", "p95", "p99"):
+        latencies.add_column(heading, justify="right")
+    for name, figures in summary.latencies_s.items():
+        values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99)
+        latencies.add_row(LABELS[name], *(f"{value * 1e3:,.1f}" for value in values))
+    console.print(latencies)
+
+
+LABELS = {
+    "ttft": "TTFT",
+    "ttft_first_turn": "TTFT, first turns",
+    "ttft_later_turns": "TTFT, later turns",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+}
+
+
+def _totals(summary: Summary) -> Iterable[tuple[str, str]]:
+    yield "completed requests", f"{summary.num_completed:,}"
+    yield "failed requests", f"{summary.num_failed:,}"
+    yield "duration, s", f"{summary.duration_s:,.2f}"
+    yield "requests/s", f"{summary.requests_per_s:,.2f}"
+    yield "input tokens/s", f"{summary.input_tokens_per_s:,.1f}"
+    yield "output tokens/s", f"{summary.output_tokens_per_s:,.1f}"
+    yield "mean concurrency", f"{summary.mean_concurrency:,.1f}"
+    if summary.cached_len is not None and summary.input_len:
+        yield "prompt tokens cached", f"{summary.cached_len:,} ({summary.cached_len / summary.input_len:.1%})"
+    if summary.tokens_expected:
+        yield "answers right", f"{summary.answers_right:,} of {summary.answers_expected:,}"
+        yield "tokens right", f"{summary.tokens_right / summary.tokens_expected:.2%}"
+
+
+def as_json(settings: Mapping[str, object], measurement: Measurement, summary: Summary) -> dict[str, object]:
+    """What `--output-file` holds: the settings, the summary and every request."""
+    return {
+        "settings": dict(settings),
+        "summary": asdict(summary),
+        "requests": [asdict(record) for record in measurement.records],
+    }

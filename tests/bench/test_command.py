@@ -1,0 +1,73 @@
+"""`deltaserve bench` from its options to its report."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from deltaserve.bench.command import add_arguments, make_traffic, run
+from tests.bench.answering_server import AnsweringServer, Manners, serving
+
+
+def parse(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("bench")
+    add_arguments(parser)
+    return parser.parse_args(options)
+
+
+RECALL = ("--workload", "recall", "--num-documents", "2", "--conversations-per-document", "2", "--num-turns", "2")
+
+
+def test_recall_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server, report = AnsweringServer(Manners()), tmp_path / "report.json"
+    with serving(server) as url:
+        options = (*RECALL, "--num-facts", "8", "--num-noise", "0", "--api-key", "secret", "--flush-cache")
+        code = run(parse("--base-url", url, *options, "--output-file", str(report), "--extra-body", '{"top_k": 1}'))
+    assert code == 0
+    assert "answers right" in capsys.readouterr().out
+    text = report.read_text()
+    assert "secret" not in text
+    summary = json.loads(text)["summary"]
+    assert (summary["num_completed"], summary["answers_right"], summary["answers_expected"]) == (8, 8, 8)
+    assert server.flushes == 1
+    assert len(server.bodies) == 1 + 2 + 8  # the dialect, the warm-up, the traffic
+    assert server.bodies[-1]["top_k"] == 1
+
+
+def test_failures_show_in_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(fail_at=4))) as url:
+        assert run(parse("--base-url", url, *RECALL, "--warmup-requests", "0")) == 1
+    assert "1 x ServerError: the worker died" in capsys.readouterr().err
+
+
+def test_no_server_and_bad_options_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(parse("--base-url", "http://127.0.0.1:9")) == 1
+    assert run(parse("--num-groups", "0")) == 2
+    assert run(parse("--request-rate", "-1")) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("bench: ") for line in lines] == [True, True, True]
+
+
+def test_each_workload_and_the_names_sglang_gives_its_options() -> None:
+    shared = parse("--gsp-num-groups", "3", "--gsp-prompts-per-group", "2", "--gsp-system-prompt-len", "9")
+    assert len(make_traffic(shared)) == 6
+    assert {len(c.turns[0].tokens) for c in make_traffic(shared)} == {9 + 128}
+    turns = parse(
+        "--workload", "multi-turn", "--num-conversations", "2", "--num-turns", "5", "--system-prompt-len", "0"
+    )
+    assert [len(conversation.turns) for conversation in make_traffic(turns)] == [5, 5]
+    narrow = parse("--num-groups", "1", "--prompts-per-group", "1", "--token-range", "7:8")
+    assert set(make_traffic(narrow)[0].turns[0].tokens) == {7}
+
+
+@pytest.mark.parametrize("options", [["--workload", "x"], ["--token-range", "9"], ["--extra-body", "[]"]])
+def test_unreadable_options_are_refused(options: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(*options)
+
+
+def test_help_explains_every_option() -> None:
+    parser = argparse.ArgumentParser("bench")
+    add_arguments(parser)
+    assert all(action.help for action in parser._actions)

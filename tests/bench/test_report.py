@@ -1,0 +1,90 @@
+"""Report arithmetic on records with known figures."""
+
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from deltaserve.bench.client import Measurement
+from deltaserve.bench.record import Arrival, RequestRecord
+from deltaserve.bench.report import as_json, distribution, percentile, print_summary, summarize
+
+
+def record(turn: int, arrivals: tuple[Arrival, ...], error: str | None = None) -> RequestRecord:
+    return RequestRecord(
+        conversation=0,
+        turn=turn,
+        sent_s=0.0,
+        prompt_len=100,
+        arrivals=arrivals,
+        e2e_s=2.0,
+        output_len=sum(arrival.num_tokens for arrival in arrivals),
+        cached_len=64 if turn else 0,
+        tokens_right=3,
+        tokens_expected=4 if turn else 3,
+        error=error,
+    )
+
+
+EVEN = (Arrival(0.5, 1), Arrival(0.7, 1), Arrival(0.9, 1))
+BUNCHED = (Arrival(0.25, 1), Arrival(1.0, 3))
+
+
+def test_times_of_one_request() -> None:
+    even, bunched, empty = record(0, EVEN), record(1, BUNCHED), record(0, ())
+    assert even.ttft_s == 0.5
+    assert even.tpot_s == pytest.approx(0.2)
+    assert even.itls_s() == pytest.approx([0.2, 0.2])
+    assert bunched.tpot_s == pytest.approx(0.25)
+    assert bunched.itls_s() == pytest.approx([0.25, 0.25, 0.25])
+    assert (empty.ttft_s, empty.tpot_s, empty.itls_s()) == (None, None, [])
+
+
+def test_percentiles_agree_with_numpy() -> None:
+    rng = random.Random(0)
+    for count in (1, 2, 3, 10, 101):
+        samples = [rng.expovariate(1.0) for _ in range(count)]
+        for percent in (0, 50, 90, 95, 99, 100):
+            assert percentile(sorted(samples), percent) == pytest.approx(np.percentile(samples, percent))
+
+
+def test_distribution_leaves_unknowns_out() -> None:
+    found = distribution([3.0, None, 1.0])
+    assert found is not None
+    assert (found.mean, found.p50, found.count) == (2.0, 2.0, 2)
+    assert distribution([None]) is None
+
+
+def test_summary_counts_completed_requests_only() -> None:
+    summary = summarize(Measurement((record(0, EVEN), record(1, BUNCHED), record(2, (), error="gone")), duration_s=4.0))
+    assert (summary.num_completed, summary.num_failed) == (2, 1)
+    assert (summary.input_len, summary.output_len, summary.cached_len) == (200, 7, 64)
+    assert (summary.requests_per_s, summary.output_tokens_per_s) == (0.5, 1.75)
+    assert summary.mean_concurrency == 1.0
+    assert (summary.tokens_right, summary.tokens_expected) == (6, 7)
+    assert (summary.answers_right, summary.answers_expected) == (1, 2)
+    assert summary.latencies_s["ttft"].mean == pytest.approx(0.375)
+    assert summary.latencies_s["ttft_first_turn"].mean == 0.5
+    assert summary.latencies_s["ttft_later_turns"].mean == 0.25
+    assert summary.latencies_s["itl"].count == 5
+
+
+def test_an_empty_run_has_no_rates() -> None:
+    summary = summarize(Measurement((), duration_s=0.0))
+    assert (summary.requests_per_s, summary.cached_len, summary.latencies_s) == (0.0, None, {})
+
+
+def test_tables_and_json() -> None:
+    measurement = Measurement((record(0, EVEN),), duration_s=2.0)
+    summary = summarize(measurement)
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), summary)
+    assert "500.0" in out.getvalue()
+    assert "0 (0.0%)" in out.getvalue()
+    report = json.loads(json.dumps(as_json({"seed": 1}, measurement, summary)))
+    assert report["settings"] == {"seed": 1}
+    assert report["summary"]["latencies_s"]["ttft"]["p99"] == 0.5
+    assert report["requests"][0]["arrivals"][2] == {"at_s": 0.9, "num_tokens": 1}
