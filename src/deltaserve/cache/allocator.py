@@ -1,0 +1,200 @@
+"""PagePool: the states of all pages of one pool (or aux slots), and the only place that changes them."""
+
+from collections.abc import Collection
+from operator import itemgetter
+
+from deltaserve.base.errors import IntegrityError, StateError
+from deltaserve.base.ids import PageId
+from deltaserve.cache.pages import PageEvent, PageState, ends_of
+
+_GENERATION_MASK = 0xFFFFFFFF
+_ENDS = {event: tuple(state.value for state in ends_of(event)) for event in PageEvent}
+_PINNABLE = frozenset((PageState.OWNED.value, PageState.CACHED.value))
+
+
+class PagePool:
+    """Pages [0, num_pages) of one pool id. Page ids are equal on all ranks: rank 0 decides, the others replay.
+
+    Every batch operation is all or nothing: one illegal page (wrong state, out of range, twice in the batch) raises
+    StateError and changes nothing. A *pin* keeps a page's bytes in place while a write reads them: a pinned page may be
+    freed or evicted by its owner, but then it is *held*, out of reach of `allocate`, until its last pin is gone.
+
+    FREE + held + GRANTED + OWNED + QUARANTINED + CACHED = num_pages, always.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._state = bytearray(num_pages)  # page |-> PageState value; FREE is 0
+        self._counts = [0] * len(PageState)  # PageState value |-> pages in it, held ones among FREE
+        self._counts[PageState.FREE.value] = num_pages
+        self._generation = [0] * num_pages  # page |-> 32 bit
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack, the next page last: ascending runs when fresh
+        self._pins: dict[int, int] = {}  # pinned page |-> pins, >= 1
+        self._held: set[int] = set()  # pinned pages whose state is FREE
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` or `grant` could hand out now."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Pages given back by their owner, but still pinned."""
+        return len(self._held)
+
+    @property
+    def num_pinned(self) -> int:
+        """Pages with at least one pin, whatever their state."""
+        return len(self._pins)
+
+    def count(self, state: PageState) -> int:
+        """Pages in `state`. FREE counts allocatable pages only: held ones are `num_held`."""
+        return len(self._free) if state is PageState.FREE else self._counts[state.value]
+
+    def state(self, page: PageId) -> PageState:
+        """State of one page; a held page is FREE."""
+        return PageState(self._state[page])
+
+    def generation(self, page: PageId) -> int:
+        """How often the page was handed out, modulo 2^32: names one use of it."""
+        return self._generation[page]
+
+    def allocate(self, n: int) -> tuple[PageId, ...] | None:
+        """n pages, FREE -> OWNED, ascending; None when fewer are free."""
+        return self._take(n, PageEvent.ALLOCATE)
+
+    def grant(self, n: int) -> tuple[PageId, ...] | None:
+        """n pages, FREE -> GRANTED, ascending; None when fewer are free."""
+        return self._take(n, PageEvent.GRANT)
+
+    def land(self, pages: Collection[PageId]) -> None:
+        """GRANTED -> OWNED: the ticket's Done was accepted."""
+        self._move(pages, PageEvent.LAND)
+
+    def revoke(self, pages: Collection[PageId]) -> None:
+        """GRANTED -> QUARANTINED: the ticket was withdrawn, writes may still land."""
+        self._move(pages, PageEvent.REVOKE)
+
+    def drain(self, pages: Collection[PageId]) -> None:
+        """QUARANTINED -> FREE: a clean Drained, a complete Done, or a fence."""
+        self._move(pages, PageEvent.DRAIN)
+        self._give_back(pages)
+
+    def free(self, pages: Collection[PageId]) -> None:
+        """OWNED -> FREE."""
+        self._move(pages, PageEvent.FREE)
+        self._give_back(pages)
+
+    def cache(self, pages: Collection[PageId]) -> None:
+        """OWNED -> CACHED. For the prefix cache only."""
+        self._move(pages, PageEvent.CACHE)
+
+    def evict(self, pages: Collection[PageId]) -> None:
+        """CACHED -> FREE. For the prefix cache only."""
+        self._move(pages, PageEvent.EVICT)
+        self._give_back(pages)
+
+    def require(self, pages: Collection[PageId], event: PageEvent) -> None:
+        """Raise StateError unless `event` is legal for every one of `pages`, each named once."""
+        if not pages:
+            return
+        source = _ENDS[event][0]
+        if self._states_of(pages) != {source}:
+            raise StateError(
+                f"{event.value} of pages not all {PageState(source).name}: {self._offender(pages, source)}"
+            )
+
+    def pin(self, pages: Collection[PageId]) -> None:
+        """Hold the bytes of OWNED or CACHED pages in place. Nests."""
+        if pages and not self._states_of(pages) <= _PINNABLE:
+            raise StateError("pin of pages not all OWNED or CACHED")
+        pins = self._pins
+        for page in pages:
+            pins[page] = pins.get(page, 0) + 1
+
+    def unpin(self, pages: Collection[PageId]) -> None:
+        """Undo one `pin`; held pages whose last pin this was become allocatable."""
+        pins = self._pins
+        if len(set(pages)) != len(pages) or any(page not in pins for page in pages):
+            raise StateError("unpin of pages not all pinned")
+        for page in pages:
+            pins[page] -= 1
+            if not pins[page]:
+                del pins[page]
+        released = [page for page in pages if page in self._held and page not in pins]
+        self._held.difference_update(released)
+        self._free.extend(reversed(released))
+
+    def check_integrity(self) -> None:
+        """Recount everything. Raises IntegrityError."""
+        self._check_counts()
+        self._check_free_list()
+        if any(count < 1 for count in self._pins.values()):
+            raise IntegrityError("a pin count below 1 is kept")
+        if not self._held <= self._pins.keys():
+            raise IntegrityError("held pages without a pin")
+        stray = [page for page in self._pins.keys() - self._held if self._state[page] not in _PINNABLE]
+        if stray:
+            raise IntegrityError(f"pinned pages neither held, OWNED nor CACHED: {sorted(stray)[:8]}")
+
+    def _take(self, n: int, event: PageEvent) -> tuple[PageId, ...] | None:
+        if n < 0:
+            raise ValueError(f"cannot take {n} pages")
+        if n > len(self._free):
+            return None
+        first = len(self._free) - n
+        pages = tuple(sorted(self._free[first:]))
+        del self._free[first:]
+        target = _ENDS[event][1]
+        state, generation = self._state, self._generation
+        for page in pages:
+            state[page] = target
+            generation[page] = (generation[page] + 1) & _GENERATION_MASK
+        self._counts[PageState.FREE.value] -= n
+        self._counts[target] += n
+        return pages  # type: ignore[return-value]
+
+    def _move(self, pages: Collection[PageId], event: PageEvent) -> None:
+        self.require(pages, event)
+        source, target = _ENDS[event]
+        state = self._state
+        for page in pages:
+            state[page] = target
+        self._counts[source] -= len(pages)
+        self._counts[target] += len(pages)
+
+    def _give_back(self, pages: Collection[PageId]) -> None:
+        """Put pages that just became FREE within reach again, the pinned ones among them apart."""
+        if self._pins:
+            self._held.update(page for page in pages if page in self._pins)
+            pages = [page for page in pages if page not in self._pins]
+        self._free.extend(reversed(tuple(pages)))
+
+    def _states_of(self, pages: Collection[PageId]) -> set[int]:
+        """Distinct state values. Runs in C: 128 pages take about 4 us."""
+        if len(set(pages)) != len(pages):
+            raise StateError("a page is named twice")
+        if min(pages) < 0 or max(pages) >= self.num_pages:
+            raise StateError(f"a page is outside [0, {self.num_pages})")
+        found: int | tuple[int, ...] = itemgetter(*pages)(self._state)
+        return set(found) if isinstance(found, tuple) else {found}
+
+    def _offender(self, pages: Collection[PageId], source: int) -> str:
+        page = next(page for page in pages if self._state[page] != source)
+        return f"page {page} is {PageState(self._state[page]).name}"
+
+    def _check_counts(self) -> None:
+        found = [self._state.count(state.value) for state in PageState]
+        if found != self._counts:
+            raise IntegrityError(f"pages per state: counted {found}, kept {self._counts}")
+
+    def _check_free_list(self) -> None:
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise IntegrityError("a page is twice in the free list")
+        if free & self._held:
+            raise IntegrityError("a held page is in the free list")
+        if any(self._state[page] != PageState.FREE.value for page in free | self._held):
+            raise IntegrityError("a page in the free list or held is in use")
+        if len(free) + len(self._held) != self._counts[PageState.FREE.value]:
+            raise IntegrityError("a FREE page is neither in the free list nor held")

@@ -1,0 +1,92 @@
+"""A small prefix cache with two pools, prompts spelled as letters (one letter is one page), and a look inside."""
+
+from dataclasses import dataclass
+
+from deltaserve.base.ids import Namespace, PageId
+from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache
+
+ALICE, BOB = Namespace("alice"), Namespace("bob")
+Pages = tuple[tuple[PageId, ...], ...]
+
+
+def spell(word: str, page_size: int) -> bytes:
+    """Packed ids of a word. Two letters differ in the last token of their page only."""
+    return b"".join(pack_u32([7] * (page_size - 1) + [ord(letter)]) for letter in word)
+
+
+def keys_of(tokens: bytes, page_size: int, namespace: Namespace) -> bytes:
+    return extend_keys(seed_key(b"secret", "model", page_size, namespace), tokens, 0, page_size)
+
+
+def taken(pages: tuple[PageId, ...] | None) -> tuple[PageId, ...]:
+    """Pages of an allocation that must succeed."""
+    assert pages is not None
+    return pages
+
+
+@dataclass
+class Toy:
+    """A cache with pools of unequal sizes: their page ids never run in step, so a mixed-up pool shows."""
+
+    page_size: int = 4
+    pool_pages: tuple[int, ...] = (64, 80)
+
+    def __post_init__(self) -> None:
+        self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
+        if len(self.pools) > 1:
+            taken(self.pools[1].allocate(5))
+        self.cache = PrefixCache(self.page_size, self.pools)
+
+    def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
+        """(tokens, keys) of a word."""
+        tokens = spell(word, self.page_size)
+        return tokens, keys_of(tokens, self.page_size, namespace)
+
+    def allocate(self, n: int) -> Pages:
+        return tuple(taken(pool.allocate(n)) for pool in self.pools)
+
+    def match(self, word: str, namespace: Namespace = ALICE, max_len: int | None = None) -> Match:
+        tokens, keys = self.text(word, namespace)
+        return self.cache.match(namespace, tokens, keys, max_len)
+
+    def hit(self, word: str, namespace: Namespace = ALICE) -> str:
+        """The cached part of a word."""
+        return word[: self.match(word, namespace).num_pages]
+
+    def lease(self, word: str, namespace: Namespace = ALICE) -> Lease:
+        return self.cache.lease(self.match(word, namespace))
+
+    def insert(self, lease: Lease, word: str, pages: Pages | None = None) -> Insertion:
+        """Insert all of `word` below `lease`, with fresh pages unless given."""
+        tokens, keys = self.text(word, lease.namespace)
+        pages = self.allocate(len(word) - lease.num_pages) if pages is None else pages
+        return self.cache.insert(lease, lease.namespace, tokens, keys, pages)
+
+    def hold(self, word: str, namespace: Namespace = ALICE) -> Lease:
+        """Match, lease and insert a word; returns the lease over all of it."""
+        return self.insert(self.lease(word, namespace), word).lease
+
+    def put(self, *words: str, namespace: Namespace = ALICE) -> None:
+        """Insert words and release them, oldest first."""
+        for word in words:
+            self.cache.release(self.hold(word, namespace))
+        self.cache.check_integrity()
+
+    def used(self) -> tuple[int, ...]:
+        """Pages of each pool that are not allocatable."""
+        return tuple(pool.num_pages - pool.num_free for pool in self.pools)
+
+    def contents(self) -> dict[tuple[Namespace, bytes], tuple[PageId, ...]]:
+        """(namespace, tokens from position 0 to the end of a page) |-> that page's id in each pool."""
+        size = self.page_size * TOKEN_BYTES
+        found = {}
+        for node in self.cache._tree.nodes():
+            above, step = b"", node.parent
+            while step is not None:
+                above, step = step.tokens + above, step.parent
+            for index, pages in enumerate(zip(*node.pages, strict=True)):
+                found[node.namespace, above + node.tokens[: (index + 1) * size]] = pages
+        return found
