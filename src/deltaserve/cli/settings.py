@@ -38,7 +38,6 @@ class LineParser(argparse.ArgumentParser):
             epilog=epilog,
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
-            argument_default=argparse.SUPPRESS,
         )
 
     def error(self, message: str) -> NoReturn:
@@ -163,6 +162,7 @@ def _has_flag(option: Option, command: str) -> bool:
 
 def _make_parser(command: str, description: str, options: Sequence[Option]) -> LineParser:
     parser = LineParser(f"deltaserve {command}", description, _EPILOG)
+    parser.argument_default = argparse.SUPPRESS
     parser.usage = f"deltaserve {command} MODEL [options]"
     parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="folder of a checkpoint")
     files = parser.add_argument_group("configuration")
