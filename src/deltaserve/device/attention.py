@@ -1,0 +1,73 @@
+"""The seam between the decoder and whatever computes attention over pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One row of a batch computes positions [q_start, q_start + q_len)."""
+
+    line: int
+    """Of the page tables."""
+    q_start: int
+    q_len: int
+
+    @property
+    def q_end(self) -> int:
+        return self.q_start + self.q_len
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Positions [start, end) are the same pages for these queries; multiples of `split_tokens`."""
+
+    start: int
+    end: int
+    queries: tuple[int, ...]
+    """Indexes into `Batch.queries`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """How attention reads the KV of one step: see sched/plan.WorkList, whose rules these are."""
+
+    queries: tuple[Query, ...]
+    split_tokens: int
+    shared: tuple[Shared, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(query.q_len for query in self.queries)
+
+    @property
+    def tokens_read(self) -> int:
+        """KV positions needed, summed over queries (one layer)."""
+        return sum(query.q_end for query in self.queries)
+
+
+class StepAttention(Protocol):
+    """Attention of one step over one page group. Tokens of all queries stand one after the other, in batch order."""
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store k, v [T, H, D] of the step's tokens in their pages. `layer` counts within the page group."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [T, Hq, D] after `write_kv` of the layer -> [T, Hq, D], contiguous, q's dtype."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Computes attention. Index tensors are made once per step, not per layer."""
+
+    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
+        """One StepAttention per page group, in the order of the CacheSpec. Page tables are read now."""
+        ...
+
+    def shared_tokens_read(self, batch: Batch) -> int:
+        """Of `batch.tokens_read`, positions this backend does not read again because of sharing (one layer)."""
+        ...

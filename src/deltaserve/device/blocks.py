@@ -1,0 +1,105 @@
+"""Index tensors of a tile plan for one arena, cut into blocks that bound temporary memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deltaserve.device.kv_pool import KvArena
+from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
+
+_CPU_BLOCK_BYTES = 2 << 20
+"""Keys of one block in float32: about the size of a core's L2 cache."""
+_CUDA_BLOCK_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One tile of the first `num_items` items of a block."""
+
+    num_items: int
+    queries: Tensor  # [num_items * H * R] int64 into query rows [units * H + 1, D]; the last is zero
+    targets: Tensor  # [num_items * H * R] int64 into partial results [units * H * M + 1, D]; the last is waste
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some items: their keys are gathered once, then multiplied with one tile after the other."""
+
+    num_items: int
+    width: int
+    """Keys per item."""
+    kv_rows: Tensor  # [num_items * H * width / S] int64, see KvArena.gather
+    tiles: tuple[Tile, ...]
+    hidden: Tensor | None = None  # [num_items, 1, R, width] bool
+    stale: Tensor | None = None  # [num_items, 1, width, 1] bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexer:
+    """Turns pages and units into row numbers of one arena."""
+
+    arena: KvArena
+    group_size: int
+    padding: int
+    num_parts: int
+    """M: partial results per query row."""
+
+    @property
+    def heads(self) -> Ints:
+        return np.arange(self.arena.layout.num_heads)[:, None]  # [H, 1]
+
+    def kv_rows(self, pages: Ints) -> Tensor:
+        """[n, pages] -> [n * H * pages]"""
+        rows = pages[:, None, :] * self.arena.rows_per_page + self.heads * self.arena.rows_per_head
+        return self.tensor(rows.reshape(-1))
+
+    def tile(self, units: Ints, parts: Ints) -> Tile:
+        """units [n, R], part number of each item [n]"""
+        group, num_heads = self.group_size, self.arena.layout.num_heads
+        units = units[:, None, :]  # [n, 1, R]
+        real = units < self.padding
+        rows = ((units // group) * num_heads + self.heads) * group + units % group  # [n, H, R]
+        zero_row = self.padding * num_heads
+        queries = np.where(real, rows, zero_row)
+        targets = np.where(real, rows * self.num_parts + parts[:, None, None], zero_row * self.num_parts)
+        return Tile(len(units), self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
+
+    def tensor(self, values: Ints | Bools) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.arena.bytes.device)
+
+    def items_per_block(self, width: int) -> int:
+        layout = self.arena.layout
+        budget = _CPU_BLOCK_BYTES if self.arena.bytes.device.type == "cpu" else _CUDA_BLOCK_BYTES
+        return max(1, budget // (layout.num_heads * width * layout.group.head_dim * 4))
+
+
+def make_blocks(plan: TilePlan, arena: KvArena, group_size: int) -> list[Block]:
+    """Splits first, then tails; the tail is the last part of each query row."""
+    indexer = _Indexer(arena, group_size, plan.padding, plan.max_splits + 1)
+    splits = [] if plan.items is None else list(_split_blocks(indexer, plan.items))
+    return splits + list(_tail_blocks(indexer, plan.tails, plan.max_splits))
+
+
+def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
+    width = items.pages.shape[1] * indexer.arena.layout.page_size
+    step = indexer.items_per_block(width)
+    for start in range(0, len(items.pages), step):
+        pages = items.pages[start : start + step]
+        parts = items.splits[start : start + step]
+        deep = [units[start : start + step] for units in items.tiles]
+        tiles = tuple(indexer.tile(units, parts[: len(units)]) for units in deep if len(units))
+        yield Block(len(pages), width, indexer.kv_rows(pages), tiles)
+
+
+def _tail_blocks(indexer: _Indexer, tails: TailItems, last_part: int) -> Iterator[Block]:
+    width = tails.pages.shape[1] * indexer.arena.layout.page_size
+    step = indexer.items_per_block(width)
+    for start in range(0, len(tails.pages), step):
+        pages, units = tails.pages[start : start + step], tails.units[start : start + step]
+        tile = indexer.tile(units, np.full(len(units), last_part))
+        hidden = indexer.tensor(tails.hidden[start : start + step])[:, None]
+        stale = indexer.tensor(tails.stale[start : start + step])[:, None, :, None]
+        yield Block(len(pages), width, indexer.kv_rows(pages), (tile,), hidden, stale)

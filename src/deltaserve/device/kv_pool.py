@@ -1,0 +1,128 @@
+"""Arenas of the page groups: `[P, H, L, planes, S, D]`, byte for byte as layout/kv.py says."""
+
+import contextlib
+import mmap
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deltaserve.base.extents import Region
+from deltaserve.base.ids import PageId, PoolId, RegionId
+from deltaserve.base.tokens import pack_u32
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.shard import Shard
+from deltaserve.layout.spec import CacheSpec
+
+_TORCH_DTYPES = {
+    DType.FLOAT32: torch.float32,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.FLOAT16: torch.float16,
+    DType.FP8_E4M3: torch.float8_e4m3fn,
+}
+_FP8_MAX = 448.0
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return _TORCH_DTYPES[dtype]
+
+
+def page_bytes(cache: CacheSpec, pool: PoolId, shard: Shard | None = None) -> int:
+    """Bytes one page id of `pool` costs over all its groups: what a pool is sized by, before anything is loaded."""
+    where = shard or Shard()
+    return sum(KvLayout(group, cache.page_size, where).page_bytes for group in cache.groups_of(pool))
+
+
+class KvArena:
+    """One page group's memory on one device.
+
+    Elements are kept as raw bytes for fp8 (index kernels know no float8) and in their own dtype otherwise; fp8 has
+    scale 1.0 and saturates at 448.
+    """
+
+    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_pages = num_pages
+        self.bytes = allocate_bytes(layout.arena_bytes(num_pages), device)  # [P * page_bytes] uint8
+        self._dtype = torch_dtype(layout.group.dtype)
+        self._fp8 = layout.group.dtype is DType.FP8_E4M3
+        elements = self.bytes if self._fp8 else self.bytes.view(self._dtype)
+        group, page_size = layout.group, layout.page_size
+        self.rows_per_page = layout.num_heads * group.num_layers * group.planes
+        """Rows of [S, D] elements in a page."""
+        self.rows_per_head = group.num_layers * group.planes
+        planes = [(layer, plane) for layer in range(group.num_layers) for plane in range(group.planes)]
+        # Views that start at the (layer, plane) of page 0, head 0: one index tensor serves every layer.
+        row = page_size * group.head_dim
+        self._rows = {lp: _tail_rows(elements, (lp[0] * group.planes + lp[1]) * row, row) for lp in planes}
+        self._tokens = {lp: _tail_rows(elements, (lp[0] * group.planes + lp[1]) * row, group.head_dim) for lp in planes}
+
+    def gather(self, layer: int, plane: int, rows: Tensor) -> Tensor:
+        """`rows` [N] int64: page * rows_per_page + head * rows_per_head -> [N * S, D] in the stored dtype."""
+        found = self._rows[layer, plane].index_select(0, rows).view(-1, self.layout.group.head_dim)
+        return found.view(self._dtype) if self._fp8 else found
+
+    def scatter(self, layer: int, plane: int, slots: Tensor, values: Tensor) -> None:
+        """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""
+        if self._fp8:
+            stored = values.float().clamp(-_FP8_MAX, _FP8_MAX).to(self._dtype).view(torch.uint8)
+        else:
+            stored = values.to(self._dtype)
+        self._tokens[layer, plane].index_copy_(0, slots, stored)
+
+    def page_checksum(self, page: PageId, seed: int) -> int:
+        """crc32 of the page's bytes, continued from `seed`."""
+        size = self.layout.page_bytes
+        return zlib.crc32(self.bytes[page * size : (page + 1) * size].cpu().numpy().data, seed)
+
+    def region(self, id: RegionId) -> Region:
+        return region_of(self.bytes, id)
+
+
+class KvPool:
+    """All page groups of a model on one device."""
+
+    def __init__(
+        self, cache: CacheSpec, num_pages: Sequence[int], device: torch.device, shard: Shard | None = None
+    ) -> None:
+        """`num_pages` per pool of `cache.pools`."""
+        where = shard or Shard()
+        self.cache = cache
+        self.num_pages = tuple(num_pages)
+        self.arenas = tuple(
+            KvArena(KvLayout(group, cache.page_size, where), num_pages[cache.pool_of(group)], device)
+            for group in cache.groups
+        )
+
+    def checksums(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
+        """Packed uint32 crc32 of each page, over all groups of the pool in order."""
+        arenas = [a for a in self.arenas if self.cache.pool_of(a.layout.group) == pool]
+        sums = []
+        for page in pages:
+            crc = 0
+            for arena in arenas:
+                crc = arena.page_checksum(page, crc)
+            sums.append(crc)
+        return pack_u32(sums)
+
+
+def allocate_bytes(num_bytes: int, device: torch.device) -> Tensor:
+    """Zeroed bytes [num_bytes] uint8. On the CPU: an anonymous mapping, page aligned, backed when first touched."""
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def region_of(data: Tensor, id: RegionId) -> Region:
+    return Region(id, data.data_ptr(), data.numel() * data.element_size(), str(data.device))
+
+
+def _tail_rows(elements: Tensor, offset: int, size: int) -> Tensor:
+    """[N, size] rows of everything from element `offset` on."""
+    tail = elements[offset:]
+    return tail[: tail.numel() // size * size].view(-1, size)

@@ -1,0 +1,167 @@
+"""Which KV is multiplied with which queries: the work list of one step as index arrays (numpy, host).
+
+Short queries (decode, and up to 16 positions) are computed in *tiles* of 16 query rows, zero padded, against one split
+of `split_tokens` keys. A split shared by several queries is one item with the rows of all of them, a private split an
+item with the rows of one: the same tile shape either way, so a row's result has the same bits. What follows the last
+whole split below q_start is the query's *tail*: causal and always private.
+
+A *unit* is one query row of every KV head: token * group_size + GQA head in the group, tokens counted over tiled
+queries only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaserve.device.attention import Batch, Query, Shared
+from deltaserve.device.page_table import Table
+
+TILE_ROWS = 16
+MAX_TILED_LEN = 16
+"""Longer queries take the flash path; the choice depends on the query alone."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitItems:
+    """N whole splits, those with most tiles first."""
+
+    pages: Ints  # [N, pages per split]
+    splits: Ints  # [N] index of the split in its queries
+    tiles: tuple[Ints, ...]  # j-th: [N_j, 16] units of the j-th tile of the first N_j items; `padding` fills up
+
+
+@dataclass(frozen=True, slots=True)
+class TailItems:
+    """One tail per tiled query."""
+
+    pages: Ints  # [B, width / page_size]; beyond a tail's end its last page is repeated
+    units: Ints  # [B, R]; `padding` fills up
+    hidden: Bools  # [B, R, width]: key after the query's position
+    stale: Bools  # [B, width]: key not written yet, may hold anything, NaN too
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """Everything tiled queries read in one step."""
+
+    queries: tuple[int, ...]
+    """Indexes into the batch."""
+    tokens: Ints  # [Tt] of the step's tokens, those of tiled queries
+    padding: int
+    """Unit id that stands for a zero row: the number of real units."""
+    max_splits: int
+    """Whole splits of the longest query."""
+    items: SplitItems | None
+    tails: TailItems
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Consecutive knowledge about splits with the same rows."""
+
+    line: int
+    splits: Ints  # [n]
+    units: Ints  # [depth, 16]
+
+
+def is_tiled(query: Query) -> bool:
+    return query.q_len <= MAX_TILED_LEN
+
+
+def tiled_members(batch: Batch, run: Shared) -> tuple[int, ...]:
+    """Queries of a run that read it together."""
+    return tuple(index for index in run.queries if is_tiled(batch.queries[index]))
+
+
+def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> TilePlan | None:
+    """None when no query is tiled."""
+    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query))
+    if not queries:
+        return None
+    starts = np.cumsum([0, *(query.q_len for query in batch.queries)])
+    tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in queries])
+    lens = [batch.queries[index].q_len for index in queries]
+    ends = np.cumsum(lens) * group_size
+    units = {
+        index: np.arange(end - length * group_size, end)
+        for index, end, length in zip(queries, ends.tolist(), lens, strict=True)
+    }
+    padding = len(tokens) * group_size
+    return TilePlan(
+        queries=queries,
+        tokens=tokens.astype(np.int64),
+        padding=padding,
+        max_splits=max(batch.queries[index].q_start // batch.split_tokens for index in queries),
+        items=_split_items(_groups(batch, units, padding), table, batch.split_tokens // page_size),
+        tails=_tail_items(batch, queries, units, table, page_size),
+    )
+
+
+def _groups(batch: Batch, units: dict[int, Ints], padding: int) -> list[_Group]:
+    split = batch.split_tokens
+    private = {index: np.ones(batch.queries[index].q_start // split, np.bool_) for index in units}
+    groups = []
+    for run in batch.shared:
+        members = tiled_members(batch, run)
+        if len(members) < 2:
+            continue
+        rows = np.concatenate([units[index] for index in members])
+        splits = np.arange(run.start // split, run.end // split)
+        groups.append(_Group(batch.queries[members[0]].line, splits, _tiles(rows, padding)))
+        for index in members:
+            private[index][splits] = False
+    for index, mask in private.items():
+        splits = np.flatnonzero(mask)
+        if len(splits):
+            groups.append(_Group(batch.queries[index].line, splits, _tiles(units[index], padding)))
+    return sorted(groups, key=lambda group: -len(group.units))
+
+
+def _tiles(units: Ints, padding: int) -> Ints:
+    """[n] -> [ceil(n / 16), 16]"""
+    depth = -(-len(units) // TILE_ROWS)
+    out = np.full(depth * TILE_ROWS, padding, np.int64)
+    out[: len(units)] = units
+    return out.reshape(depth, TILE_ROWS)
+
+
+def _split_items(groups: Sequence[_Group], table: Table, pages_per_split: int) -> SplitItems | None:
+    if not groups:
+        return None
+    offsets = np.arange(pages_per_split)
+    pages = np.concatenate([table[g.line][g.splits[:, None] * pages_per_split + offsets] for g in groups])
+    tiles = []
+    for depth in range(len(groups[0].units)):
+        deep = [group for group in groups if len(group.units) > depth]
+        tiles.append(np.concatenate([np.tile(group.units[depth], (len(group.splits), 1)) for group in deep]))
+    return SplitItems(pages.astype(np.int64), np.concatenate([group.splits for group in groups]), tuple(tiles))
+
+
+def _tail_items(
+    batch: Batch, indexes: tuple[int, ...], units: dict[int, Ints], table: Table, page_size: int
+) -> TailItems:
+    split = batch.split_tokens
+    queries = [batch.queries[index] for index in indexes]
+    q_starts = np.array([query.q_start for query in queries])
+    lines = np.array([query.line for query in queries])
+    first = q_starts // split * split  # [B] position of the tail's first key
+    lens = np.array([query.q_end for query in queries]) - first  # [B]
+    num_pages = -(-lens // page_size)
+    offsets = np.minimum(np.arange(num_pages.max()), num_pages[:, None] - 1)
+    pages = table[lines[:, None], (first // page_size)[:, None] + offsets]
+    max_rows = max(len(units[index]) for index in indexes)
+    padding = sum(len(rows) for rows in units.values())
+    rows = np.full((len(indexes), max_rows), padding, np.int64)
+    positions = np.zeros((len(indexes), max_rows), np.int64)  # of each query row, from its q_start
+    for place, index in enumerate(indexes):
+        count = len(units[index])
+        rows[place, :count] = units[index]
+        positions[place, :count] = np.arange(count) // (count // batch.queries[index].q_len)
+    keys = np.arange(pages.shape[1] * page_size)  # [width]
+    last_seen = (q_starts - first)[:, None] + positions  # [B, R]
+    return TailItems(pages.astype(np.int64), rows, keys > last_seen[:, :, None], keys >= lens[:, None])

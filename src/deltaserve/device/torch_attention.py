@@ -1,0 +1,179 @@
+"""The reference attention backend, in torch operations, for CPU and CUDA alike.
+
+Guarantee: for one batch and the same KV bytes, results have equal bits whether splits are shared or not. Every query
+row meets every split in a tile of one fixed shape, partial results (out, log-sum-exp) are float32 and are merged in
+root-to-leaf order. See tiles.py for the partition.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deltaserve.device.attention import Batch, StepAttention
+from deltaserve.device.blocks import Block, make_blocks
+from deltaserve.device.flash import attend_causal, attend_piece, merge_two
+from deltaserve.device.kv_pool import KvArena, KvPool
+from deltaserve.device.page_table import PageTable, Table
+from deltaserve.device.tiles import TilePlan, is_tiled, plan_tiles, tiled_members
+
+_K, _V = 0, 1
+
+
+class TorchAttention:
+    """AttentionBackend over a KvPool. Queries have `num_heads` heads on this rank."""
+
+    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._num_heads = num_heads
+
+    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
+        steps = []
+        for arena in self._pool.arenas:
+            table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
+            steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads))
+        return steps
+
+    def shared_tokens_read(self, batch: Batch) -> int:
+        saved = 0
+        for run in batch.shared:
+            readers = len(tiled_members(batch, run))
+            saved += max(0, readers - 1) * (run.end - run.start)
+        return saved
+
+
+class TorchStep:
+    """StepAttention over one arena."""
+
+    def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int) -> None:
+        self._arena = arena
+        self._slots = _write_slots(arena, table, batch)
+        plan = plan_tiles(batch, table, arena.layout.page_size, group_size)
+        self._tiled = None if plan is None else _TiledQueries(arena, plan, group_size)
+        self._long = _long_queries(arena, table, batch)
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """k, v [T, H, D]"""
+        dim = k.shape[-1]
+        self._arena.scatter(layer, _K, self._slots, k.reshape(-1, dim))
+        self._arena.scatter(layer, _V, self._slots, v.reshape(-1, dim))
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [T, Hq, D] -> [T, Hq, D]"""
+        if self._tiled is not None and not self._long:
+            return self._tiled.attend(layer, q, scale).to(q.dtype)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if self._tiled is not None:
+            tokens = self._tiled.tokens
+            out.index_copy_(0, tokens, self._tiled.attend(layer, q.index_select(0, tokens), scale).to(q.dtype))
+        for query in self._long:
+            query.attend(layer, q, scale, out)
+        return out
+
+
+class _TiledQueries:
+    """All short queries of a step."""
+
+    def __init__(self, arena: KvArena, plan: TilePlan, group_size: int) -> None:
+        self._arena = arena
+        self._blocks = make_blocks(plan, arena, group_size)
+        device, dim = arena.bytes.device, arena.layout.group.head_dim
+        self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
+        self._num_parts = plan.max_splits + 1
+        num_rows = plan.padding * arena.layout.num_heads
+        self._queries = torch.zeros(num_rows + 1, dim, device=device)  # [Rq + 1, D] float32, last row zero
+        # Parts a query does not have keep weight e^-inf = 0 and are never written.
+        parts = num_rows * self._num_parts + 1
+        self._outs = torch.zeros(parts, dim, device=device)  # [Rq * M + 1, D]
+        self._lses = torch.full((parts,), float("-inf"), device=device)  # [Rq * M + 1] natural log
+
+    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
+        dim = q.shape[-1]
+        torch.mul(q, scale, out=self._queries[:-1].view(q.shape))
+        for block in self._blocks:
+            self._run(block, layer)
+        if self._num_parts == 1:
+            return self._outs[:-1].view(q.shape).clone()
+        weights = self._lses[:-1].view(-1, 1, self._num_parts).softmax(-1)  # [Rq, 1, M]
+        return torch.bmm(weights, self._outs[:-1].view(-1, self._num_parts, dim)).view(q.shape)
+
+    def _run(self, block: Block, layer: int) -> None:
+        heads, dim = self._arena.layout.num_heads, self._queries.shape[-1]
+        shape = (block.num_items * heads, block.width, dim)
+        k = self._arena.gather(layer, _K, block.kv_rows).float().view(shape)
+        v = self._arena.gather(layer, _V, block.kv_rows).float().view(shape)
+        if block.stale is not None:  # 0 * NaN is NaN: hidden keys must not only weigh nothing
+            v.view(block.num_items, heads, block.width, dim).masked_fill_(block.stale, 0.0)
+        for tile in block.tiles:
+            batch = tile.num_items * heads
+            q = self._queries.index_select(0, tile.queries).view(batch, -1, dim)  # [batch, R, D]
+            scores = _scores(q, k[:batch])  # [batch, R, width]
+            if block.hidden is not None:
+                scores.view(tile.num_items, heads, -1, block.width).masked_fill_(block.hidden, float("-inf"))
+            weights = scores.softmax(-1)
+            self._outs.index_copy_(0, tile.targets, torch.bmm(weights, v[:batch]).view(-1, dim))
+            if self._num_parts > 1:
+                # The largest weight is e^(top - lse).
+                lse = scores.amax(-1) - weights.amax(-1).log()
+                self._lses.index_copy_(0, tile.targets, lse.view(-1))
+
+
+class _LongQuery:
+    """One extend: its prefix without a mask, its own positions causally, merged."""
+
+    def __init__(self, arena: KvArena, kv_rows: Tensor, first_token: int, q_start: int, q_len: int) -> None:
+        self._arena = arena
+        self._kv_rows = kv_rows  # [H * pages] int64
+        self._tokens = slice(first_token, first_token + q_len)
+        self._q_start = q_start
+        self._q_end = q_start + q_len
+
+    def attend(self, layer: int, q: Tensor, scale: float, out: Tensor) -> None:
+        """q, out [T, Hq, D]: fills this query's tokens of `out`."""
+        heads, dim = self._arena.layout.num_heads, q.shape[-1]
+        k = self._arena.gather(layer, _K, self._kv_rows).view(heads, -1, dim).to(q.dtype)
+        v = self._arena.gather(layer, _V, self._kv_rows).view(heads, -1, dim).to(q.dtype)
+        rows = q[self._tokens].view(self._q_end - self._q_start, heads, -1, dim).permute(1, 2, 0, 3)  # [H, g, C, D]
+        own = slice(self._q_start, self._q_end)
+        result = attend_causal(rows, k[:, own], v[:, own], scale)
+        merged = result[0]
+        if self._q_start:
+            prefix = slice(0, self._q_start)
+            merged = merge_two(attend_piece(rows, k[:, prefix], v[:, prefix], scale), result)
+        out[self._tokens] = merged.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """q [b, R, D], k [b, width, D] -> [b, R, width]"""
+    if k.shape[1] == 1:  # bmm changes its kernel with the batch size here, and so the bits
+        return (q * k).sum(-1, keepdim=True)
+    return torch.bmm(q, k.transpose(1, 2))
+
+
+def _long_queries(arena: KvArena, table: Table, batch: Batch) -> list[_LongQuery]:
+    page_size, device = arena.layout.page_size, arena.bytes.device
+    heads = np.arange(arena.layout.num_heads)[:, None]
+    out, token = [], 0
+    for query in batch.queries:
+        if not is_tiled(query):
+            pages = table[query.line, : -(-query.q_end // page_size)].astype(np.int64)
+            rows = pages * arena.rows_per_page + heads * arena.rows_per_head  # [H, pages]
+            kv_rows = torch.from_numpy(rows.reshape(-1)).to(device)
+            out.append(_LongQuery(arena, kv_rows, token, query.q_start, query.q_len))
+        token += query.q_len
+    return out
+
+
+def _write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
+    """[T * H] int64: where each token of the step is stored, see KvArena.scatter."""
+    page_size = arena.layout.page_size
+    positions = np.concatenate([np.arange(query.q_start, query.q_end) for query in batch.queries])
+    lines = np.repeat([query.line for query in batch.queries], [query.q_len for query in batch.queries])
+    pages = table[lines, positions // page_size].astype(np.int64)[:, None]  # [T, 1]
+    heads = np.arange(arena.layout.num_heads)  # [H]
+    rows = pages * arena.rows_per_page + heads * arena.rows_per_head
+    slots = rows * page_size + (positions % page_size)[:, None]
+    return torch.from_numpy(slots.reshape(-1)).to(arena.bytes.device)

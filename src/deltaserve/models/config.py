@@ -1,0 +1,62 @@
+"""A model folder's config.json -> Family and ModelSpec. Code in the folder is never imported."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.family import Family
+from deltaserve.models.fields import Fields
+from deltaserve.models.llama import LLAMA
+from deltaserve.models.qwen3 import QWEN3
+from deltaserve.models.qwen3_moe import QWEN3_MOE
+from deltaserve.models.spec import ModelSpec
+
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
+
+_MAX_JSON_BYTES = 16 << 20
+
+
+def load_spec(model_path: Path) -> ModelSpec:
+    """Raises ConfigError, one line naming file and field, for a folder that cannot be served."""
+    fields = read_json(model_path / "config.json")
+    spec = family_of(fields).build(fields)
+    generation = model_path / "generation_config.json"
+    if generation.is_file():
+        eos = read_json(generation).integers("eos_token_id")
+        spec = replace(spec, eos_token_ids=eos or spec.eos_token_ids)
+    wrong = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
+    if wrong:
+        raise ConfigError(f"config.json: eos_token_id {wrong[0]} is outside the vocabulary of {spec.vocab_size}")
+    return spec
+
+
+def load_family(model_path: Path) -> Family:
+    return family_of(read_json(model_path / "config.json"))
+
+
+def family_of(fields: Fields) -> Family:
+    """By the class named in `architectures`; nothing is guessed from other fields."""
+    names = fields.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise fields.error("architectures", "a list with one class name")
+    for family in FAMILIES:
+        if family.architecture == names[0]:
+            return family
+    supported = ", ".join(family.architecture for family in FAMILIES)
+    raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")
+
+
+def read_json(path: Path) -> Fields:
+    """A JSON object. The message names the file, not its folder."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ConfigError(f"{path.name}: larger than {_MAX_JSON_BYTES} bytes")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.name}: not found in the model folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path.name}: expected a JSON object")
+    return Fields(values, path.name)

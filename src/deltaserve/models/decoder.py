@@ -1,0 +1,48 @@
+"""The one decoder: composes layers as the ModelSpec says."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.device.attention import StepAttention
+from deltaserve.models.gqa import gqa
+from deltaserve.models.layers import dense_mlp, rms_norm
+from deltaserve.models.moe import moe_mlp
+from deltaserve.models.rope import Rope
+from deltaserve.models.spec import ModelSpec
+from deltaserve.models.weights import DecoderWeights, DenseWeights, MoeWeights
+
+
+class Decoder:
+    """Packed batches: a step is a flat list of tokens of all rows, one after the other; no padding."""
+
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._rope = Rope(spec.rope, spec.head_dim, weights.embedding.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention]) -> Tensor:
+        """tokens, positions [T] int64 -> hidden states after the final norm [T, hidden].
+
+        `attention` holds one StepAttention per page group of the model's CacheSpec.
+        """
+        spec, weights = self.spec, self._weights
+        x = functional.embedding(tokens, weights.embedding)  # [T, hidden]
+        rope = self._rope.tables(positions, x.dtype)
+        for index, layer in enumerate(weights.layers):
+            normed = rms_norm(x, layer.attention_norm, spec.norm_eps)
+            x = x + gqa(normed, layer.attention, spec, rope, attention[0], index)
+            x = x + self._mlp(rms_norm(x, layer.mlp_norm, spec.norm_eps), layer.mlp)
+        return rms_norm(x, weights.norm, spec.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden] -> [N, V] float32"""
+        return functional.linear(hidden, self._weights.lm_head).to(torch.float32)
+
+    def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
+        if isinstance(weights, DenseWeights):
+            return dense_mlp(x, weights)
+        assert self.spec.moe is not None
+        return moe_mlp(x, weights, self.spec.moe)

@@ -1,0 +1,104 @@
+"""What a family file provides, and the mapping most families share."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.layout.dtype import DType
+from deltaserve.models.fields import Fields
+from deltaserve.models.rope import rope_spec
+from deltaserve.models.spec import ModelSpec, QkNorm
+
+MAX_LAYERS = 512
+MAX_VOCAB = 2**22
+MAX_HIDDEN = 2**17
+MAX_HEADS = 2**12
+MAX_POSITION = 2**26
+
+_DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Checkpoint names that match `pattern` (whole name) are known here as `name`; None: not needed, skipped."""
+
+    pattern: re.Pattern[str]
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One line of the table of supported models."""
+
+    model_type: str
+    architecture: str
+    """Class name in `architectures` of config.json."""
+    build: Callable[[Fields], ModelSpec]
+    renames: tuple[Rename, ...]
+    """First match wins; a name without a match is taken as it is."""
+
+    def canonical(self, name: str) -> str | None:
+        """Our name of a checkpoint tensor, or None for one to skip."""
+        for rename in self.renames:
+            found = rename.pattern.fullmatch(name)
+            if found:
+                return None if rename.name is None else found.expand(rename.name)
+        return name
+
+
+COMMON_RENAMES = (
+    Rename(re.compile(r".*rotary_emb\.inv_freq"), None),
+    Rename(re.compile(r"model\.(.*)"), r"\1"),
+)
+
+
+def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
+    """The fields of a Llama-like decoder: GQA, SwiGLU, RMSNorm."""
+    if fields.text("hidden_act", "silu") != "silu":
+        raise fields.error("hidden_act", "silu")
+    if fields.has("quantization_config"):
+        method = fields.table("quantization_config").text("quant_method", "unknown")
+        raise ConfigError(f"{fields.where}: quantization_config: weights quantised as {method!r} are not supported")
+    hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    kv_heads = fields.integer("num_key_value_heads", 1, heads, default=heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    head_dim = fields.integer("head_dim", 2, MAX_HEADS, default=max(2, hidden // heads))
+    if head_dim % 2:
+        raise fields.error("head_dim", "an even number")
+    max_position = fields.integer("max_position_embeddings", 1, MAX_POSITION)
+    return ModelSpec(
+        family=family,
+        dtype=_dtype(fields),
+        vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
+        hidden_size=hidden,
+        num_layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        qk_norm=qk_norm,
+        rope=rope_spec(fields, max_position),
+        max_position=max_position,
+        attention_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        eos_token_ids=fields.integers("eos_token_id"),
+    )
+
+
+def refuse_sliding_window(fields: Fields) -> None:
+    """Qwen configs carry a window that published models leave off."""
+    if fields.flag("use_sliding_window", False):
+        raise ConfigError(f"{fields.where}: use_sliding_window is true: windowed attention is not supported")
+
+
+def _dtype(fields: Fields) -> DType:
+    name = "dtype" if fields.has("dtype") else "torch_dtype"
+    found = fields.text(name, "float32")
+    if found not in _DTYPES:
+        raise fields.error(name, "one of " + ", ".join(_DTYPES))
+    return _DTYPES[found]

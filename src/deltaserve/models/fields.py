@@ -1,0 +1,86 @@
+"""Typed reading of config.json: every error is one line that names the field."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from deltaserve.base.errors import ConfigError
+
+_SHOWN_LEN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object of a model folder. `where` leads every message, e.g. `config.json`."""
+
+    values: dict[str, Any]
+    where: str
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number in [low, high]."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, "a whole number")
+        if not low <= value <= high:
+            raise self.error(name, f"{low} .. {high}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, "a number")
+        return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.number(name, default)
+        if not 0.0 < value < float("inf"):
+            raise self.error(name, "a positive number")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "a string")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers, or one alone; empty when absent."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        items = value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
+            raise self.error(name, "whole numbers")
+        return tuple(items)
+
+    def table(self, name: str) -> "Fields":
+        """A nested object; empty when absent."""
+        value = self.values.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self.where}: {name}")
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        found = repr(self.values.get(name))
+        if len(found) > _SHOWN_LEN:
+            found = found[:_SHOWN_LEN] + "..."
+        return ConfigError(f"{self.where}: {name} is {found}, expected {expected}")
+
+    def _get(self, name: str, default: object) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise ConfigError(f"{self.where}: {name} is missing")
+        return default

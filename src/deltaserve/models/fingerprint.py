@@ -1,0 +1,63 @@
+"""Names of what a folder holds, compared between prefill and decode before any KV moves."""
+
+import hashlib
+from pathlib import Path
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.loader import weight_files
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def model_fingerprint(model_path: Path) -> str:
+    """sha256 (hex) of config.json, every safetensors header and the tokenizer files; no weight is read."""
+    digest = hashlib.sha256()
+    _add_file(digest, model_path / "config.json")
+    for shard in weight_files(model_path)[0]:
+        _add(digest, shard.name, _header(shard))
+    _add(digest, "tokenizer", tokenizer_hash(model_path).encode())
+    return digest.hexdigest()
+
+
+def tokenizer_hash(model_path: Path) -> str:
+    """sha256 (hex) of the tokenizer files that are there."""
+    digest = hashlib.sha256()
+    for name in _TOKENIZER_FILES:
+        if (model_path / name).is_file():
+            _add_file(digest, model_path / name)
+    return digest.hexdigest()
+
+
+def _header(shard: Path) -> bytes:
+    with shard.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        if not 2 <= num_bytes <= _MAX_HEADER_BYTES:
+            raise ConfigError(f"{shard.name}: header of {num_bytes} bytes, expected 2 .. {_MAX_HEADER_BYTES}")
+        header = file.read(num_bytes)
+    if len(header) < num_bytes:
+        raise ConfigError(f"{shard.name}: ends within its header of {num_bytes} bytes")
+    return header
+
+
+def _add_file(digest: "hashlib._Hash", path: Path) -> None:
+    try:
+        _add(digest, path.name, path.read_bytes())
+    except OSError:
+        raise ConfigError(f"{path.name}: not found in the model folder") from None
+
+
+def _add(digest: "hashlib._Hash", name: str, data: bytes) -> None:
+    digest.update(f"{name}\0{len(data)}\0".encode())
+    digest.update(data)

@@ -1,0 +1,27 @@
+"""The small functions every layer is made of."""
+
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.models.weights import DenseWeights, Linear
+
+
+def linear(x: Tensor, weights: Linear) -> Tensor:
+    """x [T, in] -> [T, out]"""
+    return functional.linear(x, weights.weight, weights.bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last axis; statistics in float32."""
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] -> silu(gate) * up, [T, I]"""
+    gate, up = gate_up.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+def dense_mlp(x: Tensor, weights: DenseWeights) -> Tensor:
+    """x [T, hidden] -> [T, hidden]"""
+    return linear(swiglu(linear(x, weights.gate_up)), weights.down)

@@ -1,0 +1,37 @@
+"""Mixture of experts: each token goes to its best experts; tokens of one expert are computed together."""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.models.layers import swiglu
+from deltaserve.models.spec import MoeSpec
+from deltaserve.models.weights import MoeWeights
+
+
+def route(x: Tensor, router: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:
+    """x [T, hidden] -> expert ids [T, k] and their weights [T, k] in x's dtype. Scores are float32."""
+    scores = functional.linear(x, router).float().softmax(-1)  # [T, E]
+    weights, experts = scores.topk(spec.experts_per_token, -1)
+    if spec.renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return experts, weights.to(x.dtype)
+
+
+def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
+    """x [T, hidden] -> [T, hidden]"""
+    experts, gains = route(x, weights.router, spec)
+    order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
+    tokens = order // spec.experts_per_token
+    counts = torch.bincount(experts.flatten(), minlength=spec.num_experts).tolist()
+    inputs = x.index_select(0, tokens)  # [T * k, hidden]
+    outputs = torch.empty_like(inputs)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        hidden = swiglu(functional.linear(inputs[start : start + count], weights.gate_up[expert]))
+        outputs[start : start + count] = functional.linear(hidden, weights.down[expert])
+        start += count
+    outputs *= gains.flatten().index_select(0, order)[:, None]
+    return torch.zeros_like(x).index_add_(0, tokens, outputs)

@@ -1,0 +1,99 @@
+"""ModelSpec: everything the decoder needs to know about a model, frozen. No family name is looked at after this."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import CacheSpec, PageGroup
+
+
+class QkNorm(Enum):
+    """RMSNorm on queries and keys before RoPE."""
+
+    NONE = "none"
+    HEAD = "head"
+    """On each head alone; one weight [D] for queries and one for keys."""
+
+
+class RopeKind(Enum):
+    """How the frequencies are scaled. Value = `rope_type` in config.json."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+class RouterKind(Enum):
+    """How expert scores become weights."""
+
+    SOFTMAX = "softmax"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding over the whole head."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    original_max_position: int = 0
+    """Tokens the model was first trained on (LLAMA3 and YARN)."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    """Multiplies cos and sin (YARN)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of the dense feed-forward of some layers."""
+
+    router: RouterKind
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    renormalise: bool
+    layers: frozenset[int]
+    """Layers that have experts; the others are dense."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One decoder-only model."""
+
+    family: str
+    dtype: DType
+    """Of the checkpoint, as config.json says."""
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    qk_norm: QkNorm
+    rope: RopeSpec
+    max_position: int
+    """Tokens of context the config promises."""
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tied_embeddings: bool = False
+    moe: MoeSpec | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def softmax_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def is_moe(self, layer: int) -> bool:
+        return self.moe is not None and layer in self.moe.layers
+
+    def cache_spec(self, page_size: int, kv_dtype: DType) -> CacheSpec:
+        """What the model keeps per token: one page group of all layers."""
+        group = PageGroup("kv", self.num_layers, self.num_kv_heads, self.head_dim, kv_dtype)
+        return CacheSpec(page_size, (group,))

@@ -1,0 +1,169 @@
+"""Where weights live: fused tensors, and for every checkpoint name the part of one it fills.
+
+Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + b"""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    qkv: Linear  # [(Hq + 2 Hkv) * D, hidden]: queries, keys, values
+    out: Linear  # [hidden, Hq * D]
+    qk_norm: Tensor | None  # [Hq + Hkv, D], the two weights repeated over heads
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    gate_up: Linear  # [2 I, hidden]
+    down: Linear  # [hidden, I]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    router: Tensor  # [E, hidden]
+    gate_up: Tensor  # [E, 2 I, hidden]
+    down: Tensor  # [E, hidden, I]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attention_norm: Tensor  # [hidden]
+    attention: AttentionWeights
+    mlp_norm: Tensor  # [hidden]
+    mlp: DenseWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: Tensor  # [V, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    lm_head: Tensor  # [V, hidden]; the embedding itself when tied
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one checkpoint tensor fills: a view of a fused tensor."""
+
+    target: Tensor
+    shape: tuple[int, ...]
+    """The file's tensor must have it; it is repeated over leading axes that only `target` has."""
+    covers: tuple[str, ...]
+    """Slots filled by it: itself, or for a tensor that fuses several (experts), all of those."""
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """Allocates fused tensors and names their parts."""
+
+    dtype: torch.dtype
+    device: torch.device
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def part(self, name: str, target: Tensor) -> None:
+        self.slots[name] = Slot(target, tuple(target.shape), (name,))
+
+    def repeated(self, name: str, target: Tensor) -> None:
+        """One row in the file, repeated over `target` [n, size]."""
+        self.slots[name] = Slot(target, (target.shape[1],), (name,))
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of its own."""
+        target = self.empty(*shape)
+        self.part(name, target)
+        return target
+
+    def fused(self, prefix: str, parts: tuple[tuple[str, int], ...], in_size: int, bias: bool) -> Linear:
+        """Rows of several linear maps, one after the other."""
+        total = sum(size for _, size in parts)
+        weight, biases = self.empty(total, in_size), self.empty(total) if bias else None
+        row = 0
+        for name, size in parts:
+            self.part(f"{prefix}.{name}.weight", weight[row : row + size])
+            if biases is not None:
+                self.part(f"{prefix}.{name}.bias", biases[row : row + size])
+            row += size
+        return Linear(weight, biases)
+
+
+def allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Slot]]:
+    """Uninitialised weights of `spec` and the checkpoint names (canonical) that fill them."""
+    table = SlotTable(dtype, device)
+    embedding = table.whole("embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
+    layers = tuple(_layer(table, spec, index) for index in range(spec.num_layers))
+    norm = table.whole("norm.weight", (spec.hidden_size,))
+    head = embedding
+    if not spec.tied_embeddings:
+        head = table.whole("lm_head.weight", (spec.vocab_size, spec.hidden_size))
+    return DecoderWeights(embedding, layers, norm, head), table.slots
+
+
+def _layer(table: SlotTable, spec: ModelSpec, index: int) -> LayerWeights:
+    prefix, hidden = f"layers.{index}", (spec.hidden_size,)
+    moe = spec.moe
+    return LayerWeights(
+        attention_norm=table.whole(f"{prefix}.input_layernorm.weight", hidden),
+        attention=_attention(table, spec, f"{prefix}.self_attn"),
+        mlp_norm=table.whole(f"{prefix}.post_attention_layernorm.weight", hidden),
+        mlp=_experts(table, spec, moe, f"{prefix}.mlp")
+        if moe is not None and spec.is_moe(index)
+        else _dense(table, spec, f"{prefix}.mlp"),
+    )
+
+
+def _attention(table: SlotTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
+    norm = None
+    if spec.qk_norm is QkNorm.HEAD:
+        norm = table.empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
+        table.repeated(f"{prefix}.q_norm.weight", norm[: spec.num_heads])
+        table.repeated(f"{prefix}.k_norm.weight", norm[spec.num_heads :])
+    return AttentionWeights(
+        qkv=table.fused(prefix, parts, spec.hidden_size, spec.attention_bias),
+        out=table.fused(prefix, (("o_proj", spec.hidden_size),), q_size, spec.attention_bias),
+        qk_norm=norm,
+    )
+
+
+def _dense(table: SlotTable, spec: ModelSpec, prefix: str) -> DenseWeights:
+    size = spec.intermediate_size
+    return DenseWeights(
+        gate_up=table.fused(prefix, (("gate_proj", size), ("up_proj", size)), spec.hidden_size, spec.mlp_bias),
+        down=table.fused(prefix, (("down_proj", spec.hidden_size),), size, spec.mlp_bias),
+    )
+
+
+def _experts(table: SlotTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> MoeWeights:
+    """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
+    size, hidden = moe.intermediate_size, spec.hidden_size
+    gate_up = table.empty(moe.num_experts, 2 * size, hidden)
+    down = table.empty(moe.num_experts, hidden, size)
+    up_names, down_names = [], []
+    for expert in range(moe.num_experts):
+        name = f"{prefix}.experts.{expert}"
+        table.part(f"{name}.gate_proj.weight", gate_up[expert, :size])
+        table.part(f"{name}.up_proj.weight", gate_up[expert, size:])
+        table.part(f"{name}.down_proj.weight", down[expert])
+        up_names += [f"{name}.gate_proj.weight", f"{name}.up_proj.weight"]
+        down_names.append(f"{name}.down_proj.weight")
+    table.slots[f"{prefix}.experts.gate_up_proj"] = Slot(gate_up, tuple(gate_up.shape), tuple(up_names))
+    table.slots[f"{prefix}.experts.down_proj"] = Slot(down, tuple(down.shape), tuple(down_names))
+    return MoeWeights(table.whole(f"{prefix}.gate.weight", (moe.num_experts, hidden)), gate_up, down)

@@ -1,0 +1,160 @@
+"""The torch Executor: applies a StepPlan to rows and pages, runs the decoder, draws tokens."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import RowId
+from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.device.aux_pool import DEFAULT_SLOT_BYTES
+from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.device.memory import DeviceMemory
+from deltaserve.device.page_table import PageTable
+from deltaserve.device.torch_attention import TorchAttention
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import CacheSpec
+from deltaserve.models.decoder import Decoder
+from deltaserve.models.loader import load_weights
+from deltaserve.models.spec import ModelSpec
+from deltaserve.runner.inputs import StepInputs, step_inputs
+from deltaserve.runner.rows import Row
+from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
+from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult
+
+_LOGPROB_POSITIONS = 256
+"""Prompt positions whose logits [n, V] exist at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSizes:
+    """Everything that is allocated once."""
+
+    num_pages: tuple[int, ...]
+    """Per pool of the CacheSpec."""
+    max_rows: int
+    """Row ids are 0 .. max_rows - 1."""
+    max_context_len: int
+    num_aux_slots: int
+    aux_slot_bytes: int = DEFAULT_SLOT_BYTES
+
+
+class TorchExecutor:
+    """One rank's Executor. Called from one thread; `memory` may be used from another."""
+
+    def __init__(self, decoder: Decoder, cache: CacheSpec, sizes: ExecutorSizes, device: torch.device) -> None:
+        spec = decoder.spec
+        self.memory = DeviceMemory(cache, sizes.num_pages, device, sizes.num_aux_slots, sizes.aux_slot_bytes)
+        self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
+        self._attention = TorchAttention(self.memory.kv, self._tables, spec.num_heads)
+        self._decoder = decoder
+        self._device = device
+        self._max_context_len = sizes.max_context_len
+        self._rows: dict[RowId, Row] = {}
+
+    @classmethod
+    def load(
+        cls,
+        model_path: Path,
+        spec: ModelSpec,
+        cache: CacheSpec,
+        sizes: ExecutorSizes,
+        device: str = "cpu",
+        dtype: DType | None = None,
+        num_threads: int = 1,
+    ) -> "TorchExecutor":
+        """Read the weights, allocate the pools. `dtype` None: the checkpoint's. `num_threads`: of this process's torch.
+
+        Raises ConfigError for a folder or device that cannot be used.
+        """
+        torch.set_num_threads(num_threads)
+        where = torch.device(device)
+        if where.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
+        weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where)
+        return cls(Decoder(spec, weights), cache, sizes, where)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See sched/executor.py."""
+        start = time.perf_counter()
+        self._apply(plan)
+        if not plan.items:
+            return StepResult(plan.step, (), seconds=time.perf_counter() - start)
+        inputs = step_inputs(plan, self._rows)
+        attention = self._attention.begin_step(inputs.batch)
+        tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
+        hidden = self._decoder.forward(tokens, positions, attention)  # [T, hidden]
+        return StepResult(
+            step=plan.step,
+            items=self._results(plan, inputs, hidden),
+            tokens_read=inputs.batch.tokens_read,
+            shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
+            seconds=time.perf_counter() - start,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.closes:
+            del self._rows[row]
+        for opened in plan.opens:
+            self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+        for update in plan.pages:
+            self._tables.write(update.pool, update.row, update.first_index, update.pages)
+
+    def _results(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> tuple[ItemResult, ...]:
+        results = {item.row: ItemResult(item.row) for item in plan.items}
+        for item, start in zip(plan.items, inputs.starts, strict=True):
+            if item.wants_prompt_logprobs:
+                results[item.row] = self._prompt_logprobs(item, hidden[start : start + item.q_len])
+        ends = [start + item.q_len - 1 for item, start in zip(plan.items, inputs.starts, strict=True)]
+        sampling = [(item, end) for item, end in zip(plan.items, ends, strict=True) if item.samples]
+        if sampling:
+            last = hidden.index_select(0, torch.tensor([end for _, end in sampling], device=self._device))
+            drawing = [item for item, _ in sampling]
+            for item, sampled in zip(drawing, self._sample(plan, drawing, last), strict=True):
+                finite = sampled is not None and results[item.row].finite
+                results[item.row] = ItemResult(item.row, sampled, finite, results[item.row].prompt_logprobs)
+        return tuple(results[item.row] for item in plan.items)
+
+    def _sample(self, plan: StepPlan, items: Sequence[PlanItem], hidden: Tensor) -> list[Sampled | None]:
+        """hidden [N, hidden] of each item's last position. None where the logits are not finite."""
+        logits = self._decoder.logits(hidden)  # [N, V] float32
+        finite = finite_rows(logits)
+        good = [index for index, ok in enumerate(finite) if ok]
+        results: list[Sampled | None] = [None] * len(items)
+        if not good:
+            return results
+        lines = logits if len(good) == len(items) else logits[good]
+        for index, draw in zip(good, sample(lines, [self._sample_row(items[i]) for i in good]), strict=True):
+            item = items[index]
+            self._rows[item.row].draw(plan.step, item.q_start + item.q_len, draw.token)
+            results[index] = Sampled(draw.token, draw.logprobs)
+        return results
+
+    def _sample_row(self, item: PlanItem) -> SampleRow:
+        row = self._rows[item.row]
+        history = row.history(self._device) if row.sampling.needs_history else None
+        return SampleRow(row.sampling, item.q_start + item.q_len - row.prompt_len, history)
+
+    def _prompt_logprobs(self, item: PlanItem, hidden: Tensor) -> ItemResult:
+        """hidden [q_len, hidden]: position i predicts the token at i + 1, where that is known."""
+        row = self._rows[item.row]
+        targets = row.tokens(item.q_start + 1, item.q_start + item.q_len + 1)
+        num_top = row.sampling.prompt_logprobs or 0
+        out: list[TokenLogprobs] = []
+        for start in range(0, len(targets), _LOGPROB_POSITIONS):
+            piece = self._tensor(targets[start : start + _LOGPROB_POSITIONS].copy())
+            logits = self._decoder.logits(hidden[start : start + len(piece)])
+            if not all(finite_rows(logits)):
+                return ItemResult(item.row, finite=False)
+            out += token_logprobs(logits, piece, num_top)
+        return ItemResult(item.row, prompt_logprobs=tuple(out))
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

@@ -1,0 +1,163 @@
+"""Logits -> tokens, for a batch of rows with different rules.
+
+Order of the rules: repetition penalty, frequency and presence penalty, logit bias, min_tokens; then (temperature 0)
+argmax, or temperature, top-k, top-p, min-p, each on what the one before left, and one uniform number per token looked
+up in the cumulative distribution in vocabulary order. A row's token depends on its own logits, rules, seed and output
+position only, never on the rest of the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.runner.randomness import uniform
+from deltaserve.runner.rows import History
+
+_TOP_P_CANDIDATES = 1024
+"""The nucleus nearly always lies within so many tokens; a row where it does not is sorted in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row's part in a draw."""
+
+    params: SamplingParams
+    position: int
+    """Output position of the token to draw, from 0."""
+    history: History | None
+    """Present where the params need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+def finite_rows(logits: Tensor) -> list[bool]:
+    """[N, V] -> whether each row is free of NaN and Inf."""
+    low, high = torch.aminmax(logits, dim=-1)
+    return torch.isfinite(low + high).tolist()
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Draw]:
+    """logits [N, V] float32, finite, one line per row. May overwrite `logits`."""
+    logprobs = _wanted_logprobs(logits, rows)  # before the rules change the logits
+    for index, row in enumerate(rows):
+        _apply_rules(logits[index], row)
+    tokens = _choose(logits, rows)
+    return [Draw(token, _row_logprobs(logprobs.get(index), token)) for index, token in enumerate(tokens)]
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """Log-probabilities of `targets` [N] under logits [N, V], each with the `num_top` most likely tokens."""
+    raw = logits.log_softmax(-1)
+    top = raw.topk(min(num_top, raw.shape[-1]), -1)
+    chosen = raw.gather(1, targets[:, None])[:, 0].tolist()
+    pairs = zip(chosen, top.indices.tolist(), top.values.tolist(), strict=True)
+    return [TokenLogprobs(own, tuple(zip(ids, values, strict=True))) for own, ids, values in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _RawRow:
+    """Raw log-probabilities of one row, on the device, and its most likely tokens."""
+
+    line: Tensor  # [V]
+    top: tuple[tuple[int, float], ...]
+
+
+def _wanted_logprobs(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, _RawRow]:
+    wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
+    if not wanted:
+        return {}
+    raw = logits[list(wanted)].log_softmax(-1)  # [W, V]
+    top = raw.topk(min(max(wanted.values()), raw.shape[-1]), -1)
+    ids, values = top.indices.tolist(), top.values.tolist()
+    return {
+        index: _RawRow(raw[place], tuple(zip(ids[place][:count], values[place][:count], strict=True)))
+        for place, (index, count) in enumerate(wanted.items())
+    }
+
+
+def _row_logprobs(raw: _RawRow | None, token: int) -> TokenLogprobs | None:
+    return None if raw is None else TokenLogprobs(float(raw.line[token]), raw.top)
+
+
+def _apply_rules(line: Tensor, row: SampleRow) -> None:
+    """line [V], in place."""
+    params = row.params
+    if params.needs_history and row.history is not None:
+        _penalise(line, params, row.history)
+    if params.logit_bias:
+        ids = torch.tensor([token for token, _ in params.logit_bias], device=line.device)
+        line.index_add_(0, ids, torch.tensor([bias for _, bias in params.logit_bias], device=line.device))
+    if params.stop_token_ids and row.position < params.min_tokens:
+        line[torch.tensor(params.stop_token_ids, device=line.device)] = float("-inf")
+
+
+def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
+    if params.repetition_penalty != 1.0:
+        factor = params.repetition_penalty
+        line.copy_(torch.where(history.seen, torch.where(line > 0, line / factor, line * factor), line))
+    line -= params.frequency_penalty * history.output_counts
+    line -= params.presence_penalty * (history.output_counts > 0)
+
+
+def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    tokens: list[int] = logits.argmax(-1).tolist()
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        lines = logits if len(drawn) == len(rows) else logits[drawn]
+        for index, token in zip(drawn, _draw(lines, [rows[index] for index in drawn]), strict=True):
+            tokens[index] = token
+    return tokens
+
+
+def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """[N, V] -> one token per row at temperature > 0."""
+    device = logits.device
+    logits = logits / torch.tensor([[row.params.temperature] for row in rows], device=device)
+    _keep_top_k(logits, [row.params.top_k for row in rows])
+    probs = logits.softmax(-1)  # [N, V]
+    for index, row in enumerate(rows):
+        if row.params.top_p < 1.0:
+            _keep_top_p(probs[index], row.params.top_p)
+        if row.params.min_p > 0.0:
+            line = probs[index]
+            line[line < row.params.min_p * line.max()] = 0.0
+    cumulative = probs.cumsum(-1, dtype=torch.float64)  # [N, V]
+    points = torch.tensor(
+        [[uniform(row.params.seed, row.position)] for row in rows], dtype=torch.float64, device=device
+    )
+    # right=True: the first token whose cumulative weight exceeds the point, so never one of weight zero.
+    found = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
+    tokens: list[int] = found[:, 0].tolist()
+    return tokens
+
+
+def _keep_top_k(logits: Tensor, limits: Sequence[int | None]) -> None:
+    """Everything below the k-th largest becomes -inf, in place; ties with it stay."""
+    vocab = logits.shape[-1]
+    limited = {index: min(k, vocab) for index, k in enumerate(limits) if k is not None and k < vocab}
+    if not limited:
+        return
+    lines = list(limited)
+    largest = logits[lines].topk(max(limited.values()), -1).values  # [n, k max]
+    ks = torch.tensor([[k - 1] for k in limited.values()], device=logits.device)
+    floor = torch.full((logits.shape[0], 1), float("-inf"), device=logits.device)
+    floor[lines] = largest.gather(1, ks)
+    logits.masked_fill_(logits < floor, float("-inf"))
+
+
+def _keep_top_p(line: Tensor, top_p: float) -> None:
+    """line [V] of probabilities: all but the smallest set that reaches `top_p` becomes 0; ties with its last stay."""
+    values = line.topk(min(_TOP_P_CANDIDATES, line.shape[-1])).values
+    sums = values.cumsum(-1, dtype=torch.float64)
+    if sums[-1] < top_p and len(values) < len(line):
+        values = line.sort(descending=True).values
+        sums = values.cumsum(-1, dtype=torch.float64)
+    last = int(torch.searchsorted(sums, top_p).clamp(max=len(values) - 1))
+    line[line < values[last]] = 0.0
