@@ -25,6 +25,11 @@ def seed_key(secret: bytes, fingerprint: str, page_size: int, namespace: Namespa
     return hashlib.blake2b(body, digest_size=KEY_BYTES, key=secret[:64]).digest()
 
 
+def seed_check(secret: bytes, fingerprint: str) -> bytes:
+    """What processes show each other (`Facts.keys_seed_check`) to find unequal secrets; it opens no chain."""
+    return seed_key(secret, fingerprint, 0, Namespace(""))
+
+
 def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, page_size: int) -> bytes:
     """Keys of the full pages of `tokens` from `start_page` on, packed.
 

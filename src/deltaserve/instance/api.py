@@ -76,8 +76,13 @@ class InstanceConfig:
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 1.5
-    drain_timeout_s: float = 1.0
+    """On decode: a prefill worker silent for so long fails its requests and is fenced."""
     peer_lease_s: float = 5.0
+    """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
+    drain_timeout_s: float = 1.0
+    """A revoked ticket without an answer for so long: the peer is fenced."""
+    share_wait_s: float = 2.0
+    """At most so long a request waits for a twin's transfer of the same pages."""
 
 
 class Instance(Protocol):

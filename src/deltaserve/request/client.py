@@ -43,6 +43,8 @@ class Limits:
     max_prompt_len: int
     """Smallest pool over both sides, in tokens."""
     vocab_size: int
+    max_total_len: int | None = None
+    """Prompt plus output that fit the smallest pool that holds output. None: not told; the worker checks alone."""
 
 
 class Engine(Protocol):

@@ -64,16 +64,23 @@ class DecodeEvent(Enum):
     QUEUE = "queue"
     RUN = "run"
     RETRACT = "retract"
+    LOCAL = "local"
+    """A resumed room's attempt failed: it is computed here instead."""
     END = "end"
 
 
 _D, _E = DecodeState, DecodeEvent
 
 DECODE_TABLE: Table[DecodeState, DecodeEvent] = {
-    _D.OFFERED: {_E.START: _D.STARTED, _E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},
-    _D.STARTED: {_E.GRANT: _D.GRANTED, _E.END: _D.ENDED},
-    _D.GRANTED: {_E.LAND: _D.COLLECTING, _E.END: _D.ENDED},
-    _D.COLLECTING: {_E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},
+    _D.OFFERED: {
+        _E.START: _D.STARTED,
+        _E.QUEUE: _D.QUEUED,
+        _E.LOCAL: _D.RETRACTED,
+        _E.END: _D.ENDED,
+    },
+    _D.STARTED: {_E.GRANT: _D.GRANTED, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
+    _D.GRANTED: {_E.LAND: _D.COLLECTING, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
+    _D.COLLECTING: {_E.QUEUE: _D.QUEUED, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
     _D.QUEUED: {_E.RUN: _D.RUNNING, _E.END: _D.ENDED},
     _D.RUNNING: {_E.RETRACT: _D.RETRACTED, _E.END: _D.ENDED},
     _D.RETRACTED: {_E.OFFER: _D.OFFERED, _E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},

@@ -157,10 +157,11 @@ class Scheduler:
         self._take_row(request)
         return True
 
-    def reserve_pages(self) -> int:
-        """Pages to leave for the decode steps of those already running, per pool; 0 when nothing runs."""
+    def reserve_pages(self, num_entering: int = 0) -> int:
+        """Pages to leave for the decode steps of those running or entering, per pool; 0 for a lone request."""
         per_request = -(-self.config.reserve_len // self.config.page_size)
-        return per_request * (len(self._running) + 1) if self._running else 0
+        others = len(self._running) + num_entering
+        return per_request * (others + 1) if others else 0
 
     def _frontier(self) -> set[bytes]:
         keys: set[bytes] = set()
@@ -215,6 +216,10 @@ class Scheduler:
         by_row = {item.row: item for item in items}
         self._in_flight = {r.row: (r, by_row[r.row]) for r in self._running if r.row in by_row}
         return plan
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Whether the step under way computes this request."""
+        return self._in_flight is not None and request.row is not None and request.row in self._in_flight
 
     def has_work(self) -> bool:
         """Whether plan() would compute something."""
@@ -356,14 +361,14 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The end: what was computed stays in the tree, everything else is given back."""
-        if self._in_flight is None or request.row not in self._in_flight:
+        if not self.is_in_flight(request):
             self.share_computed(request)
         self.discard(request)
 
     def discard(self, request: Request) -> None:
         """The end, leaving nothing in the tree."""
         self.waiting.discard(request)
-        if self._in_flight is not None and request.row is not None and request.row in self._in_flight:
+        if self.is_in_flight(request):
             self._ended_in_flight[request] = None
             return
         self._give_back(request)

@@ -8,13 +8,13 @@ import zlib
 import msgspec
 
 from deltaserve.base.errors import ProtocolError
-from deltaserve.wire.messages import PROTOCOL_VERSION, Done, Envelope, Grant, Offer, Submit
+from deltaserve.wire.messages import PROTOCOL_VERSION, Done, Envelope, Events, Grant, Offer, Submit
 
 MAGIC = b"dS"
 HEADER_BYTES = 7
 LARGE_FRAME_BYTES = 16 << 20
 SMALL_FRAME_BYTES = 1 << 20
-_LARGE = (Submit, Offer, Grant)
+_LARGE = (Submit, Offer, Grant, Events)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)

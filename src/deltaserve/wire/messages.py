@@ -281,10 +281,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """What entered and left a tree since the last one. A gap in `first` or a new boot asks for a snapshot."""
+    """What entered and left a tree since the last one. A gap in `first` or a new boot asks for a snapshot.
+
+    The front asks by repeating its Hello: a worker answers every Hello of a front with its own Hello, then a snapshot.
+    """
 
     first: int
-    """Number of the first event of this message; each stored or evicted key counts one."""
+    """Number of the first event of this message; each stored or evicted key counts one. Of a snapshot, whose keys count
+    nothing: the number of the next event."""
     stored: bytes
     """Packed page keys."""
     evicted: bytes

@@ -1,0 +1,432 @@
+"""The control plane of decode and of unified engines: rooms from Submit to Finished.
+
+A Submit that names a prefill worker is offered to it (intake.py); one that names none is computed here. From the first
+token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
+"""
+
+from collections import OrderedDict
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import Attempt, Boot, Namespace, PeerName, Room
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
+from deltaserve.instance.links import Links
+from deltaserve.instance.meter import Meter
+from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
+from deltaserve.instance.rooms import DecodeRoom, Outbox, Timeline, ends_with, refuse_submit
+from deltaserve.peer.table import Peer
+from deltaserve.request.request import Request
+from deltaserve.request.status import DecodeEvent, DecodeState
+from deltaserve.sched.plan import Sampled, StepPlan, StepResult
+from deltaserve.sched.scheduler import Progress
+from deltaserve.transfer.commands import (
+    Collected,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    Landed,
+    PeerFenced,
+    TicketId,
+    TransferReport,
+)
+from deltaserve.transfer.receiver import Heard, Receiver
+from deltaserve.transport.base import FenceResult
+from deltaserve.wire.messages import (
+    CacheUse,
+    Cancel,
+    Drained,
+    Failed,
+    Finish,
+    FinishReason,
+    Hello,
+    PromptLogprobs,
+    Starting,
+    Status,
+    Submit,
+    Usage,
+)
+from deltaserve.wire.messages import Finished as FinishedMessage
+
+_ATTEMPTS_REMEMBERED = 4096
+_BOOTSTRAP_S = 5.0
+"""A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
+_REMOTE = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING)
+
+
+class DecodeInstance:
+    """See instance/api.py for how it is driven. Serves the roles DECODE and UNIFIED."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.config = config
+        self.parts = build_parts(config)
+        self.receiver = Receiver(Boot(config.boot), self.parts.pools, self.parts.aux, config.drain_timeout_s)
+        self._out: list[Action] = []
+        self.links = Links(config, facts_of(config), config.peer_lost_s, self._out)
+        self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
+        self._outbox = Outbox(self.links)
+        self._rooms: dict[Room, DecodeRoom] = {}
+        self._by_request: dict[Request, DecodeRoom] = {}
+        self._attempts: OrderedDict[Room, Attempt] = OrderedDict()
+        self._meter = Meter(config.heartbeat_s)
+        self._is_draining = False
+
+    # ------------------------------------------------------------ driving
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case FrameIn():
+                self._on_frame(event, now)
+            case PeerDied():
+                self.links.died(event.peer)
+                self._drop_peer(event.peer, now)
+            case DrainRequested():
+                self._is_draining = True
+            case _:
+                self._on_report(event, now)
+        return self._pump(now)
+
+    def tick(self, now: float) -> list[Action]:
+        if self._meter.is_due(now):
+            for peer in self.links.beat(now):
+                self._lose(peer.name, now)
+            for front in self.links.fronts():
+                self.links.send(front, self._status())
+            self.intake.repeat_revokes()
+        for name in self.receiver.overdue(now):
+            self._lose(name, now)
+        for room in list(self._rooms.values()):
+            self._tick_room(room, now)
+        return self._pump(now)
+
+    def _tick_room(self, room: DecodeRoom, now: float) -> None:
+        if now >= room.request.deadline:
+            self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
+        elif room.state in _REMOTE:
+            self.intake.repeat(room, now)
+            waited = now - (room.times.started or room.times.submitted)
+            if room.state is DecodeState.OFFERED and room.prefill and not self.links.is_ready(room.prefill):
+                refusal = self.links.refusals.get(room.prefill)
+                if refusal is not None:
+                    self._fail(room, FailReason.INCOMPATIBLE, refusal, now)
+                elif waited > _BOOTSTRAP_S:
+                    self._attempt_failed(room, FailReason.NO_PEER, "the prefill worker does not answer", now)
+
+    def next_timer(self) -> float | None:
+        return self._meter.next_timer(is_busy=bool(self._rooms) or len(self.receiver) > 0)
+
+    def plan(self, now: float) -> StepPlan | None:
+        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+
+    def commit(self, result: StepResult, now: float) -> list[Action]:
+        progress = self.parts.scheduler.commit(result)
+        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
+        for item in progress:
+            room = self._by_request.get(item.request)
+            if room is not None:
+                self._advance(room, item, now)
+        return self._pump(now)
+
+    def _pump(self, now: float) -> list[Action]:
+        for request in self.parts.scheduler.take_retracted():
+            self._resume(self._by_request[request], now)
+        for request in self.parts.scheduler.admit(now):
+            room = self._by_request[request]
+            room.move(DecodeEvent.RUN)
+            if room.times.running is None:
+                room.times.running = now
+            if room.prefill is None and request.num_retractions == 0:
+                room.decode_cached_len = request.num_computed
+        entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms.values())
+        entering += len(self.parts.scheduler.waiting)
+        self.intake.try_grants(self._rooms.values(), entering, now)
+        self._outbox.flush()
+        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
+            for front in self.links.fronts():
+                self.links.send(front, events)
+        actions = list(self._out)
+        self._out.clear()
+        return actions
+
+    # ------------------------------------------------------------ frames
+
+    def _on_frame(self, event: FrameIn, now: float) -> None:
+        delivery = self.links.receive(event.envelope, now)
+        peer = delivery.peer
+        if delivery.is_gone:
+            self._drop_peer(peer.name, now)
+        if delivery.is_greeted:
+            self.links.send(peer.name, snapshot_events(self.parts.cache))
+        match delivery.message:
+            case Hello() as hello:
+                for address in hello.peers:
+                    self.links.dial(address, now)
+            case Submit() as submit:
+                self._on_submit(peer.name, submit, now)
+            case Finish() as finish:
+                self._on_finish(finish, now)
+            case Cancel() as cancel:
+                room = self._rooms.get(Room(cancel.room))
+                if room is not None and room.front == peer.name:
+                    self._fail(room, cancel.reason, "cancelled", now)
+            case None:
+                pass
+            case _:
+                self._on_prefill_frame(peer, event, now)
+
+    def _on_prefill_frame(self, peer: Peer, event: FrameIn, now: float) -> None:
+        body = event.envelope.body
+        if isinstance(body, Drained):
+            boot = peer.boot if peer.boot is not None else Boot(0)
+            self._on_drained(peer, boot, body, now)
+            return
+        if not isinstance(body, Starting | Failed | PromptLogprobs):
+            return
+        room = self._rooms.get(Room(body.room))
+        if room is None or room.prefill != peer.name:
+            if isinstance(body, Starting):
+                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
+            return
+        match body:
+            case Starting() if body.attempt == room.attempt:
+                self.intake.started(room, body.cached_len, now)
+            case Failed() if body.attempt == room.attempt:
+                self._attempt_failed(room, body.reason, body.message, now)
+                if body.reason is FailReason.PEER_FENCED:
+                    self._lose(peer.name, now)
+            case PromptLogprobs():
+                self.links.send(room.front, body)
+            case _:
+                pass  # of an attempt that is over
+
+    def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
+        key = Room(submit.room)
+        if key in self._rooms:
+            return  # a repeat
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            reason, message = refusal
+            usage = Usage(prompt_len=len(submit.prompt) // 4, output_len=0)
+            ended = FinishedMessage(
+                room=submit.room,
+                usage=usage,
+                reason=reason,
+                message=message,
+                retryable=reason is FailReason.OVERLOADED,
+            )
+            self.links.send(front, ended)
+            return
+        request = Request(
+            room=key,
+            namespace=Namespace(submit.namespace),
+            sampling=submit.sampling,
+            prompt_len=len(submit.prompt) // 4,
+            tokens=bytearray(submit.prompt),
+            keys=bytearray(submit.keys),
+            arrival=now,
+            deadline=now + submit.remaining_ms / 1000,
+            cache=submit.cache,
+        )
+        attempt = Attempt(self._attempts.pop(key, Attempt(0)) + 1)
+        state = DecodeState.OFFERED
+        room = DecodeRoom(front, key, submit, request, attempt, Timeline(now), state)
+        self._rooms[key] = room
+        self._by_request[request] = room
+        if submit.prefill is None:
+            self._compute_here(room)
+        else:
+            self.links.dial(submit.prefill, now)
+            self.intake.offer(room, PeerName(submit.prefill.name), now)
+
+    def _refusal(self, submit: Submit) -> tuple[FailReason, str] | None:
+        """What can never be served here; everything else fits some time."""
+        problem = refuse_submit(submit, self.config.vocab_size)
+        if problem is not None:
+            return FailReason.BAD_EXTENT, problem
+        if self._is_draining:
+            return FailReason.DRAINING, "decode is draining"
+        if len(self._rooms) >= self.config.max_queued_requests + self.config.max_running_requests:
+            return FailReason.OVERLOADED, "decode's queue is full"
+        total = len(submit.prompt) // 4 + submit.sampling.max_tokens
+        if total > self.config.max_context_len:
+            return FailReason.TOO_LONG, f"{total} tokens, context of {self.config.max_context_len}"
+        if any(self.config.cache.num_pages(total) > n for n in self.config.num_pages):
+            return FailReason.TOO_LONG, f"{total} tokens exceed decode's pool"
+        return None
+
+    def _on_finish(self, finish: Finish, now: float) -> None:
+        room = self._rooms.get(Room(finish.room))
+        if room is None or not room.has_output:
+            return
+        room.finish_len = max(1, min(finish.output_len, room.request.output_len))
+        if not self.parts.scheduler.is_in_flight(room.request):
+            self._stop_at(room, room.finish_len, now)
+
+    def _stop_at(self, room: DecodeRoom, output_len: int, now: float) -> None:
+        room.request.truncate(room.request.prompt_len + output_len)
+        self._complete(room, FinishReason.STOP, now)
+
+    def _on_drained(self, peer: Peer, boot: Boot, drained: Drained, now: float) -> None:
+        for ticket in self.receiver.of_peer(peer.name):
+            if ticket.id == TicketId(Boot(self.config.boot), boot, ticket.id.seq) and ticket.id.seq == drained.ticket:
+                if self.receiver.drained(ticket.id, drained.outcome) is Heard.FENCE:
+                    self._lose(peer.name, now)
+                else:
+                    self.intake.drained(ticket)
+                return
+
+    # ------------------------------------------------------------ transfer reports
+
+    def _on_report(self, report: TransferReport | Event, now: float) -> None:
+        outcomes: list[Outcome] = []
+        match report:
+            case EndpointOpened() | EndpointAttached() | EndpointFailed():
+                self.links.on_endpoint(report)
+                for room in self._rooms.values():
+                    if room.prefill == report.peer:
+                        self.intake.repeat(room, now)
+            case Landed():
+                outcomes = self.intake.landed(report, now)
+            case Collected():
+                outcomes = self.intake.collected(report)
+            case PeerFenced():
+                if report.result is FenceResult.CLOSED:
+                    self.intake.fenced(report.peer)
+            case _:
+                pass  # a writer's reports do not come to a reader
+        for outcome in outcomes:
+            match outcome:
+                case Arrived():
+                    self._arrived(outcome, now)
+                case AttemptFailed():
+                    self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
+
+    def _arrived(self, arrived: Arrived, now: float) -> None:
+        """The prompt's pages are ours: share them, take the first token, queue for a row."""
+        room, first = arrived.room, arrived.first
+        request = room.request
+        request.num_computed = room.attempt_len
+        room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
+        room.move(DecodeEvent.QUEUE)
+        self.parts.scheduler.share_computed(request)
+        request.append(first.token)
+        self._on_token(room, Sampled(first.token, first.logprobs), now)
+        if room.room in self._rooms:
+            self.parts.scheduler.add(request)
+
+    # ------------------------------------------------------------ progress
+
+    def _advance(self, room: DecodeRoom, progress: Progress, now: float) -> None:
+        if not progress.finite:
+            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
+            self._fail(room, FailReason.NUMERICAL, "the model's output is not finite", now)
+            return
+        if progress.prompt_logprobs:
+            start = progress.computed_from + 1
+            self.links.send(room.front, PromptLogprobs(room=room.room, start=start, values=progress.prompt_logprobs))
+        if progress.request.num_computed - progress.computed_from > 1:
+            self.parts.scheduler.share_computed(room.request)
+        if progress.sampled is not None:
+            self._on_token(room, progress.sampled, now)
+        if room.finish_len is not None and room.room in self._rooms:
+            self._stop_at(room, room.finish_len, now)
+
+    def _on_token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
+        """The request's newest token: tell the front, end the request if it ends it."""
+        self._outbox.token(room, sampled, now)
+        finish = ends_with(room.request, sampled.token)
+        if finish is not None and room.finish_len is None:
+            self._complete(room, finish, now)
+
+    def _compute_here(self, room: DecodeRoom) -> None:
+        room.prefill = None
+        room.move(DecodeEvent.QUEUE)
+        if room.request.num_retractions:
+            self.parts.scheduler.add_first(room.request)
+        else:
+            self.parts.scheduler.add(room.request)
+
+    def _resume(self, room: DecodeRoom, now: float) -> None:
+        """After a retraction: extend a short missing suffix here, fetch a long one by a new attempt."""
+        room.move(DecodeEvent.RETRACT)
+        request, prefill = room.request, room.submit.prefill
+        match = self.parts.cache.match(request.namespace, bytes(request.tokens), bytes(request.keys))
+        missing = request.num_tokens - match.num_tokens
+        near = missing <= self.config.decode_extend_tokens
+        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
+            self._compute_here(room)
+            return
+        room.attempt = Attempt(room.attempt + 1)
+        room.move(DecodeEvent.OFFER)
+        self.intake.offer(room, PeerName(prefill.name), now)
+
+    # ------------------------------------------------------------ endings
+
+    def _attempt_failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+        """Before the first token the front may try elsewhere; after it this worker computes the rest itself."""
+        if room.state not in _REMOTE:
+            return
+        if not room.has_output:
+            self._fail(room, reason, message, now)
+            return
+        self.intake.withdraw(room, reason, now)
+        self.parts.scheduler.discard(room.request)
+        room.move(DecodeEvent.LOCAL)
+        room.attempt = Attempt(room.attempt + 1)
+        self._compute_here(room)
+
+    def _lose(self, peer: PeerName, now: float) -> None:
+        """Fence a peer and fail what was under way with it."""
+        self.links.fence(peer)
+        self._drop_peer(peer, now)
+
+    def _drop_peer(self, peer: PeerName, now: float) -> None:
+        """The peer's life is over; its endpoint is being fenced. A front's rooms end, prefill's attempts fail."""
+        for room in list(self._rooms.values()):
+            if room.prefill == peer and room.state in _REMOTE:
+                self._attempt_failed(room, FailReason.PEER_LOST, "the prefill worker was lost", now)
+            elif room.front == peer:
+                self._fail(room, FailReason.CANCELLED, "the front was lost", now)
+
+    def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
+        self._outbox.finished(room, finish, now)
+        self._end(room)
+
+    def _fail(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+        self._outbox.failed(room, reason, message, now)
+        if room.state in _REMOTE:
+            self.intake.withdraw(room, reason, now)
+        self._attempts[room.room] = room.attempt
+        while len(self._attempts) > _ATTEMPTS_REMEMBERED:
+            self._attempts.popitem(last=False)
+        self._end(room)
+
+    def _end(self, room: DecodeRoom) -> None:
+        """Everything the room held goes back; what was computed stays in the tree."""
+        room.move(DecodeEvent.END)
+        self.parts.scheduler.finish(room.request)
+        del self._rooms[room.room]
+        del self._by_request[room.request]
+
+    # ------------------------------------------------------------ views
+
+    def transfer_active(self) -> bool:
+        return len(self.receiver) > 0
+
+    def is_drained(self) -> bool:
+        return self._is_draining and not self._rooms and len(self.receiver) == 0
+
+    def _status(self) -> Status:
+        return self._meter.status(self.parts, self._is_draining, len(self.receiver))
+
+    def metrics(self) -> dict[str, float]:
+        metrics = pool_metrics(self.parts) | self._meter.metrics()
+        metrics["deltaserve_tickets_open"] = len(self.receiver)
+        metrics["deltaserve_late_dones_total"] = self.receiver.late_dones
+        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
+        return metrics
+
+    def check_integrity(self) -> None:
+        self.receiver.check_integrity()
+        requests = [room.request for room in self._rooms.values()]
+        num_owned = sum(len(r.owned[0]) if r.owned else 0 for r in requests)
+        check_parts(self.parts, num_owned, sum(r.lease is not None for r in requests))

@@ -1,0 +1,303 @@
+"""Decode's side of getting a prompt computed elsewhere: offer, grant, landing, revoke, fence.
+
+Between offer and grant a room holds a lease of its prefix and nothing else, and gives even that up when another
+room's grant needs the memory: the grant, not the offer, names the prefix that counts.
+
+A room whose next page is on its way to a twin waits at the *grant*: prefill has computed the shared part once (its own
+scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltaserve.base.errors import FailReason, ProtocolError
+from deltaserve.base.ids import Attempt, PeerName, PoolId
+from deltaserve.base.keys import KEY_BYTES, key_at
+from deltaserve.base.tokens import pack_u32
+from deltaserve.instance.api import Action, InstanceConfig
+from deltaserve.instance.links import Links
+from deltaserve.instance.parts import Parts
+from deltaserve.instance.rooms import DecodeRoom
+from deltaserve.request.status import DecodeEvent, DecodeState
+from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S
+from deltaserve.transfer.commands import Collected, Landed
+from deltaserve.transfer.receiver import Heard, Receiver, Ticket
+from deltaserve.wire.aux import FirstToken, decode_first_token
+from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, Revoke
+
+_SCAN = 16
+_MAX_GAP_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A room's prompt is here: its pages are OWNED, its first token known."""
+
+    room: DecodeRoom
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    room: DecodeRoom
+    reason: FailReason
+    message: str
+
+
+Outcome = Arrived | AttemptFailed
+
+
+class Intake:
+    """All attempts under way. Rooms belong to the instance; here they are found through their tickets."""
+
+    def __init__(
+        self, config: InstanceConfig, parts: Parts, links: Links, receiver: Receiver, out: list[Action]
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._links = links
+        self._receiver = receiver
+        self._out = out
+        self._by_ticket: dict[Ticket, DecodeRoom] = {}
+        self._page_size = config.cache.page_size
+
+    # ------------------------------------------------------------ offer
+
+    def offer(self, room: DecodeRoom, prefill: PeerName, now: float) -> None:
+        """Open the room's next attempt: lease what is here, ask for the rest."""
+        room.prefill, room.ticket = prefill, None
+        room.attempt_len = room.request.num_tokens
+        room.times.started = room.times.granted = room.times.landed = None
+        room.waits_since = None
+        self._take_lease(room)
+        room.repeat_gap_s, room.next_repeat = 1.0, now
+        self.repeat(room, now)
+
+    def repeat(self, room: DecodeRoom, now: float) -> None:
+        """Send what the peer has not answered yet, with growing gaps. Safe at any time: repeats change nothing."""
+        prefill = room.prefill
+        if prefill is None or now < room.next_repeat or not self._links.is_ready(prefill):
+            return
+        if room.state is DecodeState.OFFERED:
+            self._links.send(prefill, self._offer(room, now))
+        elif room.state is DecodeState.GRANTED and room.ticket is not None:
+            self._links.send(prefill, self._grant_message(room, room.ticket, now))
+        else:
+            return
+        room.next_repeat = now + room.repeat_gap_s
+        room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
+
+    def _offer(self, room: DecodeRoom, now: float) -> Offer:
+        request = room.request
+        prefix_len = request.lease.num_tokens if request.lease else 0
+        return Offer(
+            room=room.room,
+            attempt=room.attempt,
+            prompt=bytes(request.tokens),
+            prompt_len=request.prompt_len,
+            keys=bytes(request.keys),
+            namespace=request.namespace,
+            sampling=request.sampling,
+            prefix_len=prefix_len,
+            prefix_key=self._prefix_key(room, prefix_len),
+            remaining_ms=self._remaining_ms(room, now),
+            cache=request.cache,
+        )
+
+    def _take_lease(self, room: DecodeRoom) -> None:
+        """(Re-)match and lease: never shorter than before, unless the lease was given up."""
+        request, cache = room.request, self._parts.cache
+        uses_tree = self._config.radix_cache and request.cache is CacheUse.NORMAL
+        limit = None if uses_tree else 0
+        match = cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
+        if request.lease is not None:
+            if match.num_tokens <= request.lease.num_tokens:
+                return
+            longer = cache.lease(match)
+            cache.release(request.lease)
+            request.lease = longer
+        else:
+            request.lease = cache.lease(match)
+
+    def _prefix_key(self, room: DecodeRoom, prefix_len: int) -> bytes:
+        num_pages = prefix_len // self._page_size
+        return key_at(bytes(room.request.keys), num_pages - 1) if num_pages else b""
+
+    def _remaining_ms(self, room: DecodeRoom, now: float) -> int:
+        return max(1, int((room.request.deadline - now) * 1000))
+
+    # ------------------------------------------------------------ grant
+
+    def started(self, room: DecodeRoom, cached_len: int, now: float) -> None:
+        """Prefill begins: the room waits for its grant."""
+        if room.state is DecodeState.OFFERED:
+            room.move(DecodeEvent.START)
+            room.times.started, room.prefill_cached_len = now, cached_len
+        elif room.state is DecodeState.GRANTED:
+            room.next_repeat = now  # it asks again: the grant was lost
+            self.repeat(room, now)
+
+    def try_grants(self, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> None:
+        """Grant whole deltas, all or nothing: retracted rooms first, then in order of arrival, with bounded overtaking.
+
+        `num_entering`: rooms granted or landed that will take a row, besides those running.
+        """
+        waiting = sorted(
+            (room for room in rooms if room.state is DecodeState.STARTED),
+            key=lambda r: (r.request.num_retractions == 0, r.request.arrival),
+        )
+        for room in waiting[:_SCAN]:
+            if self._parts.scheduler.num_running + num_entering >= self._config.max_running_requests:
+                return
+            if self._waits_for_twin(room, now):
+                continue
+            if self._grant(room, waiting, num_entering, now):
+                num_entering += 1
+                for earlier in waiting[: waiting.index(room)]:
+                    earlier.request.overtaken += earlier.state is DecodeState.STARTED
+            elif room.request.overtaken >= MAX_OVERTAKES or now - (room.times.started or now) > MAX_WAIT_S:
+                return
+
+    def _grant(self, room: DecodeRoom, waiting: list[DecodeRoom], num_entering: int, now: float) -> bool:
+        self._take_lease(room)
+        request, budget = room.request, self._parts.budget
+        leased = request.lease.num_pages if request.lease else 0
+        need = self._config.cache.num_pages(room.attempt_len) - leased
+        reserve = self._parts.scheduler.reserve_pages(num_entering)
+        if not budget.fits(need, reserve):
+            if reserve:
+                return False  # those running will give memory back
+            for other in reversed(waiting):
+                if other is not room:
+                    self.drop_lease(other)
+        if not budget.make_room(need) or room.prefill is None:
+            return False
+        boot = self._links.table.get(room.prefill).boot
+        if boot is None or not self._links.is_ready(room.prefill):
+            return False
+        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, need)
+        if ticket is None:
+            return False
+        room.ticket = ticket
+        self._by_ticket[ticket] = room
+        room.move(DecodeEvent.GRANT)
+        room.times.granted = now
+        room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
+        room.repeat_gap_s, room.next_repeat = 1.0, now
+        self.repeat(room, now)
+        return True
+
+    def drop_lease(self, room: DecodeRoom) -> None:
+        """Give up a waiting room's prefix: its grant will match again."""
+        if room.request.lease is not None:
+            self._parts.cache.release(room.request.lease)
+            room.request.lease = None
+
+    def _grant_message(self, room: DecodeRoom, ticket: Ticket, now: float) -> Grant:
+        prefix_len = room.request.lease.num_tokens if room.request.lease else 0
+        coverage = tuple(
+            Component(
+                writer=0,
+                reader=0,
+                pool=pool,
+                pages=pack_u32(pages),
+                generations=pack_u32(self._receiver.generations(ticket, PoolId(pool))),
+            )
+            for pool, pages in enumerate(ticket.pages)
+        )
+        return Grant(
+            room=room.room,
+            attempt=room.attempt,
+            ticket=ticket.id.seq,
+            prefix_len=prefix_len,
+            prefix_key=self._prefix_key(room, prefix_len),
+            coverage=coverage,
+            aux_slot=ticket.aux_slot,
+            aux_generation=ticket.aux_generation,
+            remaining_ms=self._remaining_ms(room, now),
+        )
+
+    def _waits_for_twin(self, room: DecodeRoom, now: float) -> bool:
+        """Whether the room's next page is on its way to another room; for a bounded time."""
+        key = self._next_key(room)
+        if not key or not any(self._next_key(r) == key for r in self._by_ticket.values()):
+            room.waits_since = None
+            return False
+        if room.waits_since is None:
+            room.waits_since = now
+        return now - room.waits_since < self._config.share_wait_s
+
+    def _next_key(self, room: DecodeRoom) -> bytes:
+        request = room.request
+        if not self._config.radix_cache or request.cache is not CacheUse.NORMAL:
+            return b""
+        first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
+        return bytes(request.keys[first : first + KEY_BYTES])
+
+    # ------------------------------------------------------------ landing
+
+    def landed(self, report: Landed, now: float) -> list[Outcome]:
+        ticket, heard = self._receiver.landed(report.peer, report.done)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if ticket is None or room is None:
+            return []
+        if heard is Heard.COMPLETE:
+            room.move(DecodeEvent.LAND)
+            room.times.landed = now
+            self._out.append(self._receiver.collect(ticket))
+        elif heard is Heard.BREACH:
+            return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")]
+        return []
+
+    def collected(self, report: Collected) -> list[Outcome]:
+        ticket = self._receiver.get(report.ticket)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if ticket is None or room is None:
+            return []
+        if report.payload is None:
+            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem)]
+        try:
+            first = decode_first_token(report.payload)
+        except ProtocolError as error:
+            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))]
+        del self._by_ticket[ticket]
+        room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
+        room.ticket = None
+        self._update_mark(ticket.peer)
+        return [Arrived(room, first)]
+
+    # ------------------------------------------------------------ giving up
+
+    def withdraw(self, room: DecodeRoom, reason: FailReason, now: float) -> None:
+        """End the current attempt: revoke its ticket, tell prefill. The room keeps no pages of it."""
+        ticket, prefill = room.ticket, room.prefill
+        room.ticket = None
+        if ticket is not None:
+            self._by_ticket.pop(ticket, None)
+            if self._receiver.revoke(ticket, now) is Heard.NOTHING and prefill is not None:
+                self._links.send(prefill, Revoke(ticket=ticket.id.seq))
+            self._update_mark(ticket.peer)
+        if prefill is not None and self._links.is_ready(prefill):
+            self._links.send(prefill, Cancel(room=room.room, reason=reason))
+
+    def fenced(self, peer: PeerName) -> None:
+        """No byte of the peer can land any more."""
+        self._receiver.fenced(peer)
+        self._update_mark(peer)
+
+    def drained(self, ticket: Ticket) -> None:
+        self._update_mark(ticket.peer)
+
+    def repeat_revokes(self) -> None:
+        for ticket in self._receiver:
+            if ticket.is_revoked and self._links.is_ready(ticket.peer):
+                self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
+
+    def _update_mark(self, peer: PeerName) -> None:
+        boot = self._links.table.get(peer).boot
+        if boot is not None:
+            self._links.set_mark(peer, self._receiver.closed_below(peer, boot))
+
+    @property
+    def num_open(self) -> int:
+        return len(self._by_ticket)

@@ -1,0 +1,257 @@
+"""Greetings, boots and heartbeats of one instance, towards fronts and towards the other half of its pairs.
+
+Who dials greets first. Between decode and prefill a Hello carries transport metadata, so each side opens its endpoint
+before it can answer:
+
+    decode  OpenEndpoint ............ Hello(metadata) -> | prefill  OpenEndpoint(metadata): opened and attached
+    decode  AttachEndpoint <- Hello(metadata) .......... |          READY
+            READY
+A Hello is repeated with every heartbeat until it is answered; a repeated one gets the same answer and changes nothing.
+Links to fronts carry no data and are ready with the Hello itself.
+"""
+
+from dataclasses import dataclass
+
+from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.instance.api import Action, Dial, InstanceConfig, SendFrame
+from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    FencePeer,
+    OpenEndpoint,
+)
+from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a frame turned out to be."""
+
+    peer: Peer
+    message: Message | None
+    """To be handled by the instance; None when the frame was about the link itself, or not current."""
+    is_gone: bool = False
+    """The peer's former life or endpoint is over: everything held for it must fail first."""
+    is_greeted: bool = False
+    """A front said Hello: it wants facts and a snapshot."""
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """An endpoint being opened for a peer, and what we know of theirs."""
+
+    ours: bytes | None = None
+    theirs: Hello | None = None
+
+
+class Links:
+    """All links of one instance. Actions go to `out`, which the instance empties."""
+
+    def __init__(self, config: InstanceConfig, facts: Facts, lost_after_s: float, out: list[Action]) -> None:
+        self.config = config
+        self.table = PeerTable(config.name, Boot(config.boot), lost_after_s)
+        self._facts = facts
+        self._out = out
+        self._compat = dict(config.compat)
+        self._dialled: dict[PeerName, PeerAddress] = {}
+        self._greetings: dict[PeerName, _Greeting] = {}
+        self._marks: dict[PeerName, int] = {}
+        self.refusals: dict[PeerName, str] = {}
+        """Peers refused for unequal compat fields, with both values named."""
+        self.stale_frames = 0
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, peer: PeerName, message: Message) -> None:
+        mark = self._marks.get(peer, 1)
+        self._out.append(SendFrame(peer, self.table.seal(peer, message, mark)))
+
+    def set_mark(self, peer: PeerName, closed_below: int) -> None:
+        """Every frame to `peer` from now on says that tickets below are over."""
+        self._marks[peer] = closed_below
+
+    def is_ready(self, peer: PeerName) -> bool:
+        return self.table.get(peer).is_ready
+
+    def fronts(self) -> list[PeerName]:
+        return [p.name for p in self.table if p.is_ready and _role(p) == Role.FRONT.value]
+
+    # ------------------------------------------------------------ greeting
+
+    def dial(self, address: PeerAddress, now: float) -> None:
+        """Connect and greet, unless that is under way or done."""
+        name = PeerName(address.name)
+        if self._dialled.get(name) == address:
+            return
+        self._dialled[name] = address
+        self._out.append(Dial(address))
+        self.greet(name, now)
+
+    def greet(self, name: PeerName, now: float) -> None:
+        """Open an endpoint for a dialled peer; the Hello follows when it is open."""
+        peer = self.table.get(name)
+        if name not in self._dialled or peer.state is PeerState.REFUSED:
+            return
+        self.table.move(peer, PeerEvent.GREET)
+        peer.last_heard = now
+        self._greetings[name] = _Greeting()
+        self._out.append(OpenEndpoint(name))
+
+    def receive(self, envelope: Envelope, now: float) -> Delivery:
+        """Judge a frame by its boots and deal with Hellos."""
+        peer = self.table.get(PeerName(envelope.src))
+        verdict = self.table.judge(envelope, now)
+        hello = envelope.body if isinstance(envelope.body, Hello) else None
+        if verdict is Verdict.DEAD_BOOT:
+            self.stale_frames += 1
+            return Delivery(peer, None)
+        if verdict is Verdict.WRONG_ADDRESSEE and hello is None:
+            self.stale_frames += 1
+            return self._tell_boot(peer, Boot(envelope.src_boot))
+        is_gone = False
+        if peer.boot != envelope.src_boot:
+            is_gone = peer.boot is not None
+            self._end_life(peer)
+            self.table.rebooted(peer, Boot(envelope.src_boot), now)
+        if hello is not None:
+            return self._on_hello(peer, hello, now, is_gone)
+        if not peer.is_ready:
+            if is_gone and peer.name in self._dialled:
+                self.greet(peer.name, now)
+            elif peer.name not in self._dialled:
+                self.send(peer.name, Heartbeat())  # it does not know this boot yet
+            return Delivery(peer, None, is_gone)
+        return Delivery(peer, envelope.body, is_gone)
+
+    def _tell_boot(self, peer: Peer, their_boot: Boot) -> Delivery:
+        envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=their_boot, body=Heartbeat())
+        self._out.append(SendFrame(peer.name, envelope))
+        return Delivery(peer, None)
+
+    def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> Delivery:
+        peer.last_heard = now
+        if hello.role == Role.FRONT.value:
+            peer.hello = hello
+            self.table.move(peer, PeerEvent.HELLO)
+            self._answer(peer.name, b"")
+            return Delivery(peer, hello, is_gone, is_greeted=True)
+        if self._refuses(peer, hello):
+            return Delivery(peer, None, is_gone)
+        if peer.name in self._dialled:
+            return self._on_answer(peer, hello, is_gone)
+        known = self._greetings.get(peer.name)
+        if peer.is_ready and peer.hello == hello and known is not None and known.ours is not None:
+            self._answer(peer.name, known.ours)
+            return Delivery(peer, None, is_gone)
+        if known is not None and known.theirs == hello and not is_gone:
+            return Delivery(peer, None)  # its endpoint is being opened
+        if peer.is_ready:
+            is_gone = True
+            self._end_life(peer)
+        self._greetings[peer.name] = _Greeting(theirs=hello)
+        self._out.append(OpenEndpoint(peer.name, hello.endpoint, hello.regions))
+        return Delivery(peer, None, is_gone)
+
+    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> Delivery:
+        greeting = self._greetings.get(peer.name)
+        if greeting is not None and greeting.ours is not None and greeting.theirs is None and not is_gone:
+            greeting.theirs = hello
+            self._out.append(AttachEndpoint(peer.name, hello.endpoint, hello.regions))
+        elif is_gone:
+            self.greet(peer.name, peer.last_heard)
+        return Delivery(peer, None, is_gone)
+
+    def _refuses(self, peer: Peer, hello: Hello) -> bool:
+        differences = unequal_fields(self._compat, dict(hello.compat))
+        if hello.version != PROTOCOL_VERSION:
+            differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
+        if not differences:
+            self.refusals.pop(peer.name, None)
+            return False
+        if peer.name not in self._dialled:
+            self._answer(peer.name, b"")  # so that the other side can name both values as well
+        self.refusals[peer.name] = "; ".join(differences)
+        self.table.move(peer, PeerEvent.REFUSE)
+        return True
+
+    def _answer(self, peer: PeerName, endpoint: bytes) -> None:
+        self.send(peer, self._hello(endpoint))
+
+    def _hello(self, endpoint: bytes) -> Hello:
+        return Hello(
+            role=self.config.role.value,
+            compat=self._compat,
+            facts=self._facts,
+            transport=self.config.transport,
+            endpoint=endpoint,
+            regions=self.config.regions if endpoint else (),
+        )
+
+    # ------------------------------------------------------------ reports and time
+
+    def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed) -> None:
+        """Progress of a greeting: send our Hello, or be ready."""
+        peer = self.table.get(report.peer)
+        greeting = self._greetings.get(report.peer)
+        if greeting is None:
+            return
+        if isinstance(report, EndpointFailed):
+            self._greetings.pop(report.peer)
+            return
+        if isinstance(report, EndpointOpened):
+            greeting.ours = report.metadata
+            if report.peer in self._dialled:
+                self.send(report.peer, self._hello(report.metadata))
+            return
+        if greeting.theirs is None:
+            return
+        peer.hello = greeting.theirs
+        self.table.move(peer, PeerEvent.HELLO)
+        if report.peer not in self._dialled and greeting.ours is not None:
+            self._answer(report.peer, greeting.ours)
+
+    def beat(self, now: float) -> list[Peer]:
+        """Repeat unanswered Hellos, send heartbeats to data peers; returns peers that fell silent."""
+        silent = [p for p in self.table.silent(now) if p.is_ready]
+        for peer in self.table:
+            greeting = self._greetings.get(peer.name)
+            if peer.is_ready and _role(peer) != Role.FRONT.value:
+                self.send(peer.name, Heartbeat())
+            elif peer.state is PeerState.GREETING and peer.name in self._dialled:
+                if greeting is None:
+                    self.greet(peer.name, now)
+                elif greeting.ours is not None and greeting.theirs is None:
+                    self.send(peer.name, self._hello(greeting.ours))
+            elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
+                self.greet(peer.name, now)
+        return silent
+
+    def _end_life(self, peer: Peer) -> None:
+        """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""
+        if peer.boot is not None and _role(peer) != Role.FRONT.value:
+            self._greetings.pop(peer.name, None)
+            self._out.append(FencePeer(peer.name))
+
+    def fence(self, name: PeerName) -> None:
+        """End the peer's endpoint here; a dialled peer is greeted again with the next beat."""
+        self._end_life(self.table.get(name))
+        self.lose(name)
+
+    def died(self, name: PeerName) -> None:
+        """The peer's process is over: frames it left behind are ignored from now on."""
+        self.fence(name)
+        self.table.bury(self.table.get(name))
+
+    def lose(self, name: PeerName) -> None:
+        """The peer is not there any more, for whatever reason; a dialled one is greeted again with the next beat."""
+        peer = self.table.get(name)
+        self._greetings.pop(name, None)
+        if peer.state in (PeerState.READY, PeerState.GREETING):
+            self.table.move(peer, PeerEvent.LOSE)
+
+
+def _role(peer: Peer) -> str:
+    return peer.hello.role if peer.hello else ""

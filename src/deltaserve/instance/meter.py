@@ -1,0 +1,94 @@
+"""What an instance tells about its load: rates, counters, and when to tell it."""
+
+from collections.abc import Callable
+
+from deltaserve.cache.pages import PageState
+from deltaserve.instance.parts import Parts
+from deltaserve.sched.plan import StepResult
+from deltaserve.wire.messages import Status
+
+_SMOOTHING = 0.1
+_BUSY_TICK_S = 0.1
+_PUBLISH_S = 0.1
+
+
+class Meter:
+    """Heartbeat timing and exponentially smoothed rates."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._next_beat = 0.0
+        self._last_tick = 0.0
+        self._last_publish = 0.0
+        self._prefill_tokens_per_s = 0.0
+        self._decode_step_s = 0.0
+        self.bytes_sent = 0
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.tokens_read = 0
+        self.shared_tokens_read = 0
+
+    def is_due(self, now: float) -> bool:
+        """Whether a heartbeat is due; then the next one is scheduled."""
+        self._last_tick = now
+        if now < self._next_beat:
+            return False
+        self._next_beat = now + self._heartbeat_s
+        return True
+
+    def next_timer(self, is_busy: bool) -> float:
+        """Deadlines and repeats are looked at every 0.1 s while there is something to look at."""
+        return min(self._next_beat, self._last_tick + _BUSY_TICK_S) if is_busy else self._next_beat
+
+    def may_publish(self, now: float) -> bool:
+        """Tree events go out at most ten times a second."""
+        if now - self._last_publish < _PUBLISH_S:
+            return False
+        self._last_publish = now
+        return True
+
+    def count_step(self, result: StepResult, num_tokens: int) -> None:
+        self.num_steps += 1
+        self.num_tokens += num_tokens
+        self.tokens_read += result.tokens_read
+        self.shared_tokens_read += result.shared_tokens_read
+        if result.seconds <= 0:
+            return
+        if num_tokens > len(result.items):
+            self._prefill_tokens_per_s = _smooth(self._prefill_tokens_per_s, num_tokens / result.seconds)
+        else:
+            self._decode_step_s = _smooth(self._decode_step_s, result.seconds)
+
+    def status(self, parts: Parts, is_draining: bool, open_tickets: int) -> Status:
+        def per_pool(count: Callable[[int], int]) -> tuple[int, ...]:
+            return tuple(count(pool) for pool in range(len(parts.pools)))
+
+        return Status(
+            num_waiting=len(parts.scheduler.waiting),
+            waiting_tokens=parts.scheduler.waiting.num_tokens,
+            num_running=parts.scheduler.num_running,
+            free_pages=per_pool(lambda p: parts.pools[p].num_free),
+            evictable_pages=per_pool(parts.cache.evictable_pages),
+            quarantined_pages=per_pool(lambda p: parts.pools[p].count(PageState.QUARANTINED)),
+            num_pages=per_pool(lambda p: parts.pools[p].num_pages),
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            decode_step_s=self._decode_step_s,
+            draining=is_draining,
+            open_tickets=open_tickets,
+            leases=parts.cache.num_leases,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "deltaserve_transfer_bytes_sent_total": self.bytes_sent,
+            "deltaserve_steps_total": self.num_steps,
+            "deltaserve_computed_tokens_total": self.num_tokens,
+            "deltaserve_attention_tokens_read_total": self.tokens_read,
+            "deltaserve_attention_shared_tokens_read_total": self.shared_tokens_read,
+            "deltaserve_decode_step_seconds": self._decode_step_s,
+            "deltaserve_prefill_tokens_per_second": self._prefill_tokens_per_s,
+        }
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if old == 0 else old + _SMOOTHING * (new - old)

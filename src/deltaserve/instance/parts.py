@@ -1,0 +1,98 @@
+"""What every engine is made of, built from its config: pools, tree, budget, scheduler."""
+
+from dataclasses import dataclass
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Namespace
+from deltaserve.base.keys import seed_key
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.pages import PageState
+from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.instance.api import InstanceConfig
+from deltaserve.sched.budget import Budget
+from deltaserve.sched.scheduler import SchedConfig, Scheduler
+from deltaserve.wire.messages import Events, Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One engine's memory and scheduler."""
+
+    pools: tuple[PagePool, ...]
+    aux: PagePool
+    cache: PrefixCache
+    budget: Budget
+    scheduler: Scheduler
+
+
+def build_parts(config: InstanceConfig) -> Parts:
+    page_size = config.cache.page_size
+    pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
+    cache = PrefixCache(page_size, pools)
+    budget = Budget(cache, pools)
+    sched = SchedConfig(
+        page_size=page_size,
+        max_running=config.max_running_requests,
+        chunk_len=config.chunked_prefill_size,
+        step_len=config.max_prefill_tokens,
+        split_tokens=config.attention_split_tokens,
+        reserve_len=config.num_reserved_decode_tokens,
+        radix_cache=config.radix_cache,
+    )
+
+    def seed_of(namespace: Namespace) -> bytes:
+        return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
+
+    return Parts(pools, PagePool(config.num_aux_slots), cache, budget, Scheduler(sched, cache, budget, seed_of))
+
+
+def facts_of(config: InstanceConfig) -> Facts:
+    """Sizes as announced in a Hello."""
+    return Facts(
+        page_size=config.cache.page_size,
+        pool_pages=config.num_pages,
+        max_context_len=config.max_context_len,
+        max_running=config.max_running_requests,
+        vocab_size=config.vocab_size,
+        keys_seed_check=seed_key(config.cluster_secret, config.fingerprint, 0, Namespace("")),
+    )
+
+
+def drain_events(cache: PrefixCache) -> Events | None:
+    """What changed in the tree since the last call, or None."""
+    events = cache.drain_events()
+    if not events.stored and not events.evicted:
+        return None
+    return Events(first=events.first, stored=events.stored, evicted=events.evicted)
+
+
+def snapshot_events(cache: PrefixCache) -> Events:
+    """The whole tree, for a front that does not know it."""
+    snapshot = cache.snapshot()
+    return Events(first=snapshot.next_event, stored=snapshot.stored, evicted=b"", snapshot=True)
+
+
+def pool_metrics(parts: Parts) -> dict[str, float]:
+    """Pages by state, tree pages by protection, leases, rows."""
+    metrics: dict[str, float] = {}
+    for index, pool in enumerate(parts.pools):
+        for state in PageState:
+            metrics[f'deltaserve_pages{{pool="{index}",state="{state.value}"}}'] = pool.count(state)
+        metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = parts.cache.evictable_pages(index)
+        metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
+    metrics["deltaserve_leases"] = parts.cache.num_leases
+    metrics["deltaserve_num_running_reqs"] = parts.scheduler.num_running
+    metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)
+    metrics["deltaserve_aux_slots_used"] = parts.aux.num_pages - parts.aux.num_free
+    return metrics
+
+
+def check_parts(parts: Parts, num_owned: int, num_leases: int) -> None:
+    """Raises IntegrityError unless the books of pools, tree, scheduler and rooms agree."""
+    parts.cache.check_integrity()
+    parts.scheduler.check_integrity()
+    for index, pool in enumerate(parts.pools):
+        if pool.count(PageState.OWNED) != num_owned:
+            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {num_owned}")
+    if parts.cache.num_leases != num_leases:
+        raise IntegrityError(f"{parts.cache.num_leases} leases, requests hold {num_leases}")

@@ -1,0 +1,428 @@
+"""A prefill engine's control plane: Offer -> Starting -> (Grant) -> chunks -> sent.
+
+It holds nothing for a room before its Offer, and of a room's end only what the transport may still read: pins.
+A room's pages go out as its steps close them, [max(cursor, decode's prefix), computed end), page aligned except the
+last; a prefix only this side had cached goes out first, before the rest is computed.
+"""
+
+from dataclasses import dataclass
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import Attempt, Boot, Namespace, PeerName, PoolId, Room
+from deltaserve.base.keys import key_at
+from deltaserve.base.machine import advance
+from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.links import Links
+from deltaserve.instance.meter import Meter
+from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
+from deltaserve.peer.table import Peer
+from deltaserve.request.request import Request
+from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
+from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.sched.scheduler import Progress
+from deltaserve.transfer.commands import (
+    ChunkSent,
+    CloseGate,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    GateDrained,
+    OpenGate,
+    PeerFenced,
+    TransferReport,
+    WriteFailed,
+)
+from deltaserve.transfer.sender import GrantVerdict, Sender, SendTicket
+from deltaserve.transfer.tables import SenderState
+from deltaserve.wire.aux import FirstToken, encode_first_token
+from deltaserve.wire.messages import (
+    CacheUse,
+    Cancel,
+    Drain,
+    Drained,
+    Failed,
+    Grant,
+    Offer,
+    PromptLogprobs,
+    Revoke,
+    Starting,
+    Status,
+)
+
+
+@dataclass(slots=True, eq=False)
+class PrefillRoom:
+    """All this worker knows of a room; dropped when it ends."""
+
+    peer: PeerName
+    room: Room
+    attempt: Attempt
+    request: Request
+    num_tokens: int
+    """Of this attempt's prompt."""
+    num_pages: int
+    state: PrefillState = PrefillState.QUEUED
+    is_announced: bool = False
+    """Starting was sent."""
+    cached_len: int = 0
+    first: FirstToken | None = None
+    ticket: SendTicket | None = None
+
+
+class PrefillInstance:
+    """See instance/api.py for how it is driven."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.config = config
+        self.parts = build_parts(config)
+        self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux)
+        self._out: list[Action] = []
+        self.links = Links(config, facts_of(config), config.peer_lease_s, self._out)
+        self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
+        self._by_request: dict[Request, PrefillRoom] = {}
+        self._meter = Meter(config.heartbeat_s)
+        self._is_draining = False
+
+    # ------------------------------------------------------------ driving
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case FrameIn():
+                self._on_frame(event, now)
+            case PeerDied():
+                self.links.died(event.peer)
+                self._drop_peer(event.peer)
+            case DrainRequested():
+                self._is_draining = True
+            case _:
+                self._on_report(event)
+        return self._pump(now)
+
+    def tick(self, now: float) -> list[Action]:
+        if self._meter.is_due(now):
+            for peer in self.links.beat(now):
+                self.links.fence(peer.name)
+                self._drop_peer(peer.name)
+            for front in self.links.fronts():
+                self.links.send(front, self._status())
+        for room in [r for r in self._rooms.values() if now >= r.request.deadline]:
+            self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill")
+        return self._pump(now)
+
+    def next_timer(self) -> float | None:
+        return self._meter.next_timer(is_busy=bool(self._rooms))
+
+    def plan(self, now: float) -> StepPlan | None:
+        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+
+    def commit(self, result: StepResult, now: float) -> list[Action]:
+        progress = self.parts.scheduler.commit(result)
+        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
+        for item in progress:
+            room = self._by_request.get(item.request)
+            if room is not None:
+                self._advance(room, item)
+        return self._pump(now)
+
+    def _pump(self, now: float) -> list[Action]:
+        for request in self.parts.scheduler.admit(now, self._gate):
+            room = self._by_request[request]
+            room.cached_len = request.num_computed
+            self._move(room, PrefillEvent.START)
+            self._send_ready(room)
+        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
+            for front in self.links.fronts():
+                self.links.send(front, events)
+        actions = list(self._out)
+        self._out.clear()
+        return actions
+
+    # ------------------------------------------------------------ frames
+
+    def _on_frame(self, event: FrameIn, now: float) -> None:
+        delivery = self.links.receive(event.envelope, now)
+        peer = delivery.peer
+        if delivery.is_gone:
+            self._drop_peer(peer.name)
+        if delivery.is_greeted:
+            self.links.send(peer.name, snapshot_events(self.parts.cache))
+        if delivery.message is None or peer.boot is None:
+            return
+        self.sender.advance_mark(peer.name, peer.boot, event.envelope.closed_below)
+        match delivery.message:
+            case Offer() as offer:
+                self._on_offer(peer, offer, now)
+            case Grant() as grant:
+                self._on_grant(peer, peer.boot, grant)
+            case Revoke() as revoke:
+                self._on_revoke(peer, peer.boot, revoke)
+            case Cancel() as cancel:
+                room = self._rooms.get((peer.name, Room(cancel.room)))
+                if room is not None:
+                    self._end(room)
+            case _:
+                pass  # heartbeats; a front's messages concern decode only
+
+    def _on_offer(self, peer: Peer, offer: Offer, now: float) -> None:
+        key = (peer.name, Room(offer.room))
+        known = self._rooms.get(key)
+        if known is not None and known.attempt >= offer.attempt:
+            if known.attempt == offer.attempt and known.is_announced:
+                self._announce(known)
+            return
+        if known is not None:
+            self._end(known)
+        refusal = self._refusal(offer)
+        if refusal is not None:
+            reason, message = refusal
+            failed = Failed(room=offer.room, attempt=offer.attempt, reason=reason, message=message)
+            self.links.send(peer.name, failed)
+            return
+        request = Request(
+            room=Room(offer.room),
+            namespace=Namespace(offer.namespace),
+            sampling=offer.sampling,
+            prompt_len=offer.prompt_len,
+            tokens=bytearray(offer.prompt),
+            keys=bytearray(offer.keys),
+            arrival=now,
+            deadline=now + offer.remaining_ms / 1000,
+            cache=offer.cache,
+        )
+        num_pages = self.config.cache.num_pages(request.num_tokens)
+        room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
+        self._rooms[key] = room
+        self._by_request[request] = room
+        self.parts.scheduler.add(request)
+
+    def _refusal(self, offer: Offer) -> tuple[FailReason, str] | None:
+        """Range checks against this worker; what passes can always be computed here, some time."""
+        page_size, num_tokens = self.config.cache.page_size, token_len(offer.prompt)
+        prefix_pages = offer.prefix_len // page_size
+        if self._is_draining:
+            return FailReason.DRAINING, "prefill is draining"
+        if len(self._rooms) >= self.config.max_queued_requests:
+            return FailReason.OVERLOADED, "prefill's queue is full"
+        if len(offer.prompt) % TOKEN_BYTES or num_tokens < 1 or not 0 < offer.prompt_len <= num_tokens:
+            return FailReason.BAD_EXTENT, "the prompt is not a list of token ids"
+        if num_tokens > self.config.max_context_len:
+            return FailReason.TOO_LONG, f"prompt of {num_tokens} tokens, context of {self.config.max_context_len}"
+        if any(self.config.cache.num_pages(num_tokens) > n for n in self.config.num_pages):
+            return FailReason.TOO_LONG, f"prompt of {num_tokens} tokens exceeds prefill's pool"
+        if max(unpack_u32(offer.prompt)) >= self.config.vocab_size:
+            return FailReason.BAD_EXTENT, "token id beyond the vocabulary"
+        if not 0 <= offer.prefix_len <= num_tokens or offer.prefix_len % page_size:
+            return FailReason.BAD_EXTENT, "decode's prefix is not a page multiple inside the prompt"
+        if prefix_pages and key_at(offer.keys, prefix_pages - 1) != offer.prefix_key:
+            return FailReason.PREFIX_MISMATCH, "decode's prefix has another key here"
+        return None
+
+    def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
+        room = self._rooms.get((peer.name, Room(grant.room)))
+        if room is None or room.attempt != grant.attempt:
+            reason, text = FailReason.CANCELLED, "no such attempt here"
+            self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
+            return
+        if not self._is_sound(room, grant):
+            self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
+            return
+        ticket, verdict = self.sender.accept(peer.name, boot, grant)
+        if verdict is not GrantVerdict.OPENED or ticket is None:
+            return
+        room.ticket = ticket
+        self._out.append(OpenGate(peer.name, ticket.id))
+        self._send_ready(room)
+
+    def _is_sound(self, room: PrefillRoom, grant: Grant) -> bool:
+        page_size = self.config.cache.page_size
+        prefix_pages, beyond = divmod(grant.prefix_len, page_size)
+        if beyond or not 0 <= prefix_pages <= room.num_pages or grant.prefix_len > room.num_tokens:
+            return False
+        if prefix_pages and key_at(bytes(room.request.keys), prefix_pages - 1) != grant.prefix_key:
+            return False
+        wanted = (room.num_pages - prefix_pages) * TOKEN_BYTES
+        pools = sorted(component.pool for component in grant.coverage)
+        lengths = all(len(c.pages) == wanted == len(c.generations) for c in grant.coverage)
+        return pools == list(range(len(self.parts.pools))) and lengths
+
+    def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
+        ticket = self.sender.revoked(peer.name, boot, revoke.ticket)
+        if ticket is None:
+            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.CLEAN))
+        elif ticket.state is SenderState.DIRTY:
+            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.DIRTY))
+        else:
+            room = self._rooms.get((peer.name, ticket.room))
+            if room is not None and room.ticket is ticket:
+                self._end(room)
+            else:
+                self._close(ticket)
+
+    # ------------------------------------------------------------ reports
+
+    def _on_report(self, report: TransferReport | Event) -> None:
+        match report:
+            case EndpointOpened() | EndpointAttached() | EndpointFailed():
+                self.links.on_endpoint(report)
+            case ChunkSent():
+                self._on_sent(report)
+            case WriteFailed():
+                self._on_write_failed(report)
+            case GateDrained():
+                self._on_drained(report)
+            case PeerFenced():
+                for ticket in self.sender.fenced(report.peer):
+                    if ticket.answer_revoke:
+                        self.links.send(report.peer, Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
+            case _:
+                pass  # reader's reports do not come to a writer
+
+    def _on_sent(self, report: ChunkSent) -> None:
+        ticket = self.sender.chunk_sent(report.ticket, report.chunk, report.num_bytes)
+        self._meter.bytes_sent += report.num_bytes
+        if ticket is not None and report.is_last:
+            self.sender.sent_all(ticket)
+            if ticket.answer_revoke:
+                self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=Drain.CLEAN))
+            room = self._rooms.get((ticket.peer, ticket.room))
+            if room is not None and room.ticket is ticket:
+                self._end(room)
+        for room in [r for r in self._rooms.values() if r.state is PrefillState.PARKED and r.ticket is not None]:
+            self._send_ready(room)  # waited for an aux slot
+
+    def _on_write_failed(self, report: WriteFailed) -> None:
+        ticket = self.sender.failed(report.ticket)
+        if ticket is None:
+            return
+        room = self._rooms.get((ticket.peer, ticket.room))
+        if room is not None and room.ticket is ticket:
+            self._fail(room, FailReason.TRANSFER_FAILED, report.message)
+        self._fence(report.peer)
+
+    def _on_drained(self, report: GateDrained) -> None:
+        ticket = self.sender.gate_drained(report.ticket, report.outcome)
+        if ticket is None:
+            return
+        if ticket.answer_revoke:
+            self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=report.outcome))
+        if report.outcome is Drain.DIRTY:
+            self._fence(ticket.peer)
+
+    def _fence(self, peer: PeerName) -> None:
+        """This side's endpoint must go: every room of that peer fails, and decode is told to fence as well."""
+        for room in [r for r in self._rooms.values() if r.peer == peer]:
+            self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer")
+        self.links.fence(peer)
+
+    def _drop_peer(self, peer: PeerName) -> None:
+        """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
+        for room in [r for r in self._rooms.values() if r.peer == peer]:
+            self._end(room)
+
+    # ------------------------------------------------------------ compute
+
+    def _gate(self, request: Request, num_pages: int) -> bool:
+        """Ask for the grant; compute without one only while parked pages stay within their share."""
+        room = self._by_request[request]
+        if not room.is_announced:
+            room.cached_len = (room.num_pages - num_pages) * self.config.cache.page_size
+            self._announce(room)
+        if room.ticket is not None:
+            return True
+        parked = sum(r.num_pages for r in self._rooms.values() if r.ticket is None and self._holds_pages(r))
+        limit = self.config.park_fraction * min(self.config.num_pages)
+        return parked == 0 or parked + room.num_pages <= limit
+
+    @staticmethod
+    def _holds_pages(room: PrefillRoom) -> bool:
+        return room.state in (PrefillState.COMPUTING, PrefillState.PARKED)
+
+    def _announce(self, room: PrefillRoom) -> None:
+        room.is_announced = True
+        starting = Starting(room=room.room, attempt=room.attempt, cached_len=room.cached_len)
+        self.links.send(room.peer, starting)
+
+    def _advance(self, room: PrefillRoom, progress: Progress) -> None:
+        """One step's outcome for one room."""
+        if not progress.finite:
+            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
+            self._fail(room, FailReason.NUMERICAL, "the model's output is not finite")
+            return
+        if progress.prompt_logprobs:
+            start = progress.computed_from + 1
+            values = PromptLogprobs(room=room.room, start=start, values=progress.prompt_logprobs)
+            self.links.send(room.peer, values)
+        self.parts.scheduler.share_computed(room.request)
+        if progress.sampled is not None:
+            sampled = progress.sampled
+            room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
+            self.parts.scheduler.leave(room.request)
+            self._move(room, PrefillEvent.PARK)
+        self._send_ready(room)
+
+    def _send_ready(self, room: PrefillRoom) -> None:
+        """Post what is computed and not posted yet."""
+        ticket = room.ticket
+        if ticket is None or not ticket.is_open or not self._holds_pages(room):
+            return
+        page_size = self.config.cache.page_size
+        first = ticket.prefix_len // page_size + ticket.cursor
+        if room.first is not None:
+            if self.sender.can_post_last():
+                self._post(room, ticket, first, room.num_pages, encode_first_token(room.first))
+                self._move(room, PrefillEvent.SEND)
+            return
+        end = room.request.num_computed // page_size
+        if end > first:
+            self._post(room, ticket, first, end, None)
+
+    def _post(self, room: PrefillRoom, ticket: SendTicket, first: int, end: int, payload: bytes | None) -> None:
+        pages = tuple(room.request.pages(PoolId(p), first, end) for p in range(len(self.parts.pools)))
+        self._out.append(self.sender.post(ticket, pages, payload))
+
+    # ------------------------------------------------------------ endings
+
+    def _fail(self, room: PrefillRoom, reason: FailReason, message: str) -> None:
+        self.links.send(room.peer, Failed(room=room.room, attempt=room.attempt, reason=reason, message=message))
+        self._end(room)
+
+    def _end(self, room: PrefillRoom) -> None:
+        """Forget the room. An open ticket's gate is closed; what it pinned stays until that is answered."""
+        self._move(room, PrefillEvent.END)
+        if room.ticket is not None and self.sender.get(room.ticket.id) is not None:
+            self._close(room.ticket)
+        self.parts.scheduler.finish(room.request)
+        del self._rooms[room.peer, room.room]
+        del self._by_request[room.request]
+
+    def _close(self, ticket: SendTicket) -> None:
+        if ticket.state is SenderState.OPEN:
+            self.sender.close(ticket)
+            self._out.append(CloseGate(ticket.peer, ticket.id))
+
+    def _move(self, room: PrefillRoom, event: PrefillEvent) -> None:
+        room.state = advance(PREFILL_TABLE, room.state, event, f"room {room.room.hex()[:8]} on prefill")
+
+    # ------------------------------------------------------------ views
+
+    def transfer_active(self) -> bool:
+        return len(self.sender) > 0
+
+    def is_drained(self) -> bool:
+        return self._is_draining and not self._rooms and len(self.sender) == 0
+
+    def _status(self) -> Status:
+        return self._meter.status(self.parts, self._is_draining, len(self.sender))
+
+    def metrics(self) -> dict[str, float]:
+        metrics = pool_metrics(self.parts) | self._meter.metrics()
+        metrics["deltaserve_tickets_open"] = len(self.sender)
+        metrics["deltaserve_ticket_tombstones"] = self.sender.num_tombstones
+        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
+        return metrics
+
+    def check_integrity(self) -> None:
+        requests = [room.request for room in self._rooms.values()]
+        num_owned = sum(len(r.owned[0]) if r.owned else 0 for r in requests)
+        check_parts(self.parts, num_owned, sum(r.lease is not None for r in requests))

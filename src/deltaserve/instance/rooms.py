@@ -1,0 +1,153 @@
+"""What decode knows of a room, and what it tells the front about it."""
+
+from dataclasses import dataclass, field
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import Attempt, PeerName, Room
+from deltaserve.base.machine import advance
+from deltaserve.base.tokens import TOKEN_BYTES, unpack_u32
+from deltaserve.instance.links import Links
+from deltaserve.request.request import Request
+from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState
+from deltaserve.sched.plan import Sampled
+from deltaserve.transfer.receiver import Ticket
+from deltaserve.wire.messages import Finished, FinishReason, Submit, TokenRun, Tokens, Usage
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When what happened, on this process's clock; None: not yet, or never."""
+
+    submitted: float
+    started: float | None = None
+    granted: float | None = None
+    landed: float | None = None
+    running: float | None = None
+    first_token: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class DecodeRoom:
+    """All this worker knows of a room; dropped when it ends."""
+
+    front: PeerName
+    room: Room
+    submit: Submit
+    request: Request
+    attempt: Attempt
+    times: Timeline
+    state: DecodeState
+    prefill: PeerName | None = None
+    """Whom the current attempt was offered to; None: computed here."""
+    ticket: Ticket | None = None
+    attempt_len: int = 0
+    """Tokens of the current attempt's prompt."""
+    next_repeat: float = 0.0
+    repeat_gap_s: float = 1.0
+    waits_since: float | None = None
+    """Since when it waits for a twin's transfer."""
+    finish_len: int | None = None
+    """The front found a stop string: output tokens to keep, once the step in flight is committed."""
+    decode_cached_len: int = 0
+    prefill_cached_len: int = 0
+    transferred_bytes: int = 0
+
+    @property
+    def has_output(self) -> bool:
+        return self.request.output_len > 0
+
+    def move(self, event: DecodeEvent) -> None:
+        self.state = advance(DECODE_TABLE, self.state, event, f"room {self.room.hex()[:8]} on decode")
+
+    def usage(self, now: float) -> Usage:
+        t = self.times
+        return Usage(
+            prompt_len=self.request.prompt_len,
+            output_len=self.request.output_len,
+            decode_cached_len=self.decode_cached_len,
+            prefill_cached_len=self.prefill_cached_len,
+            num_retractions=self.request.num_retractions,
+            transferred_bytes=self.transferred_bytes,
+            queue_s=_span(t.submitted, t.started or t.running),
+            prefill_s=_span(t.started, t.landed),
+            transfer_s=_span(t.granted, t.landed),
+            decode_queue_s=_span(t.landed or t.submitted, t.running),
+            first_token_s=_span(t.submitted, t.first_token),
+        )
+
+
+def _span(start: float | None, end: float | None) -> float:
+    return max(0.0, end - start) if start is not None and end is not None else 0.0
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Tokens of one step, gathered into one frame per front; endings right behind them."""
+
+    links: Links
+    runs: dict[PeerName, list[TokenRun]] = field(default_factory=dict)
+
+    def token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
+        """The request's newest token goes out."""
+        if room.times.first_token is None:
+            room.times.first_token = now
+        run = TokenRun(
+            room=room.room,
+            start=room.request.output_len - 1,
+            tokens=bytes(room.request.tokens[-TOKEN_BYTES:]),
+            logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
+        )
+        self.runs.setdefault(room.front, []).append(run)
+
+    def flush(self) -> None:
+        runs, self.runs = self.runs, {}
+        for front, of_front in runs.items():
+            self.links.send(front, Tokens(runs=tuple(of_front)))
+
+    def finished(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
+        self.flush()
+        self.links.send(room.front, Finished(room=room.room, usage=room.usage(now), finish=finish))
+
+    def failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+        self.flush()
+        retryable = not room.has_output and reason in RETRYABLE
+        self.links.send(
+            room.front,
+            Finished(room=room.room, usage=room.usage(now), reason=reason, message=message, retryable=retryable),
+        )
+
+
+RETRYABLE = frozenset(
+    {
+        FailReason.TRANSFER_FAILED,
+        FailReason.PEER_LOST,
+        FailReason.PEER_FENCED,
+        FailReason.STALE_PEER,
+        FailReason.OVERLOADED,
+        FailReason.DRAINING,
+        FailReason.NO_PEER,
+        FailReason.CANCELLED,
+    }
+)
+"""Failures of an attempt that another prefill worker may not have."""
+
+
+def ends_with(request: Request, token: int) -> FinishReason | None:
+    """Whether the token just appended ends the output."""
+    sampling = request.sampling
+    if token in sampling.stop_token_ids and request.output_len > sampling.min_tokens:
+        return FinishReason.STOP
+    if request.output_len >= sampling.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def refuse_submit(submit: Submit, vocab_size: int) -> str | None:
+    """What is wrong with a Submit's prompt, in words."""
+    if not submit.prompt or len(submit.prompt) % TOKEN_BYTES:
+        return "the prompt is not a list of token ids"
+    if max(unpack_u32(submit.prompt)) >= vocab_size:
+        return "token id beyond the vocabulary"
+    if submit.sampling.max_tokens < 1:
+        return "max_tokens below 1"
+    return None
