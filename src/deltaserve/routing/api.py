@@ -1,0 +1,80 @@
+"""How the front's control plane is driven, by the router's asyncio adapter and by the simulator alike.
+
+    actions = front.start(now)                   once
+    actions = front.submit(generation, now)      raises RequestFailed when the sample is not taken
+    actions = front.handle(event, now)           a frame, a death notice
+    actions = front.tick(now)                    when next_timer() has passed
+
+The driver performs every returned action, in order. No call blocks, sleeps or looks at a clock.
+"""
+
+from dataclasses import dataclass
+
+from deltaserve.base.errors import RequestFailed
+from deltaserve.base.ids import Boot, PeerName, Role, Room
+from deltaserve.peer.link import LinkAction
+from deltaserve.request.client import OutputDelta
+from deltaserve.wire.messages import PeerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand a delta to the room's client. A delta with `finish` is the room's one end."""
+
+    room: Room
+    delta: OutputDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The room ends without a complete answer: its one end."""
+
+    room: Room
+    error: RequestFailed
+
+
+FrontAction = LinkAction | Deliver | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker the front was configured with."""
+
+    address: PeerAddress
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    """Everything the front's control plane needs to know. Plain numbers."""
+
+    name: PeerName
+    boot: Boot
+    workers: tuple[WorkerSpec, ...]
+    cluster_secret: bytes
+    fingerprint: str
+    """Of the model; with the secret it seeds every page key chain."""
+    kv_bytes_per_token: float
+    """Bytes a missing token costs on the wire, all ranks together."""
+    transfer_bytes_per_s: float = 4e9
+    prefill_tokens_per_s: float = 2000.0
+    """Assumed of a prefill worker until it reports what it measured."""
+    decode_step_s: float = 0.03
+    """Assumed of a decode worker until it reports what it measured."""
+    assumed_output_len: int = 256
+    """Tokens a running request is assumed to produce in all: prices the wait for memory and rows on decode."""
+    load_balance_method: str = "ttft"
+    """A name in policy.POLICIES."""
+    max_rooms: int = 4096
+    max_waiting_tokens: int = 16 << 20
+    """Prompt tokens of all rooms without a first token."""
+    max_resident_keys: int = 1 << 20
+    """Page keys remembered per worker."""
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 1.5
+    stale_report_s: float = 1.0
+    """From this age on a worker's report fades to the mean of its kind."""
+    hello_back_off_s: float = 2.0
+    """Longest pause between two Hellos to a worker that does not answer."""
+    echo_s: float = 1.0
+    """Shortest pause between two Cancels for the same unknown room, and two requests for a snapshot."""

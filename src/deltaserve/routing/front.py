@@ -1,0 +1,369 @@
+"""FrontCore: the front's whole control plane. Samples go in, deltas come out; workers do the rest.
+
+submit -> [Submit to decode] -> Tokens* -> Finished            exactly one end per room: a delta with `finish`, or Fail
+                    \\-> Finished(retryable) -> Submit again, another prefill worker
+"""
+
+import math
+from collections import Counter
+
+import msgspec
+
+from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, RequestFailed
+from deltaserve.base.ids import Room
+from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.tokens import token_len, unpack_u32
+from deltaserve.peer.link import FrameIn, LinkEvent, PeerDied
+from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig
+from deltaserve.routing.placing import Placer
+from deltaserve.routing.policy import POLICIES
+from deltaserve.routing.retry import BLAMES_WORKER, HONEST_REFUSALS, Cause, Remedy
+from deltaserve.routing.rooms import Echoes, LiveRoom, RoomEvent, Rooms, RoomState, Sample, unseen
+from deltaserve.routing.workers import Worker, Workers
+from deltaserve.wire.messages import (
+    Cancel,
+    Events,
+    Finish,
+    Finished,
+    FinishReason,
+    Heartbeat,
+    Message,
+    PromptLogprobs,
+    Status,
+    Submit,
+    TokenRun,
+    Tokens,
+    Usage,
+)
+
+
+class FrontCore:
+    """One front. Every method that takes `now` returns the actions to perform, in order."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        """Raises ConfigError for an unknown load balance method or two workers of one name."""
+        if config.load_balance_method not in POLICIES:
+            raise ConfigError(f"load_balance_method: {config.load_balance_method!r}, allowed: {', '.join(POLICIES)}")
+        if len({spec.address.name for spec in config.workers}) < len(config.workers):
+            raise ConfigError("two workers have the same name")
+        self._config = config
+        self._out: list[FrontAction] = []
+        self.workers = Workers(config, self._out.append)
+        self.placer = Placer(config, self.workers)
+        self.rooms = Rooms()
+        self._echoes = Echoes(config.echo_s)
+        self._is_draining = False
+        self.counts: Counter[str] = Counter()
+        """submitted, finished, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
+
+    # ------------------------------------------------------------ driving
+
+    def start(self, now: float) -> list[FrontAction]:
+        """Dial every worker. Call once, first."""
+        self.workers.start(now)
+        return self._flush()
+
+    def handle(self, event: LinkEvent, now: float) -> list[FrontAction]:
+        """A frame, or the news that a worker's process ended."""
+        match event:
+            case PeerDied(peer):
+                worker = self.workers.get(peer)
+                if worker is not None:
+                    self.workers.died(worker, now)
+                    self._on_gone(worker, now)
+            case FrameIn(envelope):
+                delivery = self.workers.receive(envelope, now)
+                if delivery is not None and delivery.is_gone:
+                    self._on_gone(delivery.worker, now)
+                if delivery is not None and delivery.message is not None:
+                    self._on_message(delivery.worker, delivery.message, now)
+        return self._flush()
+
+    def tick(self, now: float) -> list[FrontAction]:
+        """Heartbeats, losses, deadlines."""
+        for worker in self.workers.beat(now):
+            self.workers.lose(worker, now)
+            self._on_gone(worker, now)
+        for live in self.rooms.overdue(now):
+            self._cancel_at_decode(live, FailReason.DEADLINE, now)
+            self._end(live, FailReason.DEADLINE, f"no complete answer after {live.deadline - live.submitted_at:g} s")
+        return self._flush()
+
+    def next_timer(self) -> float:
+        """When tick() is wanted at the latest."""
+        deadline = self.rooms.next_deadline()
+        beat = self.workers.next_timer()
+        return beat if deadline is None else min(beat, deadline)
+
+    def _flush(self) -> list[FrontAction]:
+        actions, self._out[:] = list(self._out), []
+        return actions
+
+    # ------------------------------------------------------------ the client's side
+
+    def submit(self, generation: Generation, now: float) -> list[FrontAction]:
+        """Take a sample. Raises RequestFailed: DRAINING, ROOM_IN_USE, OVERLOADED, NO_PEER, TOO_LONG."""
+        try:
+            live = self._admit(generation, now)
+        except RequestFailed as error:
+            self.counts[f"refused_{error.reason.value}"] += 1
+            raise
+        self.rooms.add(live)
+        self.counts["submitted"] += 1
+        self._submit_to_decode(live, now)
+        return self._flush()
+
+    def cancel(self, room: Room, reason: FailReason, now: float) -> list[FrontAction]:
+        """End a room on every side. A room that is over is left alone."""
+        live = self.rooms.get(room)
+        if live is not None:
+            self._cancel_at_decode(live, reason, now)
+            self._end(live, reason, f"request ended: {reason.value}")
+        return self._flush()
+
+    def finish(self, room: Room, output_len: int) -> list[FrontAction]:
+        """A stop string was found: decode keeps `output_len` tokens and ends the room. No further tokens are delivered.
+
+        A room that is over is left alone. Raises ValueError when more is to be kept than was delivered.
+        """
+        live = self.rooms.get(room)
+        if live is None:
+            return []
+        if not 0 <= output_len <= live.num_tokens:
+            raise ValueError(f"keep {output_len} of {live.num_tokens} tokens")
+        if live.state is not RoomState.FINISHING:
+            self._advance(live, RoomEvent.FINISH)
+            self._to_decode(live, Finish(room=room, output_len=output_len))
+        return self._flush()
+
+    def drain(self) -> None:
+        """Take no more samples; those on their way end as they would."""
+        self._is_draining = True
+
+    def is_drained(self) -> bool:
+        return self._is_draining and not len(self.rooms)
+
+    def _admit(self, generation: Generation, now: float) -> LiveRoom:
+        config, prompt_len = self._config, token_len(generation.prompt)
+        if self._is_draining:
+            raise RequestFailed(FailReason.DRAINING, "the server is shutting down")
+        if self.rooms.get(generation.room) is not None:
+            raise RequestFailed(FailReason.ROOM_IN_USE, "a request with this room is active")
+        if len(self.rooms) >= config.max_rooms:
+            raise RequestFailed(FailReason.OVERLOADED, f"{config.max_rooms} requests are active")
+        if self.rooms.num_waiting_tokens + prompt_len > config.max_waiting_tokens:
+            raise RequestFailed(FailReason.OVERLOADED, f"{config.max_waiting_tokens} prompt tokens are waiting")
+        page_size = self.workers.page_size
+        if page_size is None:
+            raise RequestFailed(FailReason.NO_PEER, self.workers.shortage() or "no worker is ready")
+        seed = seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
+        sample = Sample(generation, extend_keys(seed, generation.prompt, 0, page_size))
+        choice = self.placer.choose(sample, now)
+        wait_s = choice.estimate.wait_s
+        if wait_s > generation.deadline_s:
+            raise RequestFailed(FailReason.OVERLOADED, f"estimated wait of {wait_s:.1f} s is beyond the deadline")
+        placement = self.placer.place(sample, choice, now)
+        return LiveRoom(sample, now + generation.deadline_s, now, placement)
+
+    # ------------------------------------------------------------ the workers' side
+
+    def _on_message(self, worker: Worker, message: Message, now: float) -> None:
+        match message:
+            case Status():
+                self.workers.on_status(worker, message, now)
+            case Events():
+                if not self.placer.residency.apply(worker.name, message):
+                    self.workers.ask_snapshot(worker, now)
+            case Tokens():
+                for run in message.runs:
+                    self._on_tokens(worker, run, now)
+            case PromptLogprobs():
+                self._on_prompt_logprobs(worker, message, now)
+            case Finished():
+                self._on_finished(worker, message, now)
+            case _:
+                self.counts["unexpected_messages"] += not isinstance(message, Heartbeat)
+
+    def _on_tokens(self, worker: Worker, run: TokenRun, now: float) -> None:
+        live = self._live(worker, Room(run.room), now)
+        if live is None or live.state is RoomState.FINISHING:
+            return
+        if len(run.tokens) % 4 or (run.logprobs and len(run.logprobs) != token_len(run.tokens)):
+            self._break(live, "malformed tokens from decode", now)
+            return
+        tokens = unseen(live.num_tokens, run.start, unpack_u32(run.tokens))
+        logprobs = unseen(live.num_tokens, run.start, run.logprobs)
+        if tokens is None or logprobs is None:
+            self._break(live, f"output tokens {live.num_tokens} .. {run.start - 1} never came", now)
+            return
+        if not tokens:
+            return
+        if not live.is_started:
+            self._on_first_token(live, now)
+        live.num_tokens += len(tokens)
+        self._out.append(Deliver(live.room, OutputDelta(tokens=tuple(tokens), logprobs=tuple(logprobs))))
+
+    def _on_first_token(self, live: LiveRoom, now: float) -> None:
+        live.first_token_s = now - live.submitted_at
+        self.placer.succeeded(live.placement)
+        self._advance(live, RoomEvent.TOKENS)
+
+    def _on_prompt_logprobs(self, worker: Worker, message: PromptLogprobs, now: float) -> None:
+        live = self._live(worker, Room(message.room), now)
+        if live is None or live.state is not RoomState.WAITING:
+            return
+        values = unseen(live.num_prompt_logprobs, message.start, message.values)
+        if values is None:
+            self._break(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
+        elif values:
+            live.num_prompt_logprobs += len(values)
+            self._out.append(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
+
+    def _on_finished(self, worker: Worker, message: Finished, now: float) -> None:
+        live = self.rooms.get(Room(message.room))
+        if live is None or live.placement.decode != worker.name:
+            return  # over there and here
+        usage = msgspec.structs.replace(message.usage, first_token_s=live.first_token_s)
+        if live.state is RoomState.FINISHING:
+            self._complete(live, message.finish or FinishReason.STOP, usage)
+        elif message.finish is None:
+            self._on_failed(live, message, now)
+        elif usage.output_len > live.num_tokens:
+            text = f"decode produced {usage.output_len} tokens, {live.num_tokens} came"
+            self._end(live, FailReason.INTERNAL, text)
+        else:
+            self.placer.succeeded(live.placement)
+            self._complete(live, message.finish, usage)
+
+    def _on_failed(self, live: LiveRoom, message: Finished, now: float) -> None:
+        reason = message.reason or FailReason.INTERNAL
+        if reason in BLAMES_WORKER:
+            by_prefill = message.retryable or reason is not FailReason.INTERNAL
+            self.placer.breakers.failed(live.placement.computing if by_prefill else live.placement.decode, now)
+        if message.retryable and self._retry(live, Cause.PREFILL, now):
+            return
+        if reason in HONEST_REFUSALS and self._retry(live, Cause.DECODE, now):
+            return
+        self._end(live, reason, message.message or reason.value)
+
+    def _on_gone(self, worker: Worker, now: float) -> None:
+        """What a lost decode worker had goes elsewhere or ends. A lost prefill worker is decode's matter."""
+        self.placer.residency.forget(worker.name)
+        for live in self.rooms:
+            if live.placement.decode == worker.name and not self._retry(live, Cause.DECODE, now):
+                self._end(live, FailReason.PEER_LOST, "the worker that generated the answer was lost")
+
+    # ------------------------------------------------------------ one room
+
+    def _retry(self, live: LiveRoom, cause: Cause, now: float) -> bool:
+        """Whether the room was submitted again."""
+        remedy = live.retries.next(cause, live.state is not RoomState.WAITING)
+        if remedy is Remedy.GIVE_UP:
+            return False
+        try:
+            if remedy is Remedy.OTHER_PREFILL:
+                choice = self.placer.choose_prefill(live.sample, live.placement, now)
+            else:
+                choice = self.placer.choose(live.sample, now, without=live.placement.decode)
+        except RequestFailed:
+            return False  # nobody else can: the client is told of the failure itself
+        self.placer.release_prefill(live.placement)
+        self.placer.release_decode(live.placement)
+        live.placement = self.placer.place(live.sample, choice, now)
+        self._advance(live, RoomEvent.RESUBMIT)
+        self.counts[f"retried_{cause.value}"] += 1
+        self._submit_to_decode(live, now)
+        return True
+
+    def _submit_to_decode(self, live: LiveRoom, now: float) -> None:
+        generation, prefill = live.sample.generation, live.placement.prefill
+        submit = Submit(
+            room=live.room,
+            prompt=generation.prompt,
+            keys=live.sample.keys,
+            namespace=generation.namespace,
+            sampling=generation.sampling,
+            prefill=None if prefill is None else self.workers.address(prefill),
+            remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
+            cache=generation.cache,
+        )
+        self._to_decode(live, submit)
+
+    def _to_decode(self, live: LiveRoom, message: Message) -> None:
+        worker = self.workers.get(live.placement.decode)
+        if worker is not None and worker.is_ready:
+            self.workers.send(worker, message)
+
+    def _cancel_at_decode(self, live: LiveRoom, reason: FailReason, now: float) -> None:
+        self._echoes.cancelled(live.placement.decode, live.room, now)
+        self._to_decode(live, Cancel(room=live.room, reason=reason))
+
+    def _live(self, worker: Worker, room: Room, now: float) -> LiveRoom | None:
+        """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""
+        live = self.rooms.get(room)
+        if live is not None and live.placement.decode == worker.name:
+            return live
+        if self._echoes.may_cancel(worker.name, room, now):
+            self._echoes.cancelled(worker.name, room, now)
+            self.workers.send(worker, Cancel(room=room, reason=FailReason.CANCELLED))
+        return None
+
+    def _advance(self, live: LiveRoom, event: RoomEvent) -> None:
+        was_waiting = live.state is RoomState.WAITING
+        self.rooms.move(live, event)
+        if was_waiting and live.state is not RoomState.WAITING:
+            self.placer.release_prefill(live.placement)
+
+    def _break(self, live: LiveRoom, text: str, now: float) -> None:
+        """Decode's stream cannot be trusted any more."""
+        self._cancel_at_decode(live, FailReason.INTERNAL, now)
+        self._end(live, FailReason.INTERNAL, text)
+
+    def _end(self, live: LiveRoom, reason: FailReason, text: str) -> None:
+        """The room fails; but a client that has all it wants is not told of it."""
+        if live.state is RoomState.FINISHING and reason is not FailReason.CANCELLED:
+            self._complete(live, FinishReason.STOP, live.own_usage())
+            return
+        self._remove(live)
+        self.counts[f"failed_{reason.value}"] += 1
+        self._out.append(Fail(live.room, RequestFailed(reason, text)))
+
+    def _complete(self, live: LiveRoom, finish: FinishReason, usage: Usage) -> None:
+        self._remove(live)
+        self.counts["finished"] += 1
+        self._out.append(Deliver(live.room, OutputDelta(finish=finish, usage=usage)))
+
+    def _remove(self, live: LiveRoom) -> None:
+        if live.state is RoomState.WAITING:
+            self.placer.release_prefill(live.placement)
+        self.placer.release_decode(live.placement)
+        self.rooms.remove(live)
+
+    # ------------------------------------------------------------ questions
+
+    def ready(self) -> str | None:
+        """None when a request admitted now would be served, else the reason, in words."""
+        return "the server is shutting down" if self._is_draining else self.workers.shortage()
+
+    def limits(self) -> Limits | None:
+        """Of the workers that take rooms; None while there is no pair."""
+        return None if self.workers.shortage() else self.placer.limits()
+
+    def stats(self) -> dict[str, object]:
+        """JSON-ready picture of workers, rooms and counts."""
+        return {
+            "rooms": len(self.rooms),
+            "waiting_tokens": self.rooms.num_waiting_tokens,
+            "draining": self._is_draining,
+            "stale_frames": self.workers.num_stale_frames,
+            "counts": dict(self.counts),
+            "workers": [self.placer.describe(worker) for worker in self.workers],
+        }
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when two counts disagree."""
+        self.rooms.check_integrity()
+        self.placer.check_integrity(self.rooms)
+        if self._out:
+            raise IntegrityError(f"{len(self._out)} actions were never performed")

@@ -1,0 +1,125 @@
+"""What workers report about their load, made comparable: one number per worker and question, stale ones faded.
+
+A report is trusted for `stale_after_s`; after that it fades to the mean of its kind with a half-life of one second, so
+that neither an old bad report starves a worker nor an old good one floods it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deltaserve.base.ids import PeerName
+from deltaserve.wire.messages import Status
+
+_HALF_LIFE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of one worker at one moment: its own words, and what this front put there."""
+
+    worker: PeerName
+    status: Status | None
+    age_s: float
+    pool_tokens: int
+    """Smallest pool, in tokens; 0: not told."""
+    max_running: int
+    own_tokens: int
+    """Tokens to compute of this front's rooms there that have no first token yet."""
+    own_rooms: int
+    unseen_tokens: int
+    """Tokens of memory asked for since the last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """Numbers used for a worker while nobody reported better ones."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    stale_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLoad:
+    """Load of the prefill side of a worker."""
+
+    worker: PeerName
+    queue_tokens: float
+    tokens_per_s: float
+    """> 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """Load of the decode side of a worker. Tokens are tokens of KV memory."""
+
+    worker: PeerName
+    num_rooms: float
+    """Running and waiting."""
+    max_running: int
+    waiting_tokens: float
+    free_tokens: float
+    """Free or evictable."""
+    pool_tokens: int
+    step_s: float
+
+
+def prefill_loads(reports: Sequence[Report], assumed: Assumed) -> list[PrefillLoad]:
+    """In the order of `reports`."""
+    stale = assumed.stale_after_s
+    queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
+    rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
+    return [
+        PrefillLoad(report.worker, max(queue, float(report.own_tokens)), rate)
+        for report, queue, rate in zip(reports, queues, rates, strict=True)
+    ]
+
+
+def decode_loads(reports: Sequence[Report], assumed: Assumed) -> list[DecodeLoad]:
+    """In the order of `reports`."""
+    stale = assumed.stale_after_s
+    rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
+    waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
+    free = smooth(reports, _free_fraction, 1.0, stale)
+    steps = smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale)
+    return [
+        DecodeLoad(
+            worker=report.worker,
+            num_rooms=max(rooms[i], float(report.own_rooms)),
+            max_running=report.max_running,
+            waiting_tokens=waiting[i] + report.unseen_tokens,
+            free_tokens=free[i] * report.pool_tokens,
+            pool_tokens=report.pool_tokens,
+            step_s=steps[i],
+        )
+        for i, report in enumerate(reports)
+    ]
+
+
+def smooth(
+    reports: Sequence[Report], pick: Callable[[Status], float | None], default: float, stale_after_s: float
+) -> list[float]:
+    """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet.
+
+    The mean is over reports that are not stale, else over all there are, else `default`.
+    """
+    values = [None if report.status is None else pick(report.status) for report in reports]
+    known = [(value, report.age_s) for value, report in zip(values, reports, strict=True) if value is not None]
+    fresh = [value for value, age in known if age <= stale_after_s]
+    basis = fresh or [value for value, _ in known]
+    mean = sum(basis) / len(basis) if basis else default
+    return [
+        mean if value is None else _fade(value, mean, report.age_s - stale_after_s)
+        for value, report in zip(values, reports, strict=True)
+    ]
+
+
+def _fade(value: float, mean: float, overdue_s: float) -> float:
+    weight = 1.0 if overdue_s <= 0 else 0.5 ** (overdue_s / _HALF_LIFE_S)
+    return weight * value + (1.0 - weight) * mean
+
+
+def _free_fraction(status: Status) -> float | None:
+    """Free or evictable part of the fullest pool; None when the worker reports no pools."""
+    pools = zip(status.free_pages, status.evictable_pages, status.num_pages, strict=False)
+    return min(((free + evictable) / total for free, evictable, total in pools if total), default=None)

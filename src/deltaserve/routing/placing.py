@@ -1,0 +1,193 @@
+"""Placing rooms on pairs: who could serve a room, which pair is cheapest, and what is placed where now."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
+from deltaserve.base.ids import PeerName, Role
+from deltaserve.request.client import Limits
+from deltaserve.routing.api import FrontConfig
+from deltaserve.routing.breaker import Breakers
+from deltaserve.routing.estimate import Candidate, Prices
+from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
+from deltaserve.routing.policy import POLICIES, Choice
+from deltaserve.routing.residency import Residency
+from deltaserve.routing.rooms import Placement, Rooms, RoomState, Sample
+from deltaserve.routing.workers import Worker, Workers
+from deltaserve.wire.messages import CacheUse
+
+
+class Group(NamedTuple):
+    """Workers to choose among: any prefill with any decode, or a unified one alone."""
+
+    prefills: list[Worker]
+    decodes: list[Worker]
+    unified: list[Worker]
+
+    @property
+    def has_pair(self) -> bool:
+        return bool((self.prefills and self.decodes) or self.unified)
+
+
+class Placer:
+    """Chooses pairs by the configured policy and keeps each worker's own_* counts."""
+
+    def __init__(self, config: FrontConfig, workers: Workers) -> None:
+        self._config = config
+        self._workers = workers
+        self._policy = POLICIES[config.load_balance_method]()
+        self._prices = Prices(config.kv_bytes_per_token, config.transfer_bytes_per_s, config.assumed_output_len)
+        self._assumed = Assumed(config.prefill_tokens_per_s, config.decode_step_s, config.stale_report_s)
+        self.residency = Residency(config.max_resident_keys)
+        self.breakers = Breakers()
+
+    # ------------------------------------------------------------ choosing
+
+    def choose(self, sample: Sample, now: float, without: PeerName | None = None) -> Choice:
+        """The best pair now. Raises RequestFailed: NO_PEER, or TOO_LONG where pairs are there but too small."""
+        prefills = self._workers.of(Role.PREFILL)
+        decodes = [w for w in self._workers.of(Role.DECODE) if w.name != without]
+        unified = [w for w in self._workers.of(Role.UNIFIED) if w.name != without]
+        if not (prefills and decodes) and not unified:
+            raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no worker is ready")
+        fitting = Group(
+            [w for w in prefills if _holds(w, sample.prompt_len)],
+            [w for w in decodes if _holds(w, sample.total_len)],
+            [w for w in unified if _holds(w, sample.total_len)],
+        )
+        if not fitting.has_pair:
+            largest = max(_capacity(w) for w in (*decodes, *unified))
+            text = f"prompt of {sample.prompt_len} tokens, {sample.total_len} with the output, limit {largest}"
+            raise RequestFailed(FailReason.TOO_LONG, text)
+        return self._best(sample, fitting, now)
+
+    def choose_prefill(self, sample: Sample, failed: Placement, now: float) -> Choice:
+        """Another prefill worker for the decode worker that has the room; the same one only where no other is.
+
+        Raises RequestFailed: NO_PEER.
+        """
+        decode = self._worker(failed.decode)
+        prefills = [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
+        others = [w for w in prefills if w.name != failed.prefill]
+        if failed.prefill is None or not decode.is_ready or not prefills:
+            raise RequestFailed(FailReason.NO_PEER, "no prefill worker to try next")
+        return self._best(sample, Group(others or prefills, [decode], []), now)
+
+    def _best(self, sample: Sample, fitting: Group, now: float) -> Choice:
+        prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
+        computing = prefill_loads([w.report(now) for w in (*prefills, *unified)], self._assumed)
+        decoding = decode_loads([w.report(now) for w in (*decodes, *unified)], self._assumed)
+        hits = {w.name: self._hit_len(sample, w) for w in (*prefills, *decodes, *unified)}
+        computing_hits = dict.fromkeys(hits, 0) if sample.recomputes else hits
+        pairs = [
+            Candidate(p, d, computing_hits[p.worker], hits[d.worker])
+            for p, d in itertools.chain(
+                itertools.product(computing[: len(prefills)], decoding[: len(decodes)]),
+                zip(computing[len(prefills) :], decoding[len(decodes) :], strict=True),
+            )
+        ]
+        return self._policy.choose(sample.prompt_len, pairs, self._prices)
+
+    def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
+        names = set(self.breakers.advised([w.name for w in workers], now))
+        return [w for w in workers if w.name in names]
+
+    def _hit_len(self, sample: Sample, worker: Worker) -> int:
+        if sample.generation.cache is CacheUse.BYPASS:
+            return 0
+        return self.residency.hit_len(worker.name, sample.keys, worker.facts.page_size)
+
+    # ------------------------------------------------------------ accounts
+
+    def place(self, sample: Sample, choice: Choice, now: float) -> Placement:
+        """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
+        pair = choice.pair
+        prefill = None if pair.is_unified else pair.prefill.worker
+        placement = Placement(pair.decode.worker, prefill, sample.prompt_len - pair.prefill_hit)
+        for name in placement.workers:
+            self._worker(name).own_rooms += 1
+            self.breakers.chosen(name, now)
+        self._worker(placement.computing).own_tokens += placement.compute_tokens
+        self._worker(placement.decode).unseen_tokens += sample.prompt_len - pair.decode_hit
+        return placement
+
+    def release_prefill(self, placement: Placement) -> None:
+        """The prompt is computed, or needs not be any more."""
+        self._worker(placement.computing).own_tokens -= placement.compute_tokens
+        if placement.prefill is not None:
+            self._worker(placement.prefill).own_rooms -= 1
+
+    def release_decode(self, placement: Placement) -> None:
+        """The room is over on decode."""
+        self._worker(placement.decode).own_rooms -= 1
+
+    def succeeded(self, placement: Placement) -> None:
+        """The first token came: all workers did their part."""
+        for name in placement.workers:
+            self.breakers.succeeded(name)
+
+    def _worker(self, name: PeerName) -> Worker:
+        worker = self._workers.get(name)
+        assert worker is not None  # workers are never removed from the registry
+        return worker
+
+    # ------------------------------------------------------------ questions
+
+    def limits(self) -> Limits:
+        """What every worker that takes rooms can take. Precondition: there is one."""
+        holders = [w for w in self._workers if w.takes_rooms]
+        keepers = [w for w in holders if w.role is not Role.PREFILL]
+        context_len = min((w.facts.max_context_len for w in holders if w.facts.max_context_len), default=_UNLIMITED)
+        total_len = min((w.pool_tokens for w in keepers if w.pool_tokens), default=context_len)
+        return Limits(
+            max_context_len=context_len,
+            max_prompt_len=min((w.pool_tokens for w in holders if w.pool_tokens), default=context_len),
+            vocab_size=min(w.facts.vocab_size for w in holders),
+            max_total_len=min(context_len, total_len),
+        )
+
+    def describe(self, worker: Worker) -> dict[str, object]:
+        """JSON-ready."""
+        return {
+            "name": worker.name,
+            "role": worker.role.value,
+            "state": worker.peer.state.value,
+            "refusal": worker.refusal,
+            "breaker": self.breakers.state(worker.name).value,
+            "rooms": worker.own_rooms,
+            "tokens_to_compute": worker.own_tokens,
+            "resident_keys": self.residency.num_resident(worker.name),
+            "status": None if worker.status is None else msgspec.to_builtins(worker.status),
+        }
+
+    def check_integrity(self, rooms: Rooms) -> None:
+        """Raises IntegrityError when booked and recomputed counts differ."""
+        self.residency.check_integrity()
+        tokens = {w.name: 0 for w in self._workers}
+        num_rooms = dict(tokens)
+        for live in rooms:
+            placement = live.placement
+            num_rooms[placement.decode] += 1
+            if live.state is RoomState.WAITING:
+                tokens[placement.computing] += placement.compute_tokens
+                if placement.prefill is not None:
+                    num_rooms[placement.prefill] += 1
+        for worker in self._workers:
+            booked, found = (worker.own_tokens, worker.own_rooms), (tokens[worker.name], num_rooms[worker.name])
+            if booked != found:
+                raise IntegrityError(f"{worker.name}: (tokens, rooms) booked {booked}, found {found}")
+
+
+_UNLIMITED = 1 << 31
+
+
+def _capacity(worker: Worker) -> int:
+    """Longest sequence the worker can hold; 0: not told."""
+    return min((n for n in (worker.pool_tokens, worker.facts.max_context_len) if n), default=0)
+
+
+def _holds(worker: Worker, num_tokens: int) -> bool:
+    return not _capacity(worker) or num_tokens <= _capacity(worker)

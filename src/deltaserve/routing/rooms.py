@@ -1,0 +1,231 @@
+"""The rooms of the front: what each one got so far, by when it must end, and which rooms are over.
+
+WAITING --tokens--> STREAMING --finish--> FINISHING        a room that ended is not in the table
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import PeerName, Room
+from deltaserve.base.machine import Table, advance
+from deltaserve.base.tokens import token_len
+from deltaserve.request.client import Generation
+from deltaserve.routing.retry import Retries
+from deltaserve.wire.messages import Usage
+
+
+class RoomState(Enum):
+    WAITING = "waiting"
+    """Submitted; no token came yet."""
+    STREAMING = "streaming"
+    FINISHING = "finishing"
+    """The client has all it wants; decode's last word is awaited for its usage."""
+
+
+class RoomEvent(Enum):
+    TOKENS = "tokens"
+    FINISH = "finish"
+    RESUBMIT = "resubmit"
+
+
+ROOM_TRANSITIONS: Table[RoomState, RoomEvent] = {
+    RoomState.WAITING: {
+        RoomEvent.TOKENS: RoomState.STREAMING,
+        RoomEvent.FINISH: RoomState.FINISHING,
+        RoomEvent.RESUBMIT: RoomState.WAITING,
+    },
+    RoomState.STREAMING: {
+        RoomEvent.TOKENS: RoomState.STREAMING,
+        RoomEvent.FINISH: RoomState.FINISHING,
+    },
+    RoomState.FINISHING: {
+        RoomEvent.TOKENS: RoomState.FINISHING,
+        RoomEvent.FINISH: RoomState.FINISHING,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a room was submitted, and what it was expected to use there."""
+
+    decode: PeerName
+    prefill: PeerName | None
+    """None: decode computes the prompt itself."""
+    compute_tokens: int
+    """To prefill: prompt minus what the computing worker was believed to hold."""
+
+    @property
+    def computing(self) -> PeerName:
+        """The worker that computes the prompt."""
+        return self.decode if self.prefill is None else self.prefill
+
+    @property
+    def workers(self) -> tuple[PeerName, ...]:
+        """All workers that have a part in it."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is to be generated, with the page keys of its prompt."""
+
+    generation: Generation
+    keys: bytes
+    """Packed."""
+
+    @property
+    def prompt_len(self) -> int:
+        return token_len(self.generation.prompt)
+
+    @property
+    def total_len(self) -> int:
+        """Prompt and the longest output."""
+        return self.prompt_len + self.generation.sampling.max_tokens
+
+    @property
+    def recomputes(self) -> bool:
+        """Prompt logprobs need every position computed: no hit counts where the prompt is computed."""
+        return self.generation.sampling.prompt_logprobs is not None
+
+
+@dataclass(slots=True)
+class LiveRoom:
+    """One sample on its way. Times are the driver's seconds."""
+
+    sample: Sample
+    deadline: float
+    submitted_at: float
+    placement: Placement
+    state: RoomState = RoomState.WAITING
+    num_tokens: int = 0
+    """Output tokens taken so far: the start expected next."""
+    num_prompt_logprobs: int = 1
+    """Prompt position expected next; position 0 has none."""
+    first_token_s: float = 0.0
+    retries: Retries = field(default_factory=Retries)
+
+    @property
+    def room(self) -> Room:
+        return self.sample.generation.room
+
+    @property
+    def prompt_len(self) -> int:
+        return self.sample.prompt_len
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the client got a token: from then on nothing may be computed differently."""
+        return self.num_tokens > 0
+
+    def move(self, event: RoomEvent) -> None:
+        """Raises StateError for an event the table has no cell for; nothing changes then."""
+        self.state = advance(ROOM_TRANSITIONS, self.state, event, f"room {self.room.hex()}")
+
+    def own_usage(self) -> Usage:
+        """What the front itself can say, when decode cannot any more."""
+        return Usage(prompt_len=self.prompt_len, output_len=self.num_tokens, first_token_s=self.first_token_s)
+
+
+_Item = TypeVar("_Item")
+
+
+def unseen(have: int, start: int, items: Sequence[_Item]) -> Sequence[_Item] | None:
+    """The part of [start, start + n) from `have` on: empty for a repeat, None for a gap or a negative start."""
+    return items[have - start :] if 0 <= start <= have else None
+
+
+class Rooms:
+    """room |-> LiveRoom, with deadlines."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Room, LiveRoom] = {}
+        self._deadlines: list[tuple[float, Room]] = []
+        self.num_waiting_tokens = 0
+        """Prompt tokens of rooms in WAITING."""
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __iter__(self) -> Iterator[LiveRoom]:
+        return iter(list(self._rooms.values()))
+
+    def get(self, room: Room) -> LiveRoom | None:
+        return self._rooms.get(room)
+
+    def add(self, live: LiveRoom) -> None:
+        """Precondition: the room is not in the table."""
+        self._rooms[live.room] = live
+        self.num_waiting_tokens += live.prompt_len
+        heapq.heappush(self._deadlines, (live.deadline, live.room))
+
+    def move(self, live: LiveRoom, event: RoomEvent) -> None:
+        """As LiveRoom.move, and keeps the count of waiting tokens."""
+        was_waiting = live.state is RoomState.WAITING
+        live.move(event)
+        if was_waiting and live.state is not RoomState.WAITING:
+            self.num_waiting_tokens -= live.prompt_len
+
+    def remove(self, live: LiveRoom) -> None:
+        """The room's end."""
+        del self._rooms[live.room]
+        if live.state is RoomState.WAITING:
+            self.num_waiting_tokens -= live.prompt_len
+        if len(self._deadlines) > 2 * len(self._rooms) + 64:
+            self._deadlines = [(r.deadline, r.room) for r in self._rooms.values()]
+            heapq.heapify(self._deadlines)
+
+    def overdue(self, now: float) -> list[LiveRoom]:
+        """Rooms whose deadline has passed; each is returned once."""
+        out: list[LiveRoom] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, room = heapq.heappop(self._deadlines)
+            live = self._rooms.get(room)
+            if live is not None and live.deadline == deadline:
+                out.append(live)
+        return out
+
+    def next_deadline(self) -> float | None:
+        """Of any room, or of one that ended a short while ago."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when counts disagree or a room has no timer."""
+        waiting = sum(r.prompt_len for r in self._rooms.values() if r.state is RoomState.WAITING)
+        if waiting != self.num_waiting_tokens:
+            raise IntegrityError(f"waiting tokens: counted {self.num_waiting_tokens}, found {waiting}")
+        timers = set(self._deadlines)
+        for live in self._rooms.values():
+            if (live.deadline, live.room) not in timers:
+                raise IntegrityError(f"room {live.room.hex()} has no deadline timer")
+            if live.is_started and live.state is RoomState.WAITING:
+                raise IntegrityError(f"room {live.room.hex()} waits with {live.num_tokens} tokens delivered")
+
+
+_MAX_ECHOES = 4096
+
+
+class Echoes:
+    """When a Cancel may next be sent for a room that a worker still talks about though it is over here. Bounded."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._next: OrderedDict[tuple[PeerName, Room], float] = OrderedDict()
+
+    def cancelled(self, worker: PeerName, room: Room, now: float) -> None:
+        """A Cancel was just sent."""
+        self._next[worker, room] = now + self._pause_s
+        self._next.move_to_end((worker, room))
+        while len(self._next) > _MAX_ECHOES:
+            self._next.popitem(last=False)
+
+    def may_cancel(self, worker: PeerName, room: Room, now: float) -> bool:
+        return now >= self._next.get((worker, room), now)
+
+    def __len__(self) -> int:
+        return len(self._next)

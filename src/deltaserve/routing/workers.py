@@ -1,0 +1,289 @@
+"""The registry: which workers there are, whether they are there, fit together, and how loaded they are.
+
+A configured worker is dialled at the start and greeted until it answers. Its answer is checked against the others: all
+workers in use have equal `compat` maps and equal page sizes; the first ready one in configuration order is the measure.
+Who differs is refused, with both values named, until the measure or the worker itself is gone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.base.keys import seed_check
+from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
+from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.routing.load import Report
+from deltaserve.wire.messages import Envelope, Facts, Heartbeat, Hello, Message, PeerAddress, Status
+
+
+@dataclass(slots=True)
+class Worker:
+    """One configured worker, and what this front put there."""
+
+    spec: WorkerSpec
+    peer: Peer
+    refusal: str | None = None
+    """Why it is not used, both values named."""
+    status: Status | None = None
+    status_at: float = 0.0
+    unseen_tokens: int = 0
+    """Memory asked for since `status_at`."""
+    own_tokens: int = 0
+    """Tokens to compute of rooms placed here that have no first token."""
+    own_rooms: int = 0
+    """Rooms placed here; on prefill only until their first token."""
+    next_hello: float = 0.0
+    hello_pause_s: float = 0.0
+
+    @property
+    def name(self) -> PeerName:
+        return self.peer.name
+
+    @property
+    def role(self) -> Role:
+        return self.spec.role
+
+    @property
+    def is_ready(self) -> bool:
+        return self.peer.is_ready
+
+    @property
+    def takes_rooms(self) -> bool:
+        """Ready, and not about to leave."""
+        return self.is_ready and (self.status is None or (self.status.ready and not self.status.draining))
+
+    @property
+    def facts(self) -> Facts:
+        """Empty while the worker's Hello has not come."""
+        return self.peer.hello.facts if self.peer.hello else Facts()
+
+    @property
+    def pool_tokens(self) -> int:
+        """Of the smallest pool; 0 while the worker tells of none."""
+        return min(self.facts.pool_pages, default=0) * self.facts.page_size
+
+    def report(self, now: float) -> Report:
+        return Report(
+            worker=self.name,
+            status=self.status,
+            age_s=now - self.status_at,
+            pool_tokens=self.pool_tokens,
+            max_running=self.facts.max_running,
+            own_tokens=self.own_tokens,
+            own_rooms=self.own_rooms,
+            unseen_tokens=self.unseen_tokens,
+        )
+
+    def describe(self) -> str:
+        """One clause for `ready()`: why this worker takes no rooms."""
+        if self.refusal is not None:
+            return f"{self.name}: {self.refusal}"
+        if not self.is_ready:
+            return f"{self.name}: {'not connected' if self.peer.state is PeerState.UNKNOWN else self.peer.state.value}"
+        return f"{self.name}: {'draining' if self.status and self.status.draining else 'not ready'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a frame turned out to be."""
+
+    worker: Worker
+    message: Message | None
+    """To be handled by the front; None when the frame was about the link itself, or not current."""
+    is_gone: bool = False
+    """The worker's former life is over: everything placed there must fail first."""
+
+
+class Workers:
+    """All workers of one front. What is to be done on links goes to `emit`, in order."""
+
+    def __init__(self, config: FrontConfig, emit: Callable[[LinkAction], None]) -> None:
+        self._config = config
+        self._emit = emit
+        self._table = PeerTable(config.name, config.boot, config.peer_lost_s)
+        self._workers: dict[PeerName, Worker] = {}
+        for spec in config.workers:
+            name = PeerName(spec.address.name)
+            self._workers[name] = Worker(spec, self._table.get(name))
+        self._prefills = tuple(spec.address for spec in config.workers if spec.role is Role.PREFILL)
+        self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
+        self._next_beat = 0.0
+        self.num_stale_frames = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, name: PeerName) -> Worker | None:
+        return self._workers.get(name)
+
+    def of(self, role: Role) -> list[Worker]:
+        """Workers of a role that take rooms now, in configuration order."""
+        return [w for w in self._workers.values() if w.role is role and w.takes_rooms]
+
+    def address(self, name: PeerName) -> PeerAddress:
+        return self._workers[name].spec.address
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens of a page on every worker in use; None while none is ready."""
+        return next((w.facts.page_size for w in self._workers.values() if w.is_ready), None)
+
+    def shortage(self) -> str | None:
+        """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
+        if self.of(Role.UNIFIED) or (self.of(Role.PREFILL) and self.of(Role.DECODE)):
+            return None
+        return "; ".join(w.describe() for w in self if not w.takes_rooms) or "no prefill and decode worker configured"
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, worker: Worker, message: Message) -> None:
+        self._emit(SendFrame(worker.name, self._table.seal(worker.name, message)))
+
+    def start(self, now: float) -> None:
+        """Dial and greet everyone."""
+        for worker in self._workers.values():
+            self._emit(Dial(worker.spec.address))
+            self._greet(worker, now)
+        self._next_beat = now + self._config.heartbeat_s
+
+    def ask_snapshot(self, worker: Worker, now: float) -> None:
+        """Its answer to a Hello brings a snapshot; asked for at a bounded rate."""
+        if now >= worker.next_hello:
+            worker.next_hello = now + self._config.echo_s
+            self._send_hello(worker)
+
+    def _greet(self, worker: Worker, now: float) -> None:
+        self._table.move(worker.peer, PeerEvent.GREET)
+        pause_s = worker.hello_pause_s or self._config.heartbeat_s
+        worker.next_hello = now + pause_s
+        worker.hello_pause_s = min(2 * pause_s, self._config.hello_back_off_s)
+        self._send_hello(worker)
+
+    def _send_hello(self, worker: Worker) -> None:
+        hello = Hello(
+            role=Role.FRONT.value,
+            compat={},
+            facts=Facts(keys_seed_check=self._seed_check),
+            peers=self._prefills if worker.role is Role.DECODE else (),
+        )
+        # To whatever boot is there: a restarted worker must not refuse it as meant for its former life.
+        envelope = Envelope(src=self._config.name, src_boot=self._config.boot, dst_boot=None, body=hello)
+        self._emit(SendFrame(worker.name, envelope))
+
+    # ------------------------------------------------------------ receiving
+
+    def receive(self, envelope: Envelope, now: float) -> Delivery | None:
+        """Judge a frame by its boots and deal with Hellos. None: nobody we know."""
+        worker = self._workers.get(PeerName(envelope.src))
+        if worker is None:
+            self.num_stale_frames += 1
+            return None
+        verdict = self._table.judge(envelope, now)
+        hello = envelope.body if isinstance(envelope.body, Hello) else None
+        if verdict is Verdict.DEAD_BOOT or (verdict is Verdict.WRONG_ADDRESSEE and hello is None):
+            self.num_stale_frames += 1
+            if verdict is Verdict.WRONG_ADDRESSEE:
+                self.ask_snapshot(worker, now)  # a Hello tells it who we are
+            return Delivery(worker, None)
+        is_gone = False
+        if worker.peer.boot != envelope.src_boot:
+            is_gone = worker.peer.boot is not None
+            self._reset(worker)
+            self._table.rebooted(worker.peer, Boot(envelope.src_boot), now)
+        if hello is not None:
+            self._on_hello(worker, hello, now)
+            return Delivery(worker, None, is_gone)
+        if not worker.is_ready:
+            if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
+                self._greet(worker, now)
+            return Delivery(worker, None, is_gone)
+        return Delivery(worker, envelope.body, is_gone)
+
+    def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
+        worker.peer.last_heard = now
+        worker.peer.hello = hello
+        worker.hello_pause_s = 0.0
+        self._judge(worker)
+        self._reconsider()
+
+    def _judge(self, worker: Worker) -> None:
+        """Take the worker, or refuse it."""
+        worker.refusal = self._misfit(worker)
+        self._table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
+
+    def _reconsider(self) -> None:
+        """Whoever was the measure may be gone: judge the refused again."""
+        for worker in self._workers.values():
+            if worker.peer.state is PeerState.REFUSED and worker.peer.hello is not None:
+                self._judge(worker)
+
+    def _misfit(self, worker: Worker) -> str | None:
+        """Why the worker cannot be used."""
+        hello = worker.peer.hello
+        if hello is None:
+            return "said nothing about itself"
+        if hello.role != worker.role.value:
+            return f"role: configured {worker.role.value}, it says {hello.role[:80]}"
+        if hello.facts.page_size <= 0:
+            return f"page size {hello.facts.page_size} is not above 0"
+        check = hello.facts.keys_seed_check
+        if check and check != self._seed_check:
+            return f"cluster secret or model: ours {self._seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
+        for other in self._workers.values():
+            if other is not worker and other.is_ready and other.peer.hello is not None:
+                differences = unequal_fields(_identity(other.peer.hello), _identity(hello))
+                return f"does not fit {other.name}: {'; '.join(differences)[:1000]}" if differences else None
+        return None
+
+    def on_status(self, worker: Worker, status: Status, now: float) -> None:
+        worker.status, worker.status_at, worker.unseen_tokens = status, now, 0
+
+    # ------------------------------------------------------------ loss and time
+
+    def died(self, worker: Worker, now: float) -> None:
+        """Its process ended: frames of that boot count no more."""
+        self._table.bury(worker.peer)
+        self.lose(worker, now)
+
+    def lose(self, worker: Worker, now: float) -> None:
+        """It is not there any more; a fresh link is made at once and greeted until it answers."""
+        if worker.peer.state is not PeerState.UNKNOWN and worker.peer.state is not PeerState.LOST:
+            self._table.move(worker.peer, PeerEvent.LOSE)
+        self._reset(worker)
+        self._emit(HangUp(worker.name))
+        self._emit(Dial(worker.spec.address))
+        self._greet(worker, now)
+        self._reconsider()
+
+    def _reset(self, worker: Worker) -> None:
+        worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
+        worker.hello_pause_s = 0.0
+
+    def beat(self, now: float) -> list[Worker]:
+        """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
+        silent = [w for w in self._workers.values() if self._is_silent(w, now)]
+        if now >= self._next_beat:
+            self._next_beat = now + self._config.heartbeat_s
+            for worker in self._workers.values():
+                if worker.peer.state in _THERE:
+                    self.send(worker, Heartbeat())
+                elif now >= worker.next_hello:
+                    self._greet(worker, now)
+        return silent
+
+    def next_timer(self) -> float:
+        heard = [w.peer.last_heard for w in self._workers.values() if w.peer.state in _THERE]
+        return min([self._next_beat, *(at + self._config.peer_lost_s for at in heard)])
+
+    def _is_silent(self, worker: Worker, now: float) -> bool:
+        return worker.peer.state in _THERE and now - worker.peer.last_heard >= self._config.peer_lost_s
+
+
+_THERE = (PeerState.READY, PeerState.REFUSED)
+
+
+def _identity(hello: Hello) -> dict[str, str]:
+    """All that must be equal among the workers of one front."""
+    facts = hello.facts
+    return {**hello.compat, "facts.page_size": str(facts.page_size), "facts.vocab_size": str(facts.vocab_size)}
