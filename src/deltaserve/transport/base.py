@@ -86,8 +86,9 @@ class Transport(Protocol):
         """Start writing; returns at once. When all bytes are visible at the peer, it receives `notification`
         (None: nothing is announced).
 
-        Zero copies are legal: only the notification travels. Raises TransportError if nothing was started; if it is
-        not known whether anything was, the returned write reads ERROR.
+        Zero copies are legal: only the notification travels. Raises TransportError if nothing was started: also for
+        spans outside a region, unequal lengths, an empty notification, neither copies nor a notification. If it is not
+        known whether anything was started, the returned write reads ERROR.
         """
         ...
 

@@ -10,14 +10,16 @@ from deltaserve.transport.base import MAX_METADATA_BYTES, MAX_NOTIFICATION_BYTES
 def check_write(
     peer: PeerName,
     copies: Sequence[Copy],
-    notification: bytes,
+    notification: bytes | None,
     local: Mapping[RegionId, Region],
     remote: Mapping[RegionId, RemoteRegion],
 ) -> None:
     """Raises TransportError naming the first copy that is not wholly inside the regions of its side."""
-    if len(notification) > MAX_NOTIFICATION_BYTES:
+    if notification is None and not copies:
+        raise TransportError(f"write to {peer}: neither copies nor a notification")
+    if notification is not None and not 0 < len(notification) <= MAX_NOTIFICATION_BYTES:
         raise TransportError(
-            f"write to {peer}: notification of {len(notification)} bytes, at most {MAX_NOTIFICATION_BYTES}"
+            f"write to {peer}: notification of {len(notification)} bytes, allowed are 1 to {MAX_NOTIFICATION_BYTES}"
         )
     for index, (src, dst) in enumerate(copies):
         if src.num_bytes != dst.num_bytes:

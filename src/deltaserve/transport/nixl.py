@@ -116,7 +116,7 @@ class NixlTransport:
         except Exception as error:  # the library's errors share no base class
             raise TransportError(f"attach to {peer}: {error}") from None
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes) -> WriteId:
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
         endpoint = self._endpoints.get(peer)
         if endpoint is None or not endpoint.is_attached or peer in self._broken:
             raise TransportError(f"write to {peer}: its endpoint is not attached, or broken")

@@ -83,7 +83,7 @@ class Write:
 
     __slots__ = ("batches", "handle", "notification")
 
-    def __init__(self, todo: Sequence[Batch], notification: bytes) -> None:
+    def __init__(self, todo: Sequence[Batch], notification: bytes | None) -> None:
         self.batches = deque(todo)
         self.notification = notification
         self.handle: int | None = None
@@ -130,7 +130,7 @@ class Endpoint:
 
         Raises what the library raised if nothing was started; ERROR if something may have been.
         """
-        if not write.batches:
+        if not write.batches and write.notification is not None:
             return self._notify(write.notification)
         handle = self._create(write)
         return self._post(write, handle)
@@ -190,7 +190,7 @@ class Endpoint:
 
     def _create(self, write: Write) -> int:
         src_memory, src, dst_memory, dst = write.batches.popleft()
-        notification = write.notification if not write.batches else b""
+        notification = b"" if write.batches or write.notification is None else write.notification
         return int(
             self._live().createXferReq(
                 lib.NIXL_WRITE,

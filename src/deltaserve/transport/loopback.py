@@ -1,0 +1,320 @@
+"""Transport inside one process: the fake that tests and the fault simulator run on. No threads, no clock, no chance.
+
+All transports of one world share a `Fabric`. A posted write becomes dated events (bytes land, the notification arrives,
+the writer is told); they happen when someone calls `Fabric.advance`, or polls at or after their time. What becomes of a
+write is decided once, when it is posted, by a policy that returns a `Fate`: plain data, so any disorder that a real
+transport has shown (and worse) is one value.
+
+As on the real ones: source memory is read as late as possible until the writer was told DONE or destroyed its endpoint
+(from then on the bytes are on their way and still land), and only the receiver's own fence stops what is on its way.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from deltaserve.base.extents import Copy, Region
+from deltaserve.base.ids import PeerName, RegionId
+from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.bounds import check_metadata, check_write, index_remote
+
+
+class Part(NamedTuple):
+    """`after_s` seconds after the post the first `num_copies` copies have landed (None: all of them)."""
+
+    after_s: float
+    num_copies: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one write. Times in seconds after the post; None: never. The default is the perfect write."""
+
+    lands: tuple[Part, ...] = (Part(0.0),)
+    notified_s: float | None = 0.0
+    """Arrival of the notification. Before the last part: a notification that overtook its data."""
+    told_s: float | None = 0.0
+    """When the writer learns `told`. Before the last part: a completion that proves nothing."""
+    told: WriteState = WriteState.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What a policy may decide by."""
+
+    src: PeerName
+    dst: PeerName
+    write: WriteId
+    num_copies: int
+    num_bytes: int
+    now: float
+
+
+Policy = Callable[[Posted], Fate | None]
+"""None: the post is refused (TransportError), nothing was started."""
+
+
+def prompt(posted: Posted) -> Fate:
+    """The policy of a healthy link: everything at once, in order."""
+    return Fate()
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Bytes arrived at `dst`. `dropped`: its endpoint was gone, so they did not enter its memory."""
+
+    src: PeerName
+    dst: PeerName
+    write: WriteId
+    copies: tuple[Copy, ...]
+    dropped: bool
+
+
+Observer = Callable[[Landed], None]
+"""Told of every landing, also of those that happen inside a `poll`."""
+
+
+def ignore(landed: Landed) -> None:
+    """The observer of a world nobody watches."""
+
+
+class _What(Enum):
+    LAND = "land"
+    NOTIFY = "notify"
+    TELL = "tell"
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    """One side of a pair, from `open` to `fence`."""
+
+    token: int
+    owner: "LoopbackTransport"
+    peer: PeerName
+    remote: dict[RegionId, RemoteRegion] = field(default_factory=dict)
+    far: "_Endpoint | None" = None
+    is_open: bool = True
+    inbox: list[tuple["_Endpoint", bytes]] = field(default_factory=list)
+    """(sender, notification); read only once the sender is attached."""
+
+
+@dataclass(slots=True)
+class _Write:
+    id: WriteId
+    near: _Endpoint
+    far: _Endpoint
+    copies: tuple[Copy, ...]
+    notification: bytes | None
+    state: WriteState = WriteState.PENDING
+    num_landed: int = 0
+    payload: tuple[bytes, ...] | None = None
+    """The source bytes, once nothing reads the source any more."""
+
+    def capture(self) -> None:
+        if self.payload is None:
+            self.payload = tuple(self._source(copy) for copy in self.copies)
+
+    def bytes_of(self, index: int) -> bytes:
+        return self._source(self.copies[index]) if self.payload is None else self.payload[index]
+
+    def _source(self, copy: Copy) -> bytes:
+        span = copy.src
+        return bytes(self.near.owner.memory[span.region][span.offset : span.offset + span.num_bytes])
+
+
+class _Event(NamedTuple):
+    due: float
+    seq: int
+    what: _What
+    write: _Write
+    end: int
+    """For LAND: copies [0, end) are there afterwards."""
+    told: WriteState
+
+
+class Fabric:
+    """The world between the transports: virtual time and everything that is on its way."""
+
+    def __init__(self, policy: Policy = prompt, observer: Observer = ignore) -> None:
+        self.policy = policy
+        """May be replaced at any time; holds for writes posted from then on."""
+        self.now = 0.0
+        self._observer = observer
+        self._events: list[_Event] = []
+        self._seq = itertools.count()
+        self._tokens = itertools.count(1)
+        self._endpoints: dict[int, _Endpoint] = {}
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that is due by `now`, in order of time, then of posting; time never goes back."""
+        while self._events and self._events[0].due <= now:
+            self.step()
+        self.now = max(self.now, now)
+
+    def step(self) -> None:
+        """Let the next event happen, whenever it is due. Raises IndexError when nothing is on its way."""
+        event = heapq.heappop(self._events)
+        self.now = max(self.now, event.due)
+        self._happen(event)
+
+    def next_due(self) -> float | None:
+        """Time of the next event; None when nothing is on its way."""
+        return self._events[0].due if self._events else None
+
+    def _open(self, owner: "LoopbackTransport", peer: PeerName) -> _Endpoint:
+        endpoint = _Endpoint(next(self._tokens), owner, peer)
+        self._endpoints[endpoint.token] = endpoint
+        return endpoint
+
+    def _find(self, token: int) -> _Endpoint | None:
+        return self._endpoints.get(token)
+
+    def _close(self, endpoint: _Endpoint) -> None:
+        endpoint.is_open = False
+        del self._endpoints[endpoint.token]
+        for event in self._events:
+            if event.write.near is endpoint:
+                event.write.capture()
+
+    def _post(self, write: _Write, fate: Fate) -> None:
+        for part in fate.lands:
+            end = len(write.copies) if part.num_copies is None else min(part.num_copies, len(write.copies))
+            self._schedule(part.after_s, _What.LAND, write, end)
+        if fate.notified_s is not None and write.notification is not None:
+            self._schedule(fate.notified_s, _What.NOTIFY, write)
+        if fate.told_s is not None:
+            self._schedule(fate.told_s, _What.TELL, write, told=fate.told)
+
+    def _schedule(
+        self, after_s: float, what: _What, write: _Write, end: int = 0, told: WriteState = WriteState.DONE
+    ) -> None:
+        heapq.heappush(self._events, _Event(self.now + after_s, next(self._seq), what, write, end, told))
+
+    def _happen(self, event: _Event) -> None:
+        write = event.write
+        if event.what is _What.LAND:
+            self._land(write, event.end)
+        elif event.what is _What.NOTIFY:
+            if write.far.is_open and write.notification is not None:
+                write.far.inbox.append((write.near, write.notification))
+        elif write.near.is_open:
+            if event.told is WriteState.DONE:
+                write.capture()
+            write.state = event.told if write.far.is_open else WriteState.ERROR
+
+    def _land(self, write: _Write, end: int) -> None:
+        first, write.num_landed = write.num_landed, max(write.num_landed, end)
+        copies = write.copies[first : write.num_landed]
+        if not copies:
+            return
+        far = write.far
+        dropped = not far.is_open and far.owner.fence_result is FenceResult.CLOSED
+        if not dropped:
+            for index, copy in enumerate(copies, first):
+                span = copy.dst
+                far.owner.memory[span.region][span.offset : span.offset + span.num_bytes] = write.bytes_of(index)
+        self._observer(Landed(write.near.owner.me, far.owner.me, write.id, copies, dropped))
+
+
+class LoopbackTransport:
+    """`Transport` between bytearrays of one process.
+
+    `fence_result` IMPOSSIBLE plays shared memory with a live writer: bytes land although the endpoint is gone.
+    """
+
+    def __init__(
+        self,
+        me: PeerName,
+        fabric: Fabric,
+        memory: dict[RegionId, bytearray],
+        fence_result: FenceResult = FenceResult.CLOSED,
+    ) -> None:
+        """`memory` holds the bytes of every region that will be registered; region addresses play no part."""
+        self.me = me
+        self.memory = memory
+        self.fence_result = fence_result
+        self._fabric = fabric
+        self._regions: dict[RegionId, Region] = {}
+        self._endpoints: dict[PeerName, _Endpoint] = {}
+        self._writes: dict[WriteId, _Write] = {}
+        self._fenced: set[PeerName] = set()
+        self._write_ids = itertools.count(1)
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return "loopback"
+
+    def register(self, region: Region) -> None:
+        if self._endpoints:
+            raise TransportError(f"register region {region.id}: an endpoint is open already")
+        if region.id in self._regions or not 0 < region.num_bytes <= len(self.memory.get(region.id, b"")):
+            raise TransportError(f"register region {region.id}: id in use, or no memory")
+        self._regions[region.id] = region
+
+    def open(self, peer: PeerName) -> bytes:
+        if self._closed or peer in self._endpoints:
+            raise TransportError(f"open {peer}: the transport is closed or has an endpoint for it")
+        endpoint = self._endpoints[peer] = self._fabric._open(self, peer)
+        return b"loopback:%d" % endpoint.token
+
+    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.far is not None:
+            raise TransportError(f"attach to {peer}: its endpoint is not open, or attached already")
+        check_metadata(peer, metadata)
+        kind, _, token = metadata.partition(b":")
+        far = self._fabric._find(int(token)) if kind == b"loopback" and token.isdigit() else None
+        if far is None or far is endpoint:
+            raise TransportError(f"attach to {peer}: this is not the metadata of an open loopback endpoint")
+        endpoint.remote = index_remote(peer, regions)
+        endpoint.far = far
+
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
+        endpoint = self._endpoints.get(peer)
+        if endpoint is None or endpoint.far is None:
+            raise TransportError(f"write to {peer}: its endpoint is not attached")
+        check_write(peer, copies, notification, self._regions, endpoint.remote)
+        write = _Write(WriteId(next(self._write_ids)), endpoint, endpoint.far, tuple(copies), notification)
+        num_bytes = sum(copy.src.num_bytes for copy in copies)
+        fate = self._fabric.policy(Posted(self.me, peer, write.id, len(copies), num_bytes, self._fabric.now))
+        if fate is None:
+            raise TransportError(f"write to {peer}: refused")
+        self._fabric._post(write, fate)
+        self._writes[write.id] = write
+        return write.id
+
+    def poll(self, write: WriteId) -> WriteState:
+        self._fabric.advance(self._fabric.now)
+        posted = self._writes.get(write)
+        if posted is None:
+            return WriteState.ERROR
+        if posted.state is not WriteState.PENDING:
+            del self._writes[write]
+        return posted.state
+
+    def notifications(self) -> list[tuple[PeerName, bytes]]:
+        self._fabric.advance(self._fabric.now)
+        out: list[tuple[PeerName, bytes]] = []
+        for peer, endpoint in self._endpoints.items():
+            if endpoint.far is not None:
+                out += [(peer, message) for sender, message in endpoint.inbox if sender is endpoint.far]
+                endpoint.inbox.clear()
+        return out
+
+    def fence(self, peer: PeerName) -> FenceResult:
+        endpoint = self._endpoints.pop(peer, None)
+        if endpoint is not None:
+            self._writes = {id: write for id, write in self._writes.items() if write.near is not endpoint}
+            self._fabric._close(endpoint)
+            self._fenced.add(peer)
+        return self.fence_result if peer in self._fenced else FenceResult.CLOSED
+
+    def close(self) -> None:
+        for peer in list(self._endpoints):
+            self.fence(peer)
+        self._regions.clear()
+        self._closed = True

@@ -1,0 +1,8 @@
+"""UCX reads its environment when the first agent is made, so it is set before any test here is imported."""
+
+import os
+
+from deltaserve.transport.nixl import environment
+from tests.transport.worlds import NIXL_OPTIONS
+
+os.environ.update(environment(NIXL_OPTIONS))

@@ -1,0 +1,29 @@
+"""Each check of `conformance.py` on each adapter."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deltaserve.transport.base import Transport
+from tests.transport.conformance import CHECKS
+from tests.transport.worlds import WORLDS, World
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = WORLDS[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conforms(world: World, check: Callable[[World], None]) -> None:
+    check(world)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_adapters_fit_the_seam(name: str) -> None:
+    world = WORLDS[name]()
+    transport: Transport = world.side("p", 64).transport
+    assert transport.name == name
+    world.close()

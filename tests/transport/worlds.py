@@ -1,0 +1,138 @@
+"""The same small world over each adapter: named sides, each with one region of bytes, joined pairwise.
+
+A conformance check is written against `World` and never knows which library moves the bytes.
+"""
+
+import time
+from collections.abc import Callable
+from ctypes import addressof, c_char
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaserve.base.extents import Copy, Region, Span
+from deltaserve.base.ids import Boot, PeerName, RegionId
+from deltaserve.transport.base import RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.transport.loopback import Fabric, LoopbackTransport
+from deltaserve.transport.nixl import NixlOptions, NixlTransport
+
+NIXL_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
+REGION = RegionId(7)
+GIVE_UP_S = 60.0
+"""Only a hung library takes this long; no check depends on how long anything takes."""
+
+
+@dataclass(slots=True)
+class Side:
+    """A worker as the transport sees it."""
+
+    name: PeerName
+    memory: bytearray
+    transport: Transport
+    region: Region
+
+    @property
+    def remote_region(self) -> RemoteRegion:
+        return RemoteRegion(self.region.id, self.region.base, self.region.num_bytes, self.region.device)
+
+
+class World(Protocol):
+    """Makes sides, and lets a little time pass."""
+
+    def side(self, name: str, num_bytes: int) -> Side: ...
+
+    def pause(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LoopbackWorld:
+    def __init__(self) -> None:
+        self.fabric = Fabric()
+
+    def side(self, name: str, num_bytes: int) -> Side:
+        memory = bytearray(num_bytes)
+        transport = LoopbackTransport(PeerName(name), self.fabric, {REGION: memory})
+        return _registered(name, memory, transport, base=1 << 20)
+
+    def pause(self) -> None:
+        self.fabric.advance(self.fabric.now + 0.001)
+
+    def close(self) -> None:
+        """Nothing outlives the objects."""
+
+
+class NixlWorld:
+    """Both sides in this process: the library does not care, and only some rows need a second one."""
+
+    def __init__(self) -> None:
+        self._sides: list[Side] = []
+
+    def side(self, name: str, num_bytes: int) -> Side:
+        memory = bytearray(num_bytes)
+        transport = NixlTransport(PeerName(name), Boot(len(self._sides) + 1), NIXL_OPTIONS)
+        base = addressof((c_char * num_bytes).from_buffer(memory))
+        self._sides.append(_registered(name, memory, transport, base))
+        return self._sides[-1]
+
+    def pause(self) -> None:
+        time.sleep(0.001)
+
+    def close(self) -> None:
+        for side in self._sides:
+            side.transport.close()
+
+
+def _registered(name: str, memory: bytearray, transport: Transport, base: int) -> Side:
+    region = Region(REGION, base, len(memory), "cpu")
+    transport.register(region)
+    return Side(PeerName(name), memory, transport, region)
+
+
+WORLDS: dict[str, Callable[[], World]] = {"loopback": LoopbackWorld, "nixl": NixlWorld}
+
+
+def join(a: Side, b: Side) -> None:
+    """Open and attach both ends."""
+    of_a, of_b = a.transport.open(b.name), b.transport.open(a.name)
+    a.transport.attach(b.name, of_b, [b.remote_region])
+    b.transport.attach(a.name, of_a, [a.remote_region])
+
+
+def copy(src: int, dst: int, num_bytes: int) -> Copy:
+    return Copy(Span(REGION, src, num_bytes), Span(REGION, dst, num_bytes))
+
+
+def until(world: World, done: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + GIVE_UP_S
+    while not done():
+        assert time.monotonic() < give_up, f"{what} did not happen"
+        world.pause()
+
+
+def finish(world: World, side: Side, write: WriteId) -> WriteState:
+    """Poll a write to its end."""
+    states: list[WriteState] = []
+
+    def ended() -> bool:
+        states.append(side.transport.poll(write))
+        return states[-1] is not WriteState.PENDING
+
+    until(world, ended, f"the end of write {write}")
+    return states[-1]
+
+
+def receive(world: World, side: Side, count: int = 1) -> list[tuple[PeerName, bytes]]:
+    """Poll until `count` notifications are there."""
+    arrived: list[tuple[PeerName, bytes]] = []
+
+    def complete() -> bool:
+        arrived.extend(side.transport.notifications())
+        return len(arrived) >= count
+
+    until(world, complete, f"{count} notifications")
+    return arrived
+
+
+def pattern(num_bytes: int, seed: int = 1) -> bytes:
+    """Bytes that do not repeat, different for each seed."""
+    return b"".join(((i * 2654435761 + seed * 40503) & 0xFFFFFFFF).to_bytes(4, "little") for i in range(num_bytes // 4))
