@@ -47,7 +47,8 @@ def read_yaml(path: Path) -> dict[str, object]:
         raise ConfigError(f"--config {path}: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"--config {path}:{line}: {error.problem}") from None
+        told = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"--config {path}:{line}: {told}") from None
     except yaml.YAMLError:
         raise ConfigError(f"--config {path}: holds characters that YAML does not allow") from None
     if content is None:

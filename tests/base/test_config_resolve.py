@@ -1,0 +1,135 @@
+"""resolve(): "auto" becomes numbers that fit the model and the machine, or one line says why not."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import MachineFacts, ModelFacts, ResolvedConfig, resolve
+from deltaserve.base.errors import ConfigError
+
+MIB = 1 << 20
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
+
+
+def one_pool(page_size: int, kv_dtype: str) -> tuple[int, ...]:
+    return (page_size * 1024 * ITEMSIZE[kv_dtype],)
+
+
+def two_pools(page_size: int, kv_dtype: str) -> tuple[int, ...]:
+    return (page_size * 1024 * ITEMSIZE[kv_dtype], page_size * 3072 * ITEMSIZE[kv_dtype])
+
+
+MODEL = ModelFacts(
+    dtype="bfloat16",
+    weight_bytes=lambda dtype: 100 * MIB * ITEMSIZE[dtype],
+    context_len=32_768,
+    page_bytes=one_pool,
+)
+MACHINE = MachineFacts(device="cpu", num_cores=8, free_bytes=4096 * MIB)
+
+
+def settings(**groups: dict[str, Any]) -> Settings:
+    return Settings.model_validate(groups)
+
+
+def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **groups: dict[str, Any]) -> ResolvedConfig:
+    return resolve(settings(**groups), facts, machine)
+
+
+def test_defaults_on_a_cpu() -> None:
+    config = resolved()
+    assert (config.device, config.dtype, config.kv_cache_dtype, config.page_size) == ("cpu", "bfloat16", "bfloat16", 64)
+    assert (config.max_running_requests, config.chunk_len, config.step_len, config.num_threads) == (32, 512, 512, 8)
+    budget = int(4096 * MIB * 0.4) - 200 * MIB
+    assert config.num_pages == (budget // (64 * 2048),)
+    assert config.kv_bytes == config.num_pages[0] * 64 * 2048 <= budget
+    assert config.context_len == 32_768
+
+
+def test_defaults_on_cuda() -> None:
+    config = resolved(machine=MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB))
+    assert (config.device, config.max_running_requests, config.chunk_len) == ("cuda", 256, 8192)
+
+
+def test_workers_of_one_machine_share_cores_and_memory() -> None:
+    alone, shared = resolved(), resolved(machine=dataclasses.replace(MACHINE, num_workers=3))
+    assert shared.num_threads == 2
+    assert shared.num_pages[0] < alone.num_pages[0] // 3
+    assert resolved(machine=dataclasses.replace(MACHINE, num_cores=1, num_workers=2)).num_threads == 1
+
+
+def test_pools_have_equal_page_counts_and_share_the_budget() -> None:
+    config = resolved(facts=dataclasses.replace(MODEL, page_bytes=two_pools))
+    assert len(config.num_pages) == 2
+    assert len(set(config.num_pages)) == 1
+    assert config.kv_bytes == config.num_pages[0] * 64 * 2048 * 4
+
+
+def test_a_narrower_cache_holds_more() -> None:
+    wide, narrow = resolved(), resolved(memory={"kv_cache_dtype": "fp8_e4m3"})
+    assert narrow.kv_cache_dtype == "fp8_e4m3"
+    assert wide.num_pages[0] * 2 <= narrow.num_pages[0] <= wide.num_pages[0] * 2 + 1
+
+
+def test_an_automatic_context_shrinks_to_the_pool_and_an_asked_one_does_not() -> None:
+    assert resolved(memory={"num_pages": 10}).context_len == 640
+    with pytest.raises(ConfigError, match="--context-length 32768: the pool holds 640 tokens"):
+        resolved(memory={"num_pages": 10}, model={"context_length": 32_768})
+    assert resolved(memory={"num_pages": 10}, model={"context_length": 640}).context_len == 640
+
+
+def test_an_automatic_pool_is_no_larger_than_useful() -> None:
+    config = resolved(scheduling={"max_running_requests": 1}, model={"context_length": 64})
+    assert config.num_pages == (4,)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"model": {"device": "cuda"}}, "--device cuda: no CUDA device is visible here"),
+        ({"model": {"context_length": 40_000}}, "--context-length 40000: the model was made for at most 32768"),
+        ({"scheduling": {"chunked_prefill_size": 100}}, "--chunked-prefill-size 100: must be a multiple of the page"),
+        ({"scheduling": {"attention_split_tokens": 96}}, "--attention-split-tokens 96: must be a multiple of the page"),
+        ({"scheduling": {"max_prefill_tokens": 100}}, "--max-prefill-tokens 100: must be at least the chunk of 512"),
+        (
+            {"memory": {"mem_fraction_static": 0.01}},
+            "0.01: 40 MiB for each of 1 workers do not hold 200 MiB of weights",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(groups: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings(**groups), MODEL, MACHINE)
+    assert message in str(caught.value)
+
+
+@given(
+    page_size=st.sampled_from(["auto", 1, 2, 16, 128]),
+    num_pages=st.just("auto") | st.integers(1, 10_000),
+    share=st.just("auto") | st.floats(0.05, 0.95),
+    running=st.just("auto") | st.integers(1, 1000),
+    free=st.integers(600, 100_000),
+    num_workers=st.integers(1, 4),
+)
+def test_whatever_resolves_is_consistent(
+    page_size: Any, num_pages: Any, share: Any, running: Any, free: int, num_workers: int
+) -> None:
+    groups = {
+        "memory": {"page_size": page_size, "num_pages": num_pages, "mem_fraction_static": share},
+        "scheduling": {"max_running_requests": running},
+    }
+    machine = dataclasses.replace(MACHINE, free_bytes=free * MIB, num_workers=num_workers)
+    try:
+        config = resolve(settings(**groups), MODEL, machine)
+    except ConfigError as error:
+        assert "--mem-fraction-static" in str(error)
+        return
+    assert config.chunk_len % config.page_size == config.split_tokens % config.page_size == 0
+    assert 1 <= config.context_len <= config.num_pages[0] * config.page_size
+    assert config.step_len >= config.chunk_len
+    if num_pages == "auto":
+        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype)) * num_workers <= machine.free_bytes

@@ -1,0 +1,217 @@
+"""Wrong settings, one row each: the error names what is wrong, its value and what is allowed, on one line."""
+
+from pathlib import Path
+
+import pytest
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.settings import load
+
+M = "models/tiny"
+
+BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
+    # unknown, misspelt, doubled, incomplete
+    ("serve", [M, "--page-sise", "16"], ("--page-sise", "unknown flag", "did you mean --page-size?")),
+    ("serve", [M, "--pagesize=16"], ("--pagesize", "did you mean --page-size?")),
+    ("serve", [M, "--max-runing-requests", "4"], ("did you mean --max-running-requests?",)),
+    ("serve", [M, "--frobnicate"], ("--frobnicate", "unknown flag")),
+    ("serve", [M, "--page", "16"], ("--page", "unknown flag")),
+    ("serve", [M, "-p", "16"], ("-p", "unknown flag")),
+    ("serve", [M, "--page-size", "16", "--page-size", "32"], ("--page-size", "given twice")),
+    ("serve", [M, "--insecure-network", "--insecure-network"], ("--insecure-network", "given twice")),
+    ("serve", [M, "--config", "a", "--config", "b"], ("--config", "given twice")),
+    ("serve", [M, "--page-size"], ("--page-size", "expected one argument")),
+    ("serve", [M, "--page-size", "--port", "1"], ("--page-size", "expected one argument")),
+    ("serve", [M, "other/model"], ("other/model", "one MODEL")),
+    ("serve", [M, "--model-path", M], ("MODEL and --model-path", "one of them")),
+    ("serve", [], ("no model", "--model-path")),
+    ("serve", [M, "--disable-radix-cache=yes"], ("--disable-radix-cache", "explicit argument")),
+    ("serve", [""], ("--model-path ''", "1 to 4096 characters")),
+    ("serve", ["x" * 5000], ("--model-path 'xxx", "1 to 4096 characters")),
+    # types and ranges
+    ("serve", [M, "--page-size", "48"], ("--page-size 48", "power of two from 1 to 128")),
+    ("serve", [M, "--page-size", "0"], ("--page-size 0", "power of two from 1 to 128")),
+    ("serve", [M, "--page-size", "256"], ("--page-size 256", "power of two from 1 to 128")),
+    ("serve", [M, "--page-size", "-16"], ("--page-size -16", "power of two from 1 to 128")),
+    ("serve", [M, "--page-size", "16.0"], ("--page-size '16.0'", "power of two from 1 to 128 or auto")),
+    ("serve", [M, "--page-size", "sixteen"], ("--page-size 'sixteen'", "or auto")),
+    ("serve", [M, "--page-size", ""], ("--page-size ''", "or auto")),
+    ("serve", [M, "--page-size", "AUTO"], ("--page-size 'AUTO'", "or auto")),
+    ("serve", [M, "--num-pages", "0"], ("--num-pages 0", "an integer >= 1 or auto")),
+    ("serve", [M, "--num-pages", str(2**31)], ("--num-pages 2147483648", "an integer >= 1")),
+    ("serve", [M, "--num-pages", "9" * 30], ("--num-pages '999", "an integer >= 1")),
+    ("serve", [M, "--num-pages", "1e3"], ("--num-pages '1e3'", "an integer >= 1")),
+    ("serve", [M, "--num-pages", "1_000"], ("--num-pages '1_000'", "an integer >= 1")),
+    ("serve", [M, "--num-pages", "٣"], ("--num-pages '٣'", "an integer >= 1")),
+    ("serve", [M, "--mem-fraction-static", "0"], ("--mem-fraction-static 0.0", "between 0 and 1")),
+    ("serve", [M, "--mem-fraction-static", "1"], ("--mem-fraction-static 1.0", "between 0 and 1")),
+    ("serve", [M, "--mem-fraction-static", "nan"], ("--mem-fraction-static nan", "between 0 and 1")),
+    ("serve", [M, "--mem-fraction-static", "80%"], ("--mem-fraction-static '80%'", "between 0 and 1")),
+    ("serve", [M, "--park-fraction", "0.95"], ("--park-fraction 0.95", "from 0 to 0.9")),
+    ("serve", [M, "--park-fraction", "-0.1"], ("--park-fraction -0.1", "from 0 to 0.9")),
+    ("serve", [M, "--max-running-requests", "0"], ("--max-running-requests 0", "an integer >= 1")),
+    ("serve", [M, "--max-queued-requests", "auto"], ("--max-queued-requests 'auto'", "an integer >= 1")),
+    ("serve", [M, "--chunked-prefill-size", "-1"], ("--chunked-prefill-size -1", "an integer >= 1 or auto")),
+    ("serve", [M, "--num-reserved-decode-tokens", "-1"], ("--num-reserved-decode-tokens -1", "an integer >= 0")),
+    ("serve", [M, "--decode-extend-tokens", "x"], ("--decode-extend-tokens 'x'", "an integer >= 0")),
+    ("serve", [M, "--stream-interval", "0"], ("--stream-interval 0", "an integer >= 1")),
+    ("serve", [M, "--num-threads", "0"], ("--num-threads 0", "an integer >= 1 or auto")),
+    ("serve", [M, "--context-length", "0"], ("--context-length 0", "an integer >= 1 or auto")),
+    ("serve", [M, "--request-timeout-s", "0"], ("--request-timeout-s 0.0", "above 0")),
+    ("serve", [M, "--request-timeout-s", "inf"], ("--request-timeout-s inf", "at most 86400")),
+    ("serve", [M, "--drain-timeout-s", "1s"], ("--drain-timeout-s '1s'", "seconds")),
+    ("serve", [M, "--port", "0"], ("--port 0", "a port from 1 to 65534")),
+    ("serve", [M, "--port", "65535"], ("--port 65535", "a port from 1 to 65534")),
+    ("serve", [M, "--port", "http"], ("--port 'http'", "a port")),
+    ("serve", [M, "--prefill", "0"], ("--prefill 0", "from 1 to 64")),
+    ("serve", [M, "--decode", "65"], ("--decode 65", "from 1 to 64")),
+    ("serve", [M, "--dtype", "fp32"], ("--dtype 'fp32'", "auto, float32, bfloat16, float16")),
+    ("serve", [M, "--kv-cache-dtype", "int4"], ("--kv-cache-dtype 'int4'", "fp8_e4m3")),
+    ("serve", [M, "--device", "tpu"], ("--device 'tpu'", "auto, cpu, cuda")),
+    ("serve", [M, "--schedule-policy", "random"], ("--schedule-policy 'random'", "fcfs, lpm")),
+    ("serve", [M, "--attention-backend", "flashinfer"], ("--attention-backend 'flashinfer'", "torch")),
+    ("serve", [M, "--verify", "md5"], ("--verify 'md5'", "off, crc")),
+    ("serve", [M, "--log-level", "loud"], ("--log-level 'loud'", "debug, info, warning, error")),
+    ("serve", [M, "--disaggregation-transfer-backend", "rdma"], ("'rdma'", "nixl")),
+    ("serve", [M, "--served-model-name", "a b"], ("--served-model-name 'a b'", "letters, digits")),
+    ("serve", [M, "--host", "::1"], ("--host '::1'", "IPv4 address")),
+    ("serve", [M, "--host", "http://x"], ("--host 'http://x'", "a host name or IPv4 address")),
+    ("serve", [M, "--json-model-override-args", "{"], ("--json-model-override-args '{'", "JSON object")),
+    ("serve", [M, "--json-model-override-args", "[1]"], ("--json-model-override-args '[1]'", "JSON object")),
+    ("serve", [M, "--trusted-data-network", "10.0.0.1"], ("'10.0.0.1'", "10.0.0.0/24")),
+    ("serve", [M, "--trusted-data-network", "10.0.0.0/40"], ("'10.0.0.0/40'", "10.0.0.0/24")),
+    ("serve", [M, "--trusted-data-network", "0.0.0.0/0"], ("'0.0.0.0/0'", "no wider than /8")),
+    # what may not stand together
+    ("serve", [M, "--page-size", "16", "--chunked-prefill-size", "100"], ("100", "multiple of --page-size 16")),
+    ("serve", [M, "--page-size", "64", "--attention-split-tokens", "32"], ("32", "multiple of --page-size 64")),
+    (
+        "serve",
+        [M, "--chunked-prefill-size", "512", "--max-prefill-tokens", "256"],
+        ("--max-prefill-tokens 256", "at least --chunked-prefill-size 512"),
+    ),
+    (
+        "serve",
+        [M, "--drain-timeout-s", "30", "--request-timeout-s", "20"],
+        ("--drain-timeout-s 30", "below --request-timeout-s 20"),
+    ),
+    ("serve", [M, "--disaggregation-mode", "prefill"], ("--disaggregation-mode prefill", "`deltaserve prefill`")),
+    ("decode", [M, "--disaggregation-mode", "prefill"], ("--disaggregation-mode prefill", "`deltaserve decode`")),
+    ("serve", [M, "--disaggregation-mode", "null", "--prefill", "2"], ("--prefill 2", "null")),
+    ("decode", [M, "--prefill", "2"], ("--prefill", "only `deltaserve serve`")),
+    ("serve", [M, "--workers", "decode@h:1"], ("--workers", "only `deltaserve router`")),
+    ("router", [M], ("--workers", "prefill@10.0.0.1:8998")),
+    ("router", [M, "--workers", "10.0.0.1:8998"], ("--workers '10.0.0.1:8998'", "prefill@")),
+    ("router", [M, "--workers", "prefill@h:1"], ("--workers prefill@h:1", "at least one decode")),
+    ("router", [M, "--workers", "decode@h:99999"], ("--workers h:99999", "1 to 65535")),
+    ("router", [M, "--workers", "decode@127.0.0.1:1,prefill@127.0.0.1:1"], ("127.0.0.1:1", "listed twice")),
+    # doors
+    ("serve", [M, "--host", "0.0.0.0"], ("--host 0.0.0.0", "--api-key-file", "--insecure-network")),
+    ("serve", [M, "--host", "127.evil.example"], ("--host 127.evil.example", "--api-key-file")),
+    ("prefill", [M, "--host", "10.0.0.1"], ("--host 10.0.0.1", "--trusted-data-network")),
+    (
+        "prefill",
+        [M, "--host", "10.0.0.1", "--trusted-data-network", "10.0.0.0/24"],
+        ("--cluster-key-file", "--insecure-network"),
+    ),
+    ("decode", [M, "--host", "10.0.0.1", "--insecure-network"], ("--host 10.0.0.1", "--trusted-data-network")),
+    ("router", [M, "--workers", "decode@10.0.0.2:8998"], ("worker links", "--cluster-key-file")),
+    # flags of other servers
+    ("serve", [M, "--tp-size", "2"], ("--tp-size 2", "only 1 is possible", "--decode")),
+    ("serve", [M, "--ep-size", "4"], ("--ep-size 4", "only 1 is possible")),
+    ("serve", [M, "--overlap-schedule", "1"], ("--overlap-schedule 1", "only 0 is possible", "not built yet")),
+    ("serve", ["--model", M], ("--model", "use --model-path")),
+    ("serve", [M, "--trust-remote-code"], ("--trust-remote-code", "never run")),
+    ("serve", [M, "--api-key", "secret-of-mine"], ("--api-key", "--api-key-file")),
+    ("serve", [M, "--max-total-tokens", "4096"], ("--max-total-tokens", "--num-pages")),
+    ("serve", [M, "--load-balance-method", "round_robin"], ("--load-balance-method", "time to first token")),
+    ("serve", [M, "--gpu-memory-utilization", "0.9"], ("--gpu-memory-utilization", "--mem-fraction-static")),
+    ("serve", [M, "--quantization=fp8"], ("--quantization", "checkpoint")),
+]
+
+
+@pytest.mark.parametrize(("command", "argv", "parts"), BAD_FLAGS, ids=[" ".join(row[1])[-50:] for row in BAD_FLAGS])
+def test_bad_flags(command: str, argv: list[str], parts: tuple[str, ...]) -> None:
+    expect_line(command, argv, {}, parts)
+
+
+BAD_VARIABLES: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    (
+        {"DELTASERVE_PAGE_SISE": "16"},
+        ("DELTASERVE_PAGE_SISE", "unknown variable", "did you mean DELTASERVE_PAGE_SIZE?"),
+    ),
+    ({"DELTASERVE_": "16"}, ("DELTASERVE_", "unknown variable")),
+    ({"DELTASERVE_PAGE_SIZE": "17"}, ("DELTASERVE_PAGE_SIZE: 17", "power of two")),
+    ({"DELTASERVE_INSECURE_NETWORK": "maybe"}, ("DELTASERVE_INSECURE_NETWORK: 'maybe'", "true or false")),
+    ({"DELTASERVE_DISABLE_RADIX_CACHE": ""}, ("DELTASERVE_DISABLE_RADIX_CACHE: ''", "true or false")),
+    ({"DELTASERVE_PORT": "30000 "}, ("DELTASERVE_PORT: '30000 '", "a port")),
+    ({"DELTASERVE_CONFIG": "no/such/file.yaml"}, ("no/such/file.yaml", "No such file")),
+    ({"DELTASERVE_API_KEY": "secret-of-mine"}, ("DELTASERVE_API_KEY", "unknown variable", "DELTASERVE_API_KEY_FILE")),
+]
+
+
+@pytest.mark.parametrize(("environ", "parts"), BAD_VARIABLES, ids=[next(iter(row[0])) for row in BAD_VARIABLES])
+def test_bad_variables(environ: dict[str, str], parts: tuple[str, ...]) -> None:
+    expect_line("serve", [M], environ, parts)
+
+
+BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
+    (b"page-sise: 16", ("page-sise in", "unknown key", "did you mean page-size?")),
+    (b"page-size: 16\npage-size: 32", (":2:", "page-size occurs twice")),
+    (b"page-size: 16\npage_size: 16", (":2:", "page-size occurs twice")),
+    (b"page-size: '16'", ("page-size in", "'16'", "power of two")),
+    (b"page-size: 16.0", ("page-size in", "16.0", "power of two")),
+    (b"page-size: true", ("page-size in", "True", "power of two")),
+    (b"page-size: [16]", ("page-size in", "[16]", "power of two")),
+    (b"page-size:", ("page-size in", "''", "power of two")),
+    (b"port: 99999", ("port in", "99999", "65534")),
+    (b"insecure-network: 1", ("insecure-network in", "1", "true or false")),
+    (b"insecure-network: yes", ("insecure-network in", "'yes'", "true or false")),
+    (b"mem-fraction-static: .nan", ("mem-fraction-static in", "nan", "between 0 and 1")),
+    (b"memory:\n  page-size: 16", ("memory in", "unknown key")),
+    (b"- page-size", ("must be a mapping",)),
+    (b"hello", ("must be a mapping",)),
+    (b"page-size: [16", (":1:", "expected")),
+    (b"page-size: 16\n\tport: 1", (":2:", "cannot start any token")),
+    (b"a: !!python/object/apply:os.system [id]", (":1:", "could not determine a constructor")),
+    (b"\xff\xfe\x00page", ("not UTF-8",)),
+    (b"page-size: \x0116", ("characters that YAML does not allow",)),
+    (b"---\npage-size: 16\n---\nport: 1", (":3:", "expected a single document")),
+    (b"trust-remote-code: true", ("trust-remote-code in", "never run")),
+    (b"tp-size: 2", ("tp-size in", "only 1 is possible")),
+    (b"? [a, b]\n: 1", (":1:", "unhashable key")),
+    (b"#" * (1 << 20) + b"#", ("1048577 bytes", "at most 1048576")),
+]
+
+
+@pytest.mark.parametrize(("content", "parts"), BAD_FILES, ids=[row[0][:40].decode("latin-1") for row in BAD_FILES])
+def test_bad_files(content: bytes, parts: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    expect_line("serve", [M, "--config", str(path)], {}, parts)
+
+
+def test_an_overridden_value_is_checked_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("page-size: 17")
+    expect_line("serve", [M, "--config", str(path), "--page-size", "16"], {}, ("page-size in", "17"))
+    expect_line("serve", [M, "--page-size", "16"], {"DELTASERVE_PAGE_SIZE": "18"}, ("DELTASERVE_PAGE_SIZE: 18",))
+
+
+def test_a_secret_given_by_mistake_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("serve", "", [M, "--api-key", "secret-of-mine"], {})
+    assert "secret-of-mine" not in str(caught.value)
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(BAD_FLAGS) + len(BAD_VARIABLES) + len(BAD_FILES) >= 120
+
+
+def expect_line(command: str, argv: list[str], environ: dict[str, str], parts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(command, "", argv, environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    for part in parts:
+        assert part in message

@@ -1,0 +1,104 @@
+"""The dispatcher: exit codes, one line per error, and a quick start."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import deltaserve
+from deltaserve.cli import main as cli
+from deltaserve.cli.main import Command, available, main
+
+REAL_COMMANDS = tuple(available())
+
+
+@pytest.fixture(autouse=True)
+def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    commands = {
+        "probe": Command("tests.cli.probe", "with settings", has_settings=True),
+        "count": Command("tests.cli.probe", "with arguments of its own"),
+        "absent": Command("tests.cli.absent", "not there"),
+    }
+    monkeypatch.setattr(cli, "COMMANDS", commands)
+    yield
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("argv", [(), ("--help",), ("-h",), ("help",)])
+def test_usage_lists_what_is_there(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
+    code, out, err = run(capsys, *argv)
+    assert (code, err) == (0, "")
+    assert "probe" in out
+    assert "count" in out
+    assert "absent" not in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"deltaserve {deltaserve.__version__}\n", "")
+
+
+def test_a_command_gets_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "probe", "MODEL", "--page-size", "16") == (16, "", "")
+
+
+def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "count") == (3, "", "")
+    assert run(capsys, "count", "--count", "5") == (5, "", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (("prob",), ("'prob'", "unknown command", "did you mean probe?")),
+        (("absent",), ("'absent'", "unknown command")),
+        (("--page-size", "16"), ("'--page-size'", "unknown command")),
+        (("probe", "MODEL", "--page-size", "17"), ("--page-size 17", "power of two")),
+        (("probe", "MODEL", "--page-size", "128"), ("the model folder has no config.json",)),
+        (("count", "--count", "x"), ("--count", "invalid int value")),
+        (("count", "--cuont", "4"), ("--cuont",)),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("deltaserve: ")
+    assert err.count("\n") == 1
+    assert all(part in err for part in parts)
+
+
+def test_dump_config_prints_and_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "probe", "MODEL", "--page-size", "16", "--dump-config")
+    assert (code, err) == (0, "")
+    assert "model-path: MODEL\n" in out
+    assert "page-size: 16\n" in out
+
+
+def test_commands_that_exist_can_explain_themselves() -> None:
+    """In a process of its own: warnings, imports and exit code as a user has them."""
+    assert REAL_COMMANDS
+    for name in REAL_COMMANDS:
+        ended = start(name, "--help")
+        assert ended.returncode == 0, ended.stderr
+        assert f"deltaserve {name}" in ended.stdout
+
+
+def test_help_and_errors_load_neither_torch_nor_the_server() -> None:
+    code = (
+        "import sys; from deltaserve.cli.main import main; main(['--help']); main(['serve', '--nope']);"
+        "print(sorted({'torch', 'transformers', 'numpy', 'fastapi', 'zmq', 'nixl'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def start(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deltaserve.cli.main", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,198 @@
+"""Right settings: precedence, the three forms of each option, and that a printed file gives the same settings again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaserve.base.config import Settings
+from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES
+from deltaserve.cli.options import Option, read_options
+from deltaserve.cli.settings import load, read_settings
+from deltaserve.cli.yaml_file import write_yaml
+
+M = "models/tiny"
+MAX_DOCUMENTED_FLAGS = 40
+COMMANDS = ("serve", "prefill", "decode", "router")
+
+EXAMPLES: dict[str, str] = {
+    "model-path": "models/other",
+    "served-model-name": "org/model-7b",
+    "dtype": "float32",
+    "context-length": "4096",
+    "json-model-override-args": '{"rope_theta": 10000.0}',
+    "device": "cpu",
+    "page-size": "16",
+    "num-pages": "1000",
+    "mem-fraction-static": "0.5",
+    "kv-cache-dtype": "fp8_e4m3",
+    "disable-radix-cache": "true",
+    "max-running-requests": "8",
+    "chunked-prefill-size": "256",
+    "max-prefill-tokens": "1024",
+    "schedule-policy": "lpm",
+    "num-reserved-decode-tokens": "0",
+    "decode-extend-tokens": "64",
+    "attention-split-tokens": "128",
+    "attention-backend": "torch",
+    "num-threads": "2",
+    "max-queued-requests": "12",
+    "stream-interval": "4",
+    "request-timeout-s": "60.5",
+    "prefill": "3",
+    "decode": "2",
+    "disaggregation-mode": "null",
+    "disaggregation-transfer-backend": "nixl",
+    "disaggregation-bootstrap-port": "9000",
+    "park-fraction": "0",
+    "drain-timeout-s": "2",
+    "verify": "crc",
+    "host": "localhost",
+    "port": "8080",
+    "workers": "prefill@127.0.0.1:8998,decode@localhost:8999",
+    "api-key-file": "keys/api",
+    "cluster-key-file": "keys/cluster",
+    "insecure-network": "true",
+    "trusted-data-network": "10.0.0.0/24",
+    "log-level": "debug",
+}
+OPTIONS = {option.key: option for option in read_options()}
+
+
+def value_of(settings: Settings, option: Option) -> Any:
+    return settings.model_dump()[option.group][option.field]
+
+
+def settings_of(command: str, *argv: str, environ: dict[str, str] | None = None) -> Settings:
+    return load(command, "", argv, environ or {}).settings
+
+
+def test_defaults() -> None:
+    settings = settings_of("serve", M)
+    assert settings.model.model_path == M
+    assert settings.network.host == "127.0.0.1"
+    assert settings.network.port == 30000
+    assert settings.memory.page_size == "auto"
+    assert not settings.memory.disable_radix_cache
+    assert settings == Settings.model_validate({"model": {"model_path": M}})
+
+
+def test_every_option_has_an_example_here() -> None:
+    assert set(EXAMPLES) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_flag_variable_and_file_mean_the_same(key: str, tmp_path: Path) -> None:
+    option, text = OPTIONS[key], EXAMPLES[key]
+    command = option.commands[0] if option.commands else "serve"
+    base = [] if key == "model-path" else [M]
+    if command == "router" and key != "workers":
+        base += ["--workers", "decode@localhost:1"]
+    by_flag = settings_of(command, *base, *([option.flag] if option.is_switch else [option.flag, text]))
+    by_variable = settings_of(command, *base, environ={option.env: text})
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{key}: {text}" if key != "json-model-override-args" else f"{key}: '{text}'")
+    by_file = settings_of(command, *base, "--config", str(path))
+    assert by_flag == by_variable == by_file
+    assert str(value_of(by_flag, option)).lower() in (text, f"{text}.0")
+
+
+def test_precedence(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("page-size: 1\nnum_pages: 10\nport: 1111\n")
+    environ = {"DELTASERVE_PAGE_SIZE": "2", "DELTASERVE_PORT": "2222"}
+    settings = settings_of("serve", M, "--config", str(path), "--page-size=4", environ=environ)
+    assert (settings.memory.page_size, settings.network.port, settings.memory.num_pages) == (4, 2222, 10)
+
+
+def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("page-size: 8")
+    assert settings_of("serve", M, environ={"DELTASERVE_CONFIG": str(path)}).memory.page_size == 8
+
+
+def test_a_switch_can_be_taken_back_by_a_variable_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("disable-radix-cache: true")
+    environ = {"DELTASERVE_DISABLE_RADIX_CACHE": "false"}
+    assert not settings_of("serve", M, "--config", str(path), environ=environ).memory.disable_radix_cache
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_printed_file_gives_the_same_settings(command: str, tmp_path: Path) -> None:
+    argv = [M, "--verify", "off", "--page-size", "16", "--served-model-name", "org/model:7b", "--park-fraction", "0.25"]
+    argv += ["--workers", "decode@localhost:1"] if command == "router" else []
+    settings = settings_of(command, *argv)
+    path = tmp_path / "config.yaml"
+    path.write_text(write_yaml(settings))
+    assert read_settings(command, path) == settings
+    assert load(command, "", ["--config", str(path)], {}).settings == settings
+
+
+def test_words_that_yaml_might_take_for_values_survive(tmp_path: Path) -> None:
+    settings = settings_of(
+        "serve", "null", "--served-model-name", "123", "--verify", "off", "--disaggregation-mode=null"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(write_yaml(settings))
+    assert read_settings("serve", path) == settings
+    path.write_text("model-path: no\nverify: off\ndisaggregation-mode: null\n")
+    assert read_settings("serve", path).model.model_path == "no"
+    assert read_settings("serve", path).disaggregation.disaggregation_mode == "null"
+
+
+def test_a_file_alone_ignores_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor hands workers its own resolved settings; a variable must not change them a second time."""
+    monkeypatch.setenv("DELTASERVE_PAGE_SIZE", "128")
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model-path: {M}\npage-size: 16")
+    assert read_settings("decode", path).memory.page_size == 16
+
+
+def test_one_file_serves_all_commands(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model-path: {M}\nprefill: 2\ndisaggregation-bootstrap-port: 9000\nworkers: decode@localhost:1")
+    assert {read_settings(command, path) for command in COMMANDS} == {read_settings("serve", path)}
+
+
+def test_settings_are_frozen() -> None:
+    settings = settings_of("serve", M)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.memory.page_size = 1
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_foreign_flags_that_change_nothing_are_accepted(name: str) -> None:
+    argv = [f"--{name}"] if name in SWITCHES else [f"--{name}", ACCEPTED[name][0]]
+    assert settings_of("serve", M, *argv) == settings_of("serve", M)
+
+
+def test_foreign_flags_are_nobody_elses() -> None:
+    assert not (set(ACCEPTED) | set(REFUSED)) & set(OPTIONS)
+    assert not set(ACCEPTED) & set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_foreign_flags_name_existing_replacements(name: str) -> None:
+    for word in REFUSED[name].replace("`", " ").replace(";", " ").split():
+        if word.startswith("--"):
+            assert word[2:] in OPTIONS or word[2:] in ACCEPTED
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_each_flag_once_with_its_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(command, "what it does", ["--help"], {})
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)) <= MAX_DOCUMENTED_FLAGS
+    assert set(flags) - {"--config", "--dump-config"} == {
+        option.flag for option in OPTIONS.values() if not option.commands or command in option.commands
+    }
+    assert "DELTASERVE_PAGE_SIZE" in text
+    assert "default 30000" in text
+
+
+def test_options_are_few() -> None:
+    assert len(OPTIONS) <= MAX_DOCUMENTED_FLAGS
