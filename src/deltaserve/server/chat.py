@@ -1,0 +1,171 @@
+"""POST /v1/chat/completions: fields, messages, and the job they describe."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
+from deltaserve.server.errors import ApiError, invalid, unsupported
+from deltaserve.server.fields import Part
+from deltaserve.server.jobs import Job, Prompt
+from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
+from deltaserve.server.strict_json import parse_object
+from deltaserve.server.template import TemplateError
+from deltaserve.server.text import TextCodec
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+RESERVED_OPTIONS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
+)
+MAX_OPTIONS = 16
+
+Content = str | list[dict[str, object]] | None
+
+
+class FunctionCall(Part):
+    """What an earlier assistant turn called. `arguments` is a JSON object in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Part):
+    """One call of an earlier assistant turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Part):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    audio: object = None
+    function_call: object = None
+
+
+class ChatBody(Common):
+    """OpenAI's chat completions plus extensions."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, str | bool | int | float | None] | None = None
+
+
+def chat_job(body: ChatBody, asker: Asker) -> Job:
+    """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
+    check_model(body.model, asker.settings)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise invalid("max_tokens", "max_tokens and max_completion_tokens exclude each other")
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    budget = as_budget("messages", param, wanted, asker.settings.default_max_tokens)
+    budget.check(asker.limits)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
+    prompt = Prompt(encode_messages(body.messages, _options(body.chat_template_kwargs or {}), asker.codec))
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
+    return compose(body, asker, [prompt], [asked], Wanted("chatcmpl-"))
+
+
+def encode_messages(
+    messages: Sequence[ChatMessage], options: Mapping[str, object], codec: TextCodec
+) -> tuple[int, ...]:
+    """Ids of a conversation. Raises ApiError 400 naming the message."""
+    if not codec.has_chat_template:
+        raise unsupported("messages", "this model has no chat template; use /v1/completions")
+    if not messages:
+        raise invalid("messages", "messages is empty")
+    _check_order(messages)
+    shown = [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    try:
+        tokens = codec.encode_chat(shown, options)
+    except TemplateError as error:
+        raise invalid("messages", str(error)) from error
+    if not tokens:
+        raise invalid("messages", "messages render to an empty prompt")
+    return tokens
+
+
+def _check_order(messages: Sequence[ChatMessage]) -> None:
+    """A tool message answers a call of the assistant turn it follows. Other rules are the template's."""
+    open_calls: set[str] = set()
+    for index, message in enumerate(messages):
+        param = f"messages[{index}]"
+        if message.role != "tool":
+            open_calls = {call.id for call in message.tool_calls or []}
+            if open_calls and message.role != "assistant":
+                raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
+        elif message.tool_call_id not in open_calls:
+            raise invalid(f"{param}.tool_call_id", "a tool message must answer a call of the assistant turn before it")
+
+
+def _for_template(message: ChatMessage, param: str) -> dict[str, object]:
+    """A message as templates expect it: text content, parsed arguments, only known names."""
+    for field in ("audio", "function_call"):
+        if getattr(message, field) is not None:
+            raise unsupported(f"{param}.{field}")
+    if message.name is not None and not _NAME.match(message.name):
+        raise invalid(f"{param}.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+    content = _text(message.content, f"{param}.content")
+    if content is None and not (message.role == "assistant" and message.tool_calls):
+        raise invalid(f"{param}.content", "content is required", "missing_required_parameter")
+    shown: dict[str, object] = {
+        # OpenAI's newer name for the same thing; templates know only the old one.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content or "",
+    }
+    for field in ("name", "reasoning_content", "tool_call_id"):
+        if getattr(message, field) is not None:
+            shown[field] = getattr(message, field)
+    if message.tool_calls:
+        shown["tool_calls"] = [_call(call, f"{param}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+    return shown
+
+
+def _text(content: Content, param: str) -> str | None:
+    """Content as one string, so that nothing can hide in the seam between two parts."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        kind, text = part.get("type"), part.get("text")
+        if kind != "text":
+            raise unsupported(f"{param}[{index}].type", "only text content is supported; nothing is fetched from a URL")
+        if not isinstance(text, str):
+            raise invalid(f"{param}[{index}].text", "text must be a string")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: ToolCall, param: str) -> Mapping[str, object]:
+    if not _NAME.match(call.function.name):
+        raise invalid(f"{param}.function.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+    try:
+        arguments = parse_object(call.function.arguments.encode() or b"{}")
+    except ApiError as error:
+        raise invalid(f"{param}.function.arguments", f"arguments: {error.message}") from error
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _options(options: Mapping[str, object]) -> Mapping[str, object]:
+    """Switches of the template (`enable_thinking`), never the names it gets from us."""
+    if len(options) > MAX_OPTIONS:
+        raise invalid("chat_template_kwargs", f"at most {MAX_OPTIONS} entries are allowed")
+    for name in options:
+        if name in RESERVED_OPTIONS or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
+            raise invalid("chat_template_kwargs", "an entry has a reserved name or is not an identifier")
+    return options

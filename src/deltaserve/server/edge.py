@@ -1,0 +1,152 @@
+"""The outermost ASGI layer: request ids, header limits, keys, last-resort error answers, response counts."""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deltaserve.base.ids import Namespace
+from deltaserve.server.errors import CLIENT_CLOSED, ApiError, ClientGone
+from deltaserve.server.front import Front
+from deltaserve.server.replies import error_reply
+from deltaserve.server.settings import ApiKey, HttpLimits, Right
+
+_log = logging.getLogger("deltaserve.server")
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+"""Probes need no key: they tell nothing but their state and start no work."""
+DEFAULT_NAMESPACE = Namespace("default")
+OTHER_PATH = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, when it was read."""
+
+    request_id: str
+    namespace: Namespace
+    received: float
+    """`time.monotonic()` seconds."""
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller the edge found. Only valid inside an app that it wraps."""
+    caller = request.scope["deltaserve.caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+class Edge:
+    """Wraps the application of one listener. `right` is what a key must allow to be served here."""
+
+    def __init__(self, app: ASGIApp, front: Front, right: Right, known_paths: frozenset[str]) -> None:
+        self._app = app
+        self._front = front
+        self._right = right
+        self._known_paths = known_paths
+        self._keys = {_digest(key.secret.encode()): key for key in front.settings.api_keys}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        reply = _Reply(send, "req-" + secrets.token_hex(12))
+        try:
+            headers = _checked_headers(scope, self._front.settings.http)
+            key = self._authenticate(scope["path"], headers)
+            namespace = key.namespace if key else DEFAULT_NAMESPACE
+            scope["deltaserve.caller"] = Caller(reply.request_id, namespace, time.monotonic())
+            await self._app(scope, receive, reply.send)
+        except ClientGone:
+            self._front.metrics.clients_gone.inc()
+            reply.status = CLIENT_CLOSED
+            if not reply.started:
+                # Nobody reads it, but the server below wants every request answered.
+                await error_reply(ApiError(CLIENT_CLOSED, "client_closed", "client closed"))(scope, receive, reply.send)
+        except ApiError as error:
+            await self._refuse(error, scope, receive, reply)
+        except Exception:
+            await self._refuse(self._bug(reply), scope, receive, reply)
+        finally:
+            self._record(scope, reply)
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        if not reply.started:
+            await error_reply(error)(scope, receive, reply.send)
+
+    def _bug(self, reply: "_Reply") -> ApiError:
+        _log.exception("request %s met a bug", reply.request_id)
+        self._front.health.internal_error()
+        return ApiError(500, "internal_error", f"the server failed; its log names {reply.request_id}")
+
+    def _authenticate(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey | None:
+        """The key of this request; None when keys are not in use. Raises ApiError 401 or 403."""
+        if not self._keys or path in OPEN_PATHS:
+            return None
+        scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        digest = _digest(secret.strip())
+        # Every stored digest is compared, each in constant time, so that timing tells nothing.
+        matches = [key for stored, key in self._keys.items() if hmac.compare_digest(stored, digest)]
+        if scheme.lower() != b"bearer" or not matches:
+            headers_out = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(
+                401, "invalid_api_key", "a valid API key is needed (Authorization: Bearer ...)", None, headers_out
+            )
+        if self._right not in matches[0].rights:
+            raise ApiError(403, "forbidden", f"this key has no {self._right.value} right")
+        return matches[0]
+
+    def _record(self, scope: Scope, reply: "_Reply") -> None:
+        path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
+        self._front.metrics.responses.labels(path, str(reply.status)).inc()
+        client_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        shown = client_id if _SAFE_ID.match(client_id) else ""
+        _log.debug("request %s client id %r path %s status %s", reply.request_id, shown, path, reply.status)
+
+
+class _Reply:
+    """A response on its way out: names the request, remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status: int | None = None
+        self.started = False
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
+        await self._send(message)
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:
+    """Headers by name. Raises ApiError 400, 414, 431."""
+    pairs: list[tuple[bytes, bytes]] = list(scope["headers"])
+    uri_bytes = len(scope.get("raw_path") or scope["path"].encode()) + len(scope["query_string"])
+    if uri_bytes > limits.max_uri_bytes:
+        raise _closing(414, "uri_too_long", f"the URI is longer than {limits.max_uri_bytes} bytes")
+    num_bytes = sum(len(name) + len(value) + 4 for name, value in pairs)
+    if len(pairs) > limits.max_headers or num_bytes > limits.max_header_bytes:
+        most = f"{limits.max_headers} headers, {limits.max_header_bytes} bytes"
+        raise _closing(431, "headers_too_large", f"at most {most} are allowed")
+    headers = dict(pairs)
+    if b"content-length" in headers and b"transfer-encoding" in headers:
+        raise _closing(400, "invalid_request", "content-length and transfer-encoding exclude each other")
+    return headers
+
+
+def _closing(status: int, code: str, message: str) -> ApiError:
+    return ApiError(status, code, message, headers={"Connection": "close"})

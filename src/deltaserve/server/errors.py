@@ -1,0 +1,118 @@
+"""What a client is told when a request is not served: one error type, one table from engine reasons to statuses."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deltaserve.base.errors import FailReason, RequestFailed
+
+MAX_MESSAGE_CHARS = 400
+CLIENT_CLOSED = 499
+"""Status in logs and counters of a request whose client went away; nobody receives it."""
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An answer in OpenAI's error shape. `message` must not echo more than 80 characters of the request."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        """`{"error": {...}}`, JSON-ready."""
+        return {
+            "error": {
+                "message": self.message[:MAX_MESSAGE_CHARS],
+                "type": error_type(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+def error_type(status: int) -> str:
+    """The `type` of an error with this status."""
+    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
+    FailReason.CANCELLED: (503, "cancelled"),
+    FailReason.DEADLINE: (504, "deadline_exceeded"),
+    FailReason.TRANSFER_FAILED: (502, "transfer_failed"),
+    FailReason.PEER_LOST: (502, "transfer_failed"),
+    FailReason.PEER_FENCED: (502, "transfer_failed"),
+    FailReason.STALE_PEER: (502, "transfer_failed"),
+    FailReason.INCOMPATIBLE: (503, "not_ready"),
+    FailReason.ROOM_IN_USE: (409, "room_in_use"),
+    FailReason.BAD_EXTENT: (502, "transfer_failed"),
+    FailReason.PREFIX_MISMATCH: (502, "transfer_failed"),
+    FailReason.TOO_LONG: (400, "context_length_exceeded"),
+    FailReason.OVERLOADED: (429, "overloaded"),
+    FailReason.DRAINING: (503, "not_ready"),
+    FailReason.NO_PEER: (503, "not_ready"),
+    FailReason.NUMERICAL: (500, "numerical_error"),
+    FailReason.INTERNAL: (500, "internal_error"),
+}
+
+
+def retry_after() -> dict[str, str]:
+    """1 to 5 seconds, drawn anew each time so that refused clients do not come back together."""
+    return {"Retry-After": str(1 + secrets.randbelow(5))}
+
+
+def from_failure(failure: RequestFailed) -> ApiError:
+    """The engine's reason as an HTTP answer. The engine's own words stay in the log: they may name workers."""
+    status, code = FAIL_STATUS[failure.reason]
+    headers = retry_after() if status in (429, 503) else {}
+    return ApiError(status, code, _PUBLIC[code], headers=headers)
+
+
+_PUBLIC = {
+    "cancelled": "the request was cancelled by the server",
+    "deadline_exceeded": "the request's deadline passed before its answer was complete",
+    "transfer_failed": "a worker or the transfer between workers failed, and so did the retry",
+    "not_ready": "no worker can take this request now",
+    "room_in_use": "the request's internal id is in use; send it again",
+    "context_length_exceeded": "prompt and max_tokens do not fit the memory of a worker",
+    "overloaded": "the server is at its limit; try again later",
+    "numerical_error": "the model produced a value that is not a number",
+    "internal_error": "the server failed; see its log for this request id",
+}
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """400 about one field."""
+    return ApiError(400, code, message, param)
+
+
+def unsupported(param: str, message: str | None = None) -> ApiError:
+    """400 for something known that this server does not do."""
+    return ApiError(400, "unsupported", message or f"{param} is not supported by this server", param)
+
+
+def not_ready(reason: str) -> ApiError:
+    """503: nothing admitted now would be served."""
+    return ApiError(503, "not_ready", f"not ready: {reason}", headers=retry_after())
+
+
+def excerpt(value: object) -> str:
+    """At most 60 characters of a client's value, quoted, for an error message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,111 @@
+"""Which field names a request may carry: honoured, refused by name, or ignored and counted."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from deltaserve.server.errors import ApiError, invalid, unsupported
+
+INTERNAL_PREFIXES = ("bootstrap_", "kv_transfer", "disagg_", "disaggregation_", "page", "ticket", "worker", "_")
+_INTERNAL = """
+    rid room rooms attempt peer prefill decode prefill_url decode_url namespace tenant data_parallel_rank
+    routed_dp_rank kv_params host port request_id fake_kv
+"""
+INTERNAL_NAMES = frozenset(_INTERNAL.split())
+"""Names of this server's inside. A client that sends one is confused or probing; it is told so."""
+
+_EMPTY: tuple[object, ...] = (None, [], {}, "", False)
+_NEVER = """
+    suffix functions function_call tools audio prediction reasoning_effort verbosity web_search_options metadata store
+    moderation documents chat_template continue_final_message echo mm_processor_kwargs image_data video_data audio_data
+    images guided_json guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs json_schema
+    regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids bad_words
+    use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora extra_key input_embeds
+    prompt_embeds custom_params return_tokens_as_token_ids vllm_xargs session_params thinking token_ids_logprob
+    text_token_ids_logprob return_text_in_logprobs stream_reasoning separate_reasoning stop_regex best_of
+"""
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(_NEVER.split(), _EMPTY),
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "service_tier": (None, "auto", "default"),
+    "logprob_start_len": (None, -1),
+    "priority": (None, 0),
+    "length_penalty": (None, 1, 1.0),
+    "early_stopping": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "no_stop_trim": (None, False),
+    "add_generation_prompt": (None, True),
+}
+"""Known fields this server does not honour, with the values that ask for nothing."""
+
+HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+"""Accepted, bounded, without effect on the answer by their definition."""
+MAX_HINT_BYTES = 256
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """A request body: strict types (no "1" for 1, no true for 1), other names kept aside in `model_extra`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class Part(BaseModel):
+    """An object inside a body."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def parse(model: type[Model], raw: Mapping[str, object], on_ignored: Callable[[str], None]) -> Model:
+    """`raw` as `model`. Raises ApiError 400 naming the field; calls `on_ignored` with each name nobody knows."""
+    known = model.model_fields.keys()
+    others = [name for name in raw if name not in known]
+    for name in others:
+        _refuse_internal(name)
+    for name in others:
+        if not _is_accepted(name, raw[name]):
+            on_ignored(name)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _first_error(error) from error
+
+
+def _refuse_internal(name: str) -> None:
+    if name in INTERNAL_NAMES or name.startswith(INTERNAL_PREFIXES):
+        raise ApiError(400, "unknown_parameter", "this field is not part of the public API", name[:80])
+
+
+def _is_accepted(name: str, value: object) -> bool:
+    """False for a name nobody knows. Raises for a known one that asks for something we do not do."""
+    if name in HINTS:
+        if value is not None and not (isinstance(value, str) and len(value.encode()) <= MAX_HINT_BYTES):
+            raise invalid(name, f"{name} must be a string of at most {MAX_HINT_BYTES} bytes")
+        return True
+    if name not in UNSUPPORTED:
+        return False
+    # True == 1 in Python: compare types as well.
+    if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
+        raise unsupported(name)
+    return True
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _path(first["loc"])
+    if first["type"] == "missing":
+        return invalid(param, f"{param} is required", "missing_required_parameter")
+    return invalid(param, f"{param}: {first['msg'][:200]}")
+
+
+def _path(loc: Iterable[int | str]) -> str:
+    """('messages', 0, 'role') -> messages[0].role"""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path[:80]

@@ -1,0 +1,59 @@
+"""What the routes of one front share: engine, tokenizer, settings, admission, health, metrics."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from deltaserve.request.client import Engine, Limits
+from deltaserve.server.admission import Admission, Health
+from deltaserve.server.cutoff import Cutoff
+from deltaserve.server.errors import not_ready
+from deltaserve.server.metrics import ServerMetrics
+from deltaserve.server.observe import Recorder
+from deltaserve.server.settings import ServerSettings
+from deltaserve.server.text import TextCodec
+
+_log = logging.getLogger("deltaserve.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """One HTTP front. Its parts change; which parts they are does not."""
+
+    engine: Engine
+    text: TextCodec
+    settings: ServerSettings
+    metrics: ServerMetrics
+    admission: Admission
+    health: Health
+    recorder: Recorder
+    cutoff: Cutoff
+
+    @staticmethod
+    def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
+        """Wire the parts together."""
+        metrics = ServerMetrics(registry, engine.stats)
+        return Front(
+            engine=engine,
+            text=text,
+            settings=settings,
+            metrics=metrics,
+            admission=Admission(settings),
+            health=Health(engine.ready, time.monotonic),
+            recorder=Recorder(metrics),
+            cutoff=Cutoff(),
+        )
+
+    def limits(self) -> Limits:
+        """What the workers can take. Raises ApiError 503 while there are none."""
+        limits = self.engine.limits()
+        if limits is None:
+            raise not_ready("no compatible pair of workers")
+        return limits
+
+    def ignore_field(self, name: str) -> None:
+        """Count a request field nobody knows; warn once per name."""
+        if self.metrics.ignore_field(name):
+            _log.warning("request field %r is unknown and ignored", name[:80])

@@ -1,0 +1,152 @@
+"""The endpoints that generate nothing: models, tokenizer, health, metrics, drain."""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deltaserve import __version__
+from deltaserve.server.chat import ChatMessage, encode_messages
+from deltaserve.server.completions import read_ids
+from deltaserve.server.compose import check_model
+from deltaserve.server.errors import ApiError, invalid
+from deltaserve.server.fields import Body, parse
+from deltaserve.server.front import Front
+from deltaserve.server.read import in_thread_if, read_object
+from deltaserve.server.replies import json_reply
+
+
+class TokenizeBody(Body):
+    """Either a raw prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Ids to turn into text."""
+
+    model: str | None = None
+    tokens: list[object]
+    skip_special_tokens: bool | None = None
+
+
+@dataclass(slots=True)
+class InfoRoutes:
+    """Handlers over one front."""
+
+    front: Front
+    _created: int = field(default_factory=lambda: int(time.time()))
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models"""
+        return json_reply({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}"""
+        check_model(request.path_params["name"], self.front.settings)
+        return json_reply(self._model())
+
+    async def model_info(self, request: Request) -> Response:
+        """GET /model_info"""
+        text, limits = self.front.text, self.front.engine.limits()
+        return json_reply(
+            {
+                "model": self.front.settings.model_name,
+                "vocab_size": text.vocab_size,
+                "eos_token_ids": list(text.eos_ids),
+                "has_chat_template": text.has_chat_template,
+                "max_context_len": limits.max_context_len if limits else None,
+                "max_prompt_len": limits.max_prompt_len if limits else None,
+                "version": __version__,
+            }
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        body = parse(TokenizeBody, await self._object(request), self.front.ignore_field)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "give either prompt or messages")
+        text = self.front.text
+        if body.messages is not None:
+            messages = body.messages
+            tokens = await in_thread_if(True, lambda: encode_messages(messages, {}, text))
+        else:
+            prompt, add = body.prompt or "", body.add_special_tokens is not False
+            tokens = await in_thread_if(True, lambda: text.encode(prompt, add_special_tokens=add))
+        limits = self.front.engine.limits()
+        reply: dict[str, object] = {
+            "count": len(tokens),
+            "max_model_len": limits.max_context_len if limits else None,
+            "tokens": list(tokens),
+        }
+        if body.return_token_strs:
+            reply["token_strs"] = [text.token_label(token) for token in tokens]
+        return json_reply(reply)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        body = parse(DetokenizeBody, await self._object(request), self.front.ignore_field)
+        text = self.front.text
+        tokens = read_ids(body.tokens, "tokens", text.vocab_size)
+        skip = bool(body.skip_special_tokens)
+        return json_reply({"prompt": await in_thread_if(True, lambda: text.decode(tokens, skip_special_tokens=skip))})
+
+    async def livez(self, request: Request) -> Response:
+        """GET /livez: the event loop turns; nothing else is asked."""
+        return json_reply({"status": "live"})
+
+    async def readyz(self, request: Request) -> Response:
+        """GET /readyz, /health: whether a request admitted now would be served, and why not."""
+        reasons = self.front.health.reasons()
+        return json_reply({"status": "not_ready" if reasons else "ready", "reasons": reasons}, 503 if reasons else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics"""
+        return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def server_info(self, request: Request) -> Response:
+        """GET /server_info"""
+        admission, health = self.front.admission, self.front.health
+        return json_reply(
+            {
+                "version": __version__,
+                "model": self.front.settings.model_name,
+                "requests": admission.num_requests,
+                "tokens": admission.num_tokens,
+                "draining": health.draining,
+                "drained": health.draining and admission.num_requests == 0,
+                "engine": self.front.engine.stats(),
+            }
+        )
+
+    async def drain(self, request: Request) -> Response:
+        """POST /admin/drain: refuse new requests, finish those inside. Repeats are harmless."""
+        if "origin" in request.headers:
+            raise ApiError(403, "forbidden", "admin calls from a browser are refused")
+        self.front.health.draining = True
+        return json_reply({"draining": True, "drained": self.front.admission.num_requests == 0})
+
+    async def past_request(self, request: Request) -> Response:
+        """GET /admin/requests/{id}: where a recent request's time went."""
+        line = self.front.recorder.find(request.path_params["id"])
+        if line is None:
+            raise ApiError(404, "not_found", "no recent request has this id")
+        return json_reply(line)
+
+    async def _object(self, request: Request) -> dict[str, object]:
+        return await read_object(request, self.front.settings.http)
+
+    def _model(self) -> dict[str, object]:
+        limits = self.front.engine.limits()
+        return {
+            "id": self.front.settings.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "deltaserve",
+            "max_model_len": limits.max_context_len if limits else None,
+        }

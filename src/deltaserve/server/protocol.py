@@ -1,0 +1,146 @@
+"""HTTP/1.1 on a socket: uvicorn's h11 protocol with time limits, connection limits and errors in our shape."""
+
+import asyncio
+import ipaddress
+import secrets
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import h11
+import msgspec
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from deltaserve.server.errors import ApiError, retry_after
+from deltaserve.server.settings import HttpLimits
+from deltaserve.server.sse import ABORT_EXTENSION
+
+MAX_HEAD_BYTES = 64 * 1024
+"""A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection. What goes wrong before the application is called is answered here."""
+
+    def __init__(
+        self,
+        limits: HttpLimits,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        inner = self.app
+
+        async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
+            scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.transport.abort
+            await inner(scope, receive, send)
+
+        self.app = with_abort
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection; too many are refused with 503."""
+        super().connection_made(transport)
+        if self._is_one_too_many():
+            error = ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
+            self._refuse(error)
+            return
+        self._arm_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers."""
+        self._disarm_head_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; watch how long a request head takes."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        """The rest of a body nobody wants is read and dropped for a while: a reset would lose the answer."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._linger_timer = self.loop.call_later(self._limits.linger_s, self._stop_lingering, self.cycle)
+        self._watch_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up: 400, or what it suggests, and close."""
+        cause = sys.exception()
+        status = getattr(cause, "error_status_hint", 400)
+        if status == 431:
+            self._refuse(ApiError(431, "headers_too_large", "the request head is too large"))
+        else:
+            self._refuse(ApiError(400, "invalid_request", "not a valid HTTP/1.1 request"))
+
+    @property
+    def peer(self) -> str:
+        """The other side's address; empty for a Unix socket."""
+        return self.client[0] if self.client else ""
+
+    def _is_one_too_many(self) -> bool:
+        limits, peer = self._limits, self.peer
+        if len(self.connections) > limits.max_connections:
+            return True
+        if not peer or ipaddress.ip_address(peer).is_loopback:
+            return False
+        same = sum(1 for other in self.connections if isinstance(other, GuardedProtocol) and other.peer == peer)
+        return same > limits.max_connections_per_ip
+
+    def _watch_head(self) -> None:
+        """The timer runs while a request head has begun and is not complete."""
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is not h11.IDLE:
+            self._disarm_head_timer()
+        elif self.conn.trailing_data[0] and self._head_timer is None:
+            self._arm_head_timer()
+
+    def _arm_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._limits.header_timeout_s, self._head_too_slow)
+
+    def _disarm_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_too_slow(self) -> None:
+        self._head_timer = None
+        self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
+
+    def _stop_lingering(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close. Once an answer has begun there is only closing."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            body = msgspec.json.encode(error.body())
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+                ("x-request-id", "req-" + secrets.token_hex(12)),
+                *error.headers.items(),
+            ]
+            response = h11.Response(status_code=error.status, headers=headers)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def protocol_factory(limits: HttpLimits) -> Callable[..., GuardedProtocol]:
+    """What uvicorn calls for each connection."""
+    return partial(GuardedProtocol, limits)

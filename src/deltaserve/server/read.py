@@ -1,0 +1,79 @@
+"""Reading a request: headers that matter, a bounded body, strict JSON."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from deltaserve.server.errors import ApiError, ClientGone, invalid
+from deltaserve.server.settings import HttpLimits, ServerSettings
+from deltaserve.server.strict_json import parse_object
+
+DEADLINE_HEADER = "x-deadline-seconds"
+THREAD_BYTES = 64 * 1024
+"""Bodies above this are handled in a thread, so that the event loop goes on serving."""
+
+Result = TypeVar("Result")
+
+
+async def read_object(request: Request, limits: HttpLimits) -> dict[str, object]:
+    """The JSON object a request carries. Raises ApiError 400, 408, 413, 415, or ClientGone."""
+    _check_content(request)
+    body = await _read_body(request, limits)
+    return await in_thread_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
+
+
+async def in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:
+    """Run `work` here, or in a thread when it is large enough to stall the event loop."""
+    return await asyncio.to_thread(work) if is_large else work()
+
+
+def deadline_s(request: Request, settings: ServerSettings) -> float:
+    """Seconds this request may take: the client's header, clamped, or the default."""
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return settings.default_deadline_s
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise invalid(DEADLINE_HEADER, "the deadline header must be a number of seconds above 0")
+    return min(value, settings.max_deadline_s)
+
+
+def _check_content(request: Request) -> None:
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
+    charset = rest.partition("charset=")[2].strip().strip('"').lower()
+    if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
+        raise ApiError(415, "unsupported_media_type", "the body must be application/json in UTF-8")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(415, "unsupported_media_type", "a compressed body is not supported")
+
+
+async def _read_body(request: Request, limits: HttpLimits) -> bytes:
+    most = limits.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > most:
+        raise _too_large(most)
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > most:
+                    raise _too_large(most)
+                parts.append(part)
+    except TimeoutError as error:
+        headers = {"Connection": "close"}
+        raise ApiError(408, "request_timeout", "the body did not arrive in time", headers=headers) from error
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, "body_too_large", f"the body is larger than {most} bytes")

@@ -1,0 +1,128 @@
+"""The sampling fields shared by every endpoint, and what they resolve to."""
+
+import hashlib
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.server.errors import invalid
+from deltaserve.server.fields import Body
+from deltaserve.server.text import SamplingDefaults
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 64
+MAX_LOGIT_BIAS = 300
+INT64 = 1 << 63
+UINT64_MASK = (1 << 64) - 1
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+class SamplingFields(Body):
+    """OpenAI's sampling fields and the common extensions. None means: not given."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one endpoint read on its own and the shared fields do not say."""
+
+    max_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
+    """At most 4 non-empty strings of at most 256 characters."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            raise invalid("stop", f"a stop string has {len(stop)} characters, allowed is 1..{MAX_STOP_CHARS}")
+    return tuple(dict.fromkeys(stops))
+
+
+def resolve(
+    fields: SamplingFields, asked: Asked, defaults: SamplingDefaults, eos_ids: tuple[int, ...], vocab_size: int
+) -> SamplingParams:
+    """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field."""
+    if fields.min_tokens is not None and fields.min_tokens > asked.max_tokens:
+        raise invalid("min_tokens", f"min_tokens {fields.min_tokens} is above max_tokens {asked.max_tokens}")
+    stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
+    top_k = defaults.top_k if fields.top_k is None else fields.top_k
+    return SamplingParams(
+        max_tokens=asked.max_tokens,
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed & UINT64_MASK,
+        temperature=_given(fields.temperature, defaults.temperature),
+        top_p=_given(fields.top_p, defaults.top_p),
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        min_p=_given(fields.min_p, defaults.min_p),
+        repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(fields.logit_bias or {}, vocab_size),
+        stop_token_ids=stop_ids if fields.ignore_eos else tuple(sorted({*stop_ids, *eos_ids})),
+        min_tokens=fields.min_tokens or 0,
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+    )
+
+
+def derive_seed(seed: int, sample: int) -> int:
+    """Seed of sample `sample` of a request: sample 0 keeps the seed, the others get independent ones."""
+    if sample == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + sample.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    if len(ids) > MAX_STOP_IDS:
+        raise invalid("stop_token_ids", f"stop_token_ids has {len(ids)} ids, at most {MAX_STOP_IDS} are allowed")
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise invalid("stop_token_ids", f"an id is outside 0..{vocab_size - 1}")
+    return tuple(ids)
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise invalid("logit_bias", f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS} are allowed")
+    pairs: dict[int, float] = {}
+    for key, value in bias.items():
+        token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else vocab_size
+        if token >= vocab_size:
+            raise invalid("logit_bias", f"a key is not a token id in 0..{vocab_size - 1}")
+        if token in pairs:
+            raise invalid("logit_bias", f"token {token} is named twice")
+        if not math.isfinite(value) or not -100 <= value <= 100:
+            raise invalid("logit_bias", "a value is outside -100..100")
+        pairs[token] = float(value)
+    return tuple(sorted(pairs.items()))

@@ -1,0 +1,119 @@
+"""Listening: sockets, uvicorn, and a shutdown that lets running requests finish."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.server.app import create_admin_app
+from deltaserve.server.front import Front
+from deltaserve.server.protocol import MAX_HEAD_BYTES, protocol_factory
+from deltaserve.server.settings import ServerSettings
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a front can be reached."""
+
+    api: tuple[str, int]
+    admin: tuple[str, int] | None
+    """None when the admin routes are on the API port."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, without its signal handlers: signals belong to the command line."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: FastAPI,
+    settings: ServerSettings,
+    *,
+    stop: asyncio.Event,
+    on_listening: Callable[[Listening], None] = lambda where: None,
+) -> None:
+    """Serve until `stop` is set, then drain: refuse new requests, wait up to `grace_s`, cut what is left.
+
+    Raises ConfigError when an address cannot be bound. Cancelling the call is the fast way out.
+    """
+    front = app.state.front
+    assert isinstance(front, Front)
+    sockets = [_bind(settings.host, settings.port)]
+    servers = [_server(app, settings)]
+    if settings.separate_admin:
+        admin_port = settings.admin_port
+        sockets.append(_bind("127.0.0.1", admin_port))
+        servers.append(_server(create_admin_app(app), settings))
+    runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
+    try:
+        while not all(server.started for server in servers):
+            await _tick(runs)
+        names = [sock.getsockname()[:2] for sock in sockets]
+        on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
+        while not stop.is_set():
+            await _tick(runs, stop)
+        await _drain(front, settings)
+    finally:
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*runs)
+
+
+async def _tick(runs: list[asyncio.Task[None]], stop: asyncio.Event | None = None) -> None:
+    """Wait a little, or until `stop`; a server that ends by itself is an error."""
+    for run in runs:
+        if run.done():
+            run.result()
+            raise ConfigError("a listener ended by itself")
+    if stop is None:
+        await asyncio.sleep(_POLL_S)
+        return
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), 1.0)
+
+
+async def _drain(front: Front, settings: ServerSettings) -> None:
+    front.health.draining = True
+    deadline = asyncio.get_running_loop().time() + settings.grace_s
+    while front.admission.num_requests and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(_POLL_S)
+    front.cutoff.close()
+    while front.admission.num_requests and asyncio.get_running_loop().time() < deadline + settings.http.linger_s:
+        await asyncio.sleep(_POLL_S)
+
+
+def _server(app: FastAPI, settings: ServerSettings) -> _Server:
+    http = settings.http
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=protocol_factory(http),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(http.keep_alive_s),
+            timeout_graceful_shutdown=int(http.linger_s),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

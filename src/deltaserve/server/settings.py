@@ -1,0 +1,142 @@
+"""What the HTTP front may be told. Frozen; resolved once by the command line."""
+
+import ipaddress
+import re
+import stat
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Namespace
+
+MIN_KEY_BYTES = 32
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+
+
+class Right(Enum):
+    """What the holder of a key may do."""
+
+    API = "api"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A secret, the tenant it stands for, and its rights."""
+
+    secret: str = field(repr=False)
+    namespace: Namespace
+    rights: frozenset[Right] = frozenset({Right.API})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds on what one peer may cost before its request is understood."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 16 * 1024
+    max_headers: int = 100
+    max_uri_bytes: int = 8 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    keep_alive_s: float = 30.0
+    linger_s: float = 5.0
+    """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
+    max_connections: int = 1024
+    max_connections_per_ip: int = 64
+    """Does not apply to loopback addresses: a reverse proxy or a benchmark on this host is one address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything the front needs beside the engine and the tokenizer."""
+
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[ApiKey, ...] = ()
+    http: HttpLimits = field(default_factory=HttpLimits)
+    default_max_tokens: int = 4096
+    """Of chat; clamped to what the context leaves. /v1/completions defaults to 16, as OpenAI's."""
+    max_queue: int = 256
+    """Requests admitted at a time; the next one gets 429 before its body is parsed."""
+    max_queue_tokens: int = 16 * 1024 * 1024
+    """Prompt plus output tokens of all admitted requests."""
+    max_queue_per_tenant: int | None = None
+    max_prompts: int = 64
+    """Prompts in one /v1/completions request."""
+    max_n: int = 8
+    stream_interval: int = 1
+    """Tokens between two events of a stream; the first token is never held."""
+    stream_buffer_bytes: int = 256 * 1024
+    stream_stall_s: float = 30.0
+    default_deadline_s: float = 600.0
+    max_deadline_s: float = 3600.0
+    grace_s: float = 30.0
+    """How long running requests may go on after a drain began."""
+
+    def __post_init__(self) -> None:
+        if not self.model_name:
+            raise ConfigError("model_name is empty")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is outside 0..65535")
+        if self.separate_admin and self.port == 65535:
+            raise ConfigError("port 65535 leaves no port above it for the admin listener")
+        for name in ("default_max_tokens", "max_queue", "max_queue_tokens", "max_prompts", "max_n", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        if not 0 < self.default_deadline_s <= self.max_deadline_s:
+            raise ConfigError(f"default_deadline_s {self.default_deadline_s} is outside 0..{self.max_deadline_s}")
+        if len({key.secret for key in self.api_keys}) != len(self.api_keys):
+            raise ConfigError("an API key is listed twice")
+
+    @property
+    def separate_admin(self) -> bool:
+        """Admin routes have a listener of their own (127.0.0.1, port + 1) unless the API is loopback without keys."""
+        return bool(self.api_keys) or not is_loopback(self.host)
+
+    @property
+    def admin_port(self) -> int:
+        return self.port + 1 if self.port else 0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or a literal) can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"API key file {path}: {error.__class__.__name__}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"API key file {path} has mode {stat.S_IMODE(mode):04o}, at most 0600 is allowed")
+    keys = tuple(
+        _parse_key(line, f"{path}:{number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+    if not keys:
+        raise ConfigError(f"API key file {path} holds no key")
+    return keys
+
+
+def _parse_key(line: str, where: str) -> ApiKey:
+    """`SECRET NAMESPACE [admin]`: an admin key may use both listeners."""
+    secret, *rest = line.split()
+    if not rest or len(rest) > 2 or (len(rest) == 2 and rest[1] != Right.ADMIN.value):
+        raise ConfigError(f"{where}: a line is `SECRET NAMESPACE [admin]`")
+    if not _NAMESPACE.match(rest[0]):
+        raise ConfigError(f"{where}: a namespace is 1 to 64 of A-Z a-z 0-9 _ . -")
+    if len(secret.encode()) < MIN_KEY_BYTES:
+        raise ConfigError(f"{where}: the key has {len(secret.encode())} bytes, at least {MIN_KEY_BYTES} are needed")
+    return ApiKey(secret, Namespace(rest[0]), frozenset(Right) if len(rest) == 2 else frozenset({Right.API}))

@@ -1,0 +1,180 @@
+"""Chat templates: rendered in a sandbox, with user text kept apart from the template's own control tokens."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from deltaserve.base.errors import ConfigError, DeltaserveError
+
+MAX_TEMPLATE_BYTES = 64 * 1024
+MAX_OUTPUT_CHARS = 16 * 1024 * 1024
+MAX_RENDER_S = 5.0
+MAX_REPEAT_CHARS = 64 * 1024
+
+Message = Mapping[str, object]
+
+
+class TemplateError(DeltaserveError):
+    """The template refuses these messages, or needs too much. The message is fit for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as text. Each key of `quoted` stands in it for user text that spells a control token."""
+
+    text: str
+    quoted: Mapping[str, str]
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses to multiply strings into memory."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
+        if operator == "**" or (operator == "*" and _repeat_len(left, right) > MAX_REPEAT_CHARS):
+            raise jinja2.exceptions.SecurityError(f"operator {operator} is limited")
+        if operator == "%" and isinstance(left, str):
+            raise jinja2.exceptions.SecurityError("string formatting by % is not allowed")
+        return super().call_binop(context, operator, left, right)
+
+
+def _repeat_len(left: object, right: object) -> int:
+    """Length of `left * right` when one of them is a sequence."""
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, str | list | tuple) and isinstance(count, int):
+            return len(sequence) * max(count, 0)
+    return 0
+
+
+def _refuse(message: object) -> str:
+    raise TemplateError(f"the chat template refuses these messages: {str(message)[:80]}")
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _strftime_now(pattern: object) -> str:
+    return time.strftime(str(pattern)[:64])
+
+
+class ChatTemplate:
+    """A model folder's template, compiled once."""
+
+    def __init__(self, source: str, control_tokens: Iterable[str], names: Mapping[str, str]) -> None:
+        """`control_tokens`: strings that become special ids. `names`: bos_token and the like.
+
+        Raises ConfigError when the template is too large, does not compile, or fails on one plain message.
+        """
+        if len(source.encode()) > MAX_TEMPLATE_BYTES:
+            raise ConfigError(
+                f"chat template has {len(source.encode())} bytes, at most {MAX_TEMPLATE_BYTES} are allowed"
+            )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+        self._names = dict(names)
+        self._quote = _Quoter(control_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"chat template does not compile: {error}") from error
+        try:
+            self.render([{"role": "user", "content": "hello"}], {})
+        except TemplateError as error:
+            raise ConfigError(f"chat template fails on one plain message: {error}") from error
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, object]) -> Rendered:
+        """The prompt that ends where the assistant's turn begins. Raises TemplateError."""
+        quoted: dict[str, str] = {}
+        variables = {
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._names,
+            **{name: self._quote(value, quoted) for name, value in options.items()},
+            "messages": [self._quote_message(message, quoted) for message in messages],
+        }
+        return Rendered(self._run(variables), quoted)
+
+    def _quote_message(self, message: Message, quoted: dict[str, str]) -> dict[str, object]:
+        return {name: value if name == "role" else self._quote(value, quoted) for name, value in message.items()}
+
+    def _run(self, variables: Mapping[str, object]) -> str:
+        pieces: list[str] = []
+        num_chars, stop_at = 0, time.monotonic() + MAX_RENDER_S
+        try:
+            for piece in self._template.generate(**variables):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > MAX_OUTPUT_CHARS or time.monotonic() > stop_at:
+                    raise TemplateError("the chat template's output is too large")
+        except TemplateError:
+            raise
+        except Exception as error:  # a template can raise any type: it runs Python operators on user values
+            raise TemplateError(f"the chat template fails on these messages ({error.__class__.__name__})") from error
+        return "".join(pieces)
+
+
+class _Quoter:
+    """Replaces every control token spelled in user text by a stand-in that no user can guess.
+
+    A text's end that could begin a control token is replaced as well, so that nothing the template appends completes
+    one. The rest of the text is untouched: templates look into it (`'</think>' in content`).
+    """
+
+    def __init__(self, control_tokens: Iterable[str]) -> None:
+        tokens = sorted({token for token in control_tokens if token}, key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+        self._heads = frozenset(token[:size] for token in tokens for size in range(1, len(token)))
+        self._longest_head = max(map(len, self._heads), default=0)
+
+    def __call__(self, value: object, quoted: dict[str, str]) -> object:
+        if isinstance(value, str):
+            return self._text(value, quoted)
+        if isinstance(value, Mapping):
+            return {self._text(str(key), quoted): self(inner, quoted) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self(inner, quoted) for inner in value]
+        return value
+
+    def _text(self, text: str, quoted: dict[str, str]) -> str:
+        if self._whole is None:
+            return text
+        text = self._whole.sub(lambda match: _stand_in(match[0], quoted), text)
+        body = text.rstrip()
+        for size in range(min(self._longest_head, len(body)), 0, -1):
+            if body[-size:] in self._heads:
+                return body[:-size] + _stand_in(body[-size:], quoted) + text[len(body) :]
+        return text
+
+
+def _stand_in(text: str, quoted: dict[str, str]) -> str:
+    key = f"\ue000{secrets.token_hex(12)}\ue001"
+    quoted[key] = text
+    return key
+
+
+def split_quoted(rendered: Rendered, control: re.Pattern[str]) -> list[tuple[str, bool]]:
+    """(text, is control token) pieces of a rendered prompt, in order, user text restored."""
+    restore = _restorer(rendered.quoted)
+    pieces: list[tuple[str, bool]] = []
+    at = 0
+    for match in control.finditer(rendered.text):
+        pieces += [(restore(rendered.text[at : match.start()]), False), (match[0], True)]
+        at = match.end()
+    pieces.append((restore(rendered.text[at:]), False))
+    return [piece for piece in pieces if piece[0]]
+
+
+def _restorer(quoted: Mapping[str, str]) -> Callable[[str], str]:
+    pattern = re.compile("\ue000[0-9a-f]{24}\ue001")
+    return lambda text: pattern.sub(lambda match: quoted.get(match[0], match[0]), text)

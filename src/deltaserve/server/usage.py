@@ -1,0 +1,46 @@
+"""Token counts and timings of an answer, as clients expect them."""
+
+from collections.abc import Mapping
+
+from deltaserve.server.jobs import Job
+from deltaserve.wire.messages import Usage
+
+Counted = Mapping[int, tuple[int, Usage | None]]
+"""Sample index -> (output tokens shown, the engine's report)."""
+
+
+def cached_len(usage: Usage) -> int:
+    """Prompt tokens that were found in a cache, on whichever side held more."""
+    return max(usage.decode_cached_len, usage.prefill_cached_len)
+
+
+def usage_body(job: Job, counted: Counted) -> dict[str, object]:
+    """OpenAI's `usage`. A prompt counts once, however many samples it has."""
+    prompt_tokens = sum(len(sample.prompt.tokens) for sample in job.samples if sample.is_first)
+    output_tokens = sum(num_tokens for num_tokens, _ in counted.values())
+    firsts = [counted[sample.index][1] for sample in job.samples if sample.is_first and sample.index in counted]
+    body: dict[str, object] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(cached_len(usage) for usage in firsts if usage is not None)},
+    }
+    if job.options.timings:
+        body["timings"] = [timings(index, usage) for index, (_, usage) in sorted(counted.items()) if usage is not None]
+    return body
+
+
+def timings(index: int, usage: Usage) -> dict[str, object]:
+    """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes)."""
+    return {
+        "index": index,
+        "queue_s": usage.queue_s,
+        "prefill_s": usage.prefill_s,
+        "transfer_s": usage.transfer_s,
+        "decode_queue_s": usage.decode_queue_s,
+        "first_token_s": usage.first_token_s,
+        "decode_cached_tokens": usage.decode_cached_len,
+        "prefill_cached_tokens": usage.prefill_cached_len,
+        "transferred_bytes": usage.transferred_bytes,
+        "num_retractions": usage.num_retractions,
+    }

@@ -1,0 +1,135 @@
+"""An Engine in this process whose answers can be computed by hand: the prompt backwards, again and again."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+
+from deltaserve.base.errors import RequestFailed
+from deltaserve.base.ids import Room
+from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.base.tokens import unpack_u32
+from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.wire.messages import FinishReason, Usage
+
+VOCAB = 272
+LIMITS = Limits(max_context_len=512, max_prompt_len=400, vocab_size=VOCAB)
+
+Answer = Callable[[Generation], Sequence[int]]
+
+
+def backwards(generation: Generation) -> list[int]:
+    """max_tokens ids: the prompt backwards, repeated. The seed is shown by what it does not change: nothing."""
+    prompt = unpack_u32(generation.prompt)
+    return list(islice(cycle(reversed(prompt)), generation.sampling.max_tokens))
+
+
+def logprob_of(token: int) -> float:
+    """What this engine says about a token."""
+    return -math.log1p(token)
+
+
+def _logprobs(token: int, num_top: int) -> TokenLogprobs:
+    top = tuple(((token + i) % VOCAB, logprob_of(token) - i) for i in range(num_top))
+    return TokenLogprobs(logprob_of(token), top)
+
+
+@dataclass(slots=True)
+class OracleEngine:
+    """Rooms are recorded: every one that was opened must be in `ended` exactly once."""
+
+    answer: Answer = backwards
+    limits_now: Limits | None = LIMITS
+    not_ready: str | None = None
+    failure: RequestFailed | Exception | None = None
+    fail_after: int = 0
+    """Tokens before `failure`."""
+    tokens_per_delta: int = 1
+    gate: asyncio.Event | None = None
+    """Waited for before each token after `free_tokens`."""
+    free_tokens: int = 0
+    opened: list[Generation] = field(default_factory=list)
+    ended: list[Room] = field(default_factory=list)
+    cancelled: list[Room] = field(default_factory=list)
+    finished: dict[Room, int] = field(default_factory=dict)
+
+    async def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
+        """The answer in deltas; stop ids end it."""
+        self.opened.append(generation)
+        is_complete = False
+        try:
+            async for delta in self._deltas(generation):
+                is_complete = delta.finish is not None
+                yield delta
+        finally:
+            self.ended.append(generation.room)
+            if not is_complete and self.failure is None:
+                self.cancelled.append(generation.room)
+
+    async def _deltas(self, generation: Generation) -> AsyncIterator[OutputDelta]:
+        sampling = generation.sampling
+        prompt = unpack_u32(generation.prompt)
+        if sampling.prompt_logprobs is not None:
+            values = [_logprobs(token, sampling.prompt_logprobs) for token in prompt[1:]]
+            half = len(values) // 2
+            yield OutputDelta(prompt_logprobs=tuple(values[:half]))
+            yield OutputDelta(prompt_logprobs=tuple(values[half:]))
+        tokens = list(self.answer(generation))
+        finish, num_out = FinishReason.LENGTH, 0
+        for start in range(0, len(tokens), self.tokens_per_delta):
+            run = tokens[start : start + self.tokens_per_delta]
+            await self._pause(num_out)
+            stops = [i for i, token in enumerate(run) if token in sampling.stop_token_ids]
+            if stops:
+                run, finish = run[: stops[0] + 1], FinishReason.STOP
+            num_out += len(run)
+            logprobs = () if sampling.logprobs is None else tuple(_logprobs(t, sampling.logprobs) for t in run)
+            yield OutputDelta(tokens=tuple(run), logprobs=logprobs)
+            if finish is FinishReason.STOP:
+                break
+            if generation.room in self.finished:
+                # A real engine runs ahead of the front; what it made too much of is dropped.
+                num_out, finish = self.finished[generation.room], FinishReason.STOP
+                break
+        await self._pause(num_out)
+        yield OutputDelta(finish=finish, usage=usage_of(len(prompt), num_out))
+
+    async def _pause(self, num_out: int) -> None:
+        if self.failure is not None and num_out >= self.fail_after:
+            raise self.failure
+        if self.gate is not None and num_out >= self.free_tokens:
+            await self.gate.wait()
+        await asyncio.sleep(0)
+
+    def finish(self, room: Room, output_len: int) -> None:
+        """Remember where the front found a stop string."""
+        self.finished[room] = output_len
+
+    def limits(self) -> Limits | None:
+        """As set."""
+        return self.limits_now
+
+    def ready(self) -> str | None:
+        """As set."""
+        return self.not_ready
+
+    def stats(self) -> dict[str, object]:
+        """A picture with some numbers in it."""
+        return {"peers": {"decode-0": {"free_pages": 7, "ready": True, "name": "decode-0"}}, "queue": [1, 2]}
+
+
+def usage_of(prompt_len: int, output_len: int) -> Usage:
+    """What the engine reports: 3/4 of the prompt cached on decode, half of it on prefill."""
+    return Usage(
+        prompt_len=prompt_len,
+        output_len=output_len,
+        decode_cached_len=prompt_len * 3 // 4,
+        prefill_cached_len=prompt_len // 2,
+        transferred_bytes=1024,
+        queue_s=0.5,
+        prefill_s=0.25,
+        transfer_s=0.125,
+        decode_queue_s=0.0625,
+        first_token_s=1.0,
+    )
