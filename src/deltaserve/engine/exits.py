@@ -1,0 +1,87 @@
+"""Exit codes, and the one way a broken process ends: its stack logged, at once, without cleaning up.
+
+A thread that died would leave a worker that looks alive and answers nobody. The process ends instead: the supervisor
+tells the peers, they fence it, and a new start has a new boot.
+"""
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NoReturn
+
+_log = logging.getLogger(__name__)
+
+
+class Exit(IntEnum):
+    """Exit codes of the processes of a server."""
+
+    OK = 0
+    FAILED = 1
+    CONFIG = 2
+    """The configuration is wrong: starting again would not help."""
+    THREAD_DIED = 70
+    STUCK = 71
+    """The loop made no turn for too long."""
+    INTEGRITY = 72
+    """`check_integrity` found two counts that disagree; ended after draining."""
+
+
+def end_process(code: Exit, reason: str) -> NoReturn:
+    """Log the current exception, if there is one, and end without running destructors or waiting for threads."""
+    _log.critical("process ends: %s", reason, exc_info=sys.exc_info()[0] is not None)
+    leave(code)
+
+
+def leave(code: Exit) -> NoReturn:
+    """End now. Native libraries with threads of their own may crash in an interpreter's orderly exit."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def start_thread(name: str, body: Callable[[], None]) -> threading.Thread:
+    """Run `body` in a thread whose exceptions end the process."""
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException:
+            end_process(Exit.THREAD_DIED, f"thread {name} died")
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class Watchdog:
+    """Ends the process when nobody calls `alive` for `limit` checks, one a second.
+
+    It counts checks instead of reading a clock: a process that was stopped and goes on is not stuck.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._beats = 0
+        self._stop = threading.Event()
+        self._thread = start_thread("watchdog", self._run)
+
+    def alive(self) -> None:
+        self._beats += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last, missed = self._beats, 0
+        while not self._stop.wait(1.0):
+            missed = missed + 1 if self._beats == last else 0
+            last = self._beats
+            if missed >= self._limit:
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                end_process(Exit.STUCK, f"the loop made no turn for {missed} s")

@@ -1,0 +1,76 @@
+"""What a supervisor has to say to its user. Frozen data; `str()` of each is one line or a few."""
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    name: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: starting, process {self.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """A starting child tells what it does."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class IsReady:
+    name: str
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: ready at {self.url}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReady:
+    """Every child serves: at the first start, and again after each restart."""
+
+    def __str__(self) -> str:
+        return "all processes are ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child's process is over. `tail`: its last lines, when nobody had asked it to end."""
+
+    name: str
+    code: int
+    """As subprocess has it: negative for a signal."""
+    tail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        how = f"signal {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
+        return "\n    ".join([f"{self.name}: ended with {how}", *self.tail])
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The server ends: the reason in one line."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The user asked to end; children drain."""
+
+    def __str__(self) -> str:
+        return "stopping: requests in flight may end (again: at once)"
+
+
+Happening = Starting | Says | IsReady | AllReady | Ended | GivenUp | Stopping

@@ -1,0 +1,218 @@
+"""The control plane thread: one blocking poll, then a turn of the instance. Never calls torch or the transport.
+
+A turn: what the supervisor, the threads and the peers have said -> the timer -> a plan when the step thread is free.
+Every returned action is performed at once and in order. The loop has depth 0: a plan is made when the result of the
+one before is committed.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import PeerName
+from deltaserve.engine.exits import Exit
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.step_thread import StepThread
+from deltaserve.engine.transfer_thread import Reports, TransferThread
+from deltaserve.instance.api import Action, Dial, DrainRequested, FrameIn, HangUp, Instance, PeerDied, SendFrame
+from deltaserve.link.links import Links
+from deltaserve.link.notices import PeerDown
+from deltaserve.link.parent import Parent
+from deltaserve.sched.plan import StepResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Times of the loop, in seconds."""
+
+    drain_grace_s: float = 30.0
+    """After a request to drain, the process ends at the latest then."""
+    max_wait_s: float = 0.5
+    """A turn is made at least that often: it is what the watchdog looks for."""
+    check_every_s: float = 5.0
+    """Between two self-checks of an idle instance."""
+    check_every_steps: int = 1000
+    """Between two self-checks of a busy one."""
+    metrics_every_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """What the loop commands, and where they answer."""
+
+    step: StepThread
+    transfer: TransferThread
+    answers: Mailbox[StepResult | Reports]
+
+
+class Loop:
+    """Drives one instance until it is drained."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        links: Links,
+        threads: Threads,
+        parent: Parent | None,
+        options: LoopOptions,
+        on_turn: Callable[[], None],
+    ) -> None:
+        """`on_turn` is called once a turn: the watchdog's proof of life."""
+        self._instance = instance
+        self._links = links
+        self._threads = threads
+        self._parent = parent
+        self._options = options
+        self._on_turn = on_turn
+        self._is_computing = False
+        self._is_active = False
+        self._num_stop_signals = 0
+        self._drain_deadline: float | None = None
+        self._exit = Exit.OK
+        self._next_check = 0.0
+        self._next_metrics = 0.0
+        self._num_steps = 0
+        self._compute_s = 0.0
+        self.snapshot: Mapping[str, float] = {}
+        """Metrics of about a second ago. Replaced as a whole: any thread may read it."""
+
+    # ------------------------------------------------------------ from outside
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT drain; a second one ends at once. Call it in the main thread, which runs the loop."""
+        self._threads.answers.wake_on_signals()
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._num_stop_signals += 1
+
+    # ------------------------------------------------------------ turns
+
+    def run(self) -> Exit:
+        """Turn until drained, told to end, or left by the supervisor; returns the exit code."""
+        while not self._is_over(time.monotonic()):
+            self._turn()
+        return self._exit
+
+    def _is_over(self, now: float) -> bool:
+        if self._num_stop_signals > 1 or (self._parent is not None and self._parent.is_gone):
+            return True
+        if self._drain_deadline is None:
+            return False
+        if self._instance.is_drained():
+            return True
+        if now >= self._drain_deadline:
+            _log.warning("not drained after %.0f s: ending anyway", self._options.drain_grace_s)
+            return True
+        return False
+
+    def _turn(self) -> None:
+        descriptors = [self._threads.answers.fileno()]
+        if self._parent is not None:
+            descriptors.append(self._parent.fileno())
+        readable = self._links.wait(self._wait_s(time.monotonic()), descriptors)
+        now = time.monotonic()
+        self._on_turn()
+        self._hear_parent(now)
+        self._hear_threads(now)
+        for socket in readable:
+            for envelope in self._links.receive(socket):
+                self._perform(self._instance.handle(FrameIn(envelope), now))
+        if self._num_stop_signals:
+            self._drain(now)
+        timer = self._instance.next_timer()
+        if timer is not None and timer <= now:
+            self._perform(self._instance.tick(now))
+        self._plan(now)
+        self._tell_active()
+        self._look_after(now)
+
+    def _wait_s(self, now: float) -> float:
+        timer = self._instance.next_timer()
+        wait_s = self._options.max_wait_s if timer is None else min(timer - now, self._options.max_wait_s)
+        return max(0.0, wait_s)
+
+    def _hear_parent(self, now: float) -> None:
+        """Death notices come before the frames of a turn: a peer's next life is met after its last one ended."""
+        if self._parent is None:
+            return
+        for notice in self._parent.receive():
+            if isinstance(notice, PeerDown):
+                self._perform(self._instance.handle(PeerDied(PeerName(notice.name)), now))
+
+    def _hear_threads(self, now: float) -> None:
+        for answer in self._threads.answers.take_all():
+            if isinstance(answer, Reports):
+                for report in answer.reports:
+                    self._perform(self._instance.handle(report, now))
+            else:
+                self._is_computing = False
+                self._num_steps += 1
+                self._compute_s += answer.seconds
+                self._perform(self._instance.commit(answer, now))
+
+    def _plan(self, now: float) -> None:
+        if self._is_computing:
+            return
+        plan = self._instance.plan(now)
+        if plan is not None:
+            self._is_computing = True
+            self._threads.step.submit(plan)
+
+    def _tell_active(self) -> None:
+        is_active = self._instance.transfer_active()
+        if is_active != self._is_active:
+            self._is_active = is_active
+            self._threads.transfer.set_active(is_active)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendFrame(peer, envelope):
+                    self._links.send(peer, envelope)
+                case Dial(address):
+                    self._links.dial(address)
+                case HangUp(peer):
+                    self._links.hang_up(peer)
+                case command:
+                    self._threads.transfer.submit(command)
+
+    # ------------------------------------------------------------ draining, self-check, metrics
+
+    def _drain(self, now: float) -> None:
+        if self._drain_deadline is None:
+            self._drain_deadline = now + self._options.drain_grace_s
+            self._perform(self._instance.handle(DrainRequested(), now))
+
+    def _look_after(self, now: float) -> None:
+        is_idle = not self._is_computing and not self._is_active
+        steps_due = self._num_steps > 0 and self._num_steps % self._options.check_every_steps == 0
+        if now >= self._next_check and (is_idle or steps_due) and self._exit is Exit.OK:
+            self._next_check = now + self._options.check_every_s
+            self._check(now)
+        if now >= self._next_metrics:
+            self._next_metrics = now + self._options.metrics_every_s
+            self.snapshot = self._metrics()
+
+    def _check(self, now: float) -> None:
+        try:
+            self._instance.check_integrity()
+        except IntegrityError as error:
+            _log.critical("self-check failed, draining: %s", error, exc_info=True)
+            self._exit = Exit.INTEGRITY
+            self._drain(now)
+
+    def _metrics(self) -> dict[str, float]:
+        own = {
+            "deltaserve_steps_total": float(self._num_steps),
+            "deltaserve_step_seconds_total": self._compute_s,
+            "deltaserve_integrity_breaches": float(self._exit is Exit.INTEGRITY),
+        }
+        return {**self._instance.metrics(), **self._links.stats.as_metrics(), **own}

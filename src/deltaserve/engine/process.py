@@ -1,0 +1,119 @@
+"""The life of one worker process: read the spec, build, listen, say ready, turn, end.
+
+A wrong configuration ends it with one line and exit code 2; anything unforeseen with its stack.
+"""
+
+import logging
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Boot
+from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
+from deltaserve.engine.loop import Loop, LoopOptions, Threads
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.metrics import serve_metrics
+from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
+from deltaserve.engine.step_thread import StepThread
+from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
+from deltaserve.instance.api import Instance
+from deltaserve.link.links import Links
+from deltaserve.link.parent import Parent
+from deltaserve.link.security import LinkSecurity
+from deltaserve.sched.executor import Executor
+from deltaserve.sched.plan import StepResult
+
+_log = logging.getLogger(__name__)
+
+STUCK_AFTER_CHECKS = 10
+"""Seconds without a turn of the loop until the process ends."""
+_STOP_WAIT_S = 5.0
+_LAST_FRAMES_MS = 500
+_SWITCH_INTERVAL_S = 0.001
+"""Longest hold of the interpreter lock: the transfer thread must get its turn within milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What makes a worker this worker."""
+
+    instance: Instance
+    executor: Executor
+    open_plane: Callable[[], DataPlane]
+    """Called in the transfer thread."""
+
+
+Build = Callable[[WorkerSpec, Boot, Callable[[str], None]], Parts]
+"""(spec, boot, report progress) -> parts. Raises ConfigError."""
+
+
+def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
+    """Be the worker that the file argv[1] describes; ends the process."""
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        if len(argv) != 2:
+            raise ConfigError("usage: python -m deltaserve.engine.worker SPEC.json")
+        code = _serve(read_spec(Path(argv[1])), parent, build)
+    except ConfigError as error:
+        message = " ".join(str(error).split())
+        print(f"deltaserve: {message}", file=sys.stderr)
+        if parent is not None:
+            parent.refuse(message)
+        leave(Exit.CONFIG)
+    except BaseException:
+        end_process(Exit.FAILED, "the worker failed")
+    leave(code)
+
+
+def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
+    _start_log(spec)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    boot = Boot(secrets.randbits(64))
+    security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
+    parts = build(spec, boot, _log.info if parent is None else parent.progress)
+    links = Links(security)
+    port = links.listen(spec.host, _wanted_port(spec, parent))
+    answers: Mailbox[StepResult | Reports] = Mailbox()
+    threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
+    watchdog = Watchdog(STUCK_AFTER_CHECKS)
+    options = LoopOptions(drain_grace_s=spec.drain_grace_s)
+    loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)
+    loop.stop_on_signals()
+    if spec.metrics_port is not None:
+        _serve_metrics(spec.metrics_port, loop)
+    _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
+    if parent is not None:
+        parent.ready(f"tcp://{spec.host}:{port}", boot)
+    code = loop.run()
+    watchdog.stop()
+    links.close(_LAST_FRAMES_MS)
+    if not threads.transfer.stop(_STOP_WAIT_S):
+        _log.warning("the transport did not close within %.0f s", _STOP_WAIT_S)
+    threads.step.stop(wait_s=0.0)
+    _log.info("ended with exit code %d", code)
+    return code
+
+
+def _wanted_port(spec: WorkerSpec, parent: Parent | None) -> int:
+    """A restarted worker keeps its port: peers find it where it was."""
+    if parent is None or parent.welcome.url is None:
+        return spec.port
+    return int(parent.welcome.url.rpartition(":")[2])
+
+
+def _serve_metrics(port: int, loop: Loop) -> None:
+    try:
+        serve_metrics(port, lambda: loop.snapshot)
+    except OSError as error:
+        raise ConfigError(f"cannot serve metrics on 127.0.0.1:{port}: {error.strerror}") from None
+
+
+def _start_log(spec: WorkerSpec) -> None:
+    """To stderr, which the supervisor keeps in a file."""
+    form = f"%(asctime)s {spec.name} %(levelname)s %(threadName)s %(name)s: %(message)s"
+    logging.basicConfig(level=spec.log_level.upper(), format=form, stream=sys.stderr, force=True)

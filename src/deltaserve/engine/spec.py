@@ -1,0 +1,89 @@
+"""What a worker process is told: one JSON file of plain, resolved values."""
+
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.base.errors import ConfigError
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker. Written by the command line, which resolved and checked every value."""
+
+    name: str
+    """Unique in the cluster: `prefill-0`."""
+    role: str
+    """Value of base.ids.Role: `prefill`, `decode` or `unified`."""
+    model_path: str
+    device: str
+    """`cpu` or `cuda:N`."""
+    dtype: str
+    """Of weights and activations; value of layout.dtype.DType."""
+    kv_dtype: str
+    page_size: int
+    """Tokens."""
+    num_pages: tuple[int, ...]
+    """Per pool."""
+    num_aux_slots: int
+    max_running_requests: int
+    max_context_len: int
+    """Tokens."""
+    secret_path: str
+    """File of the cluster secret: at least 32 bytes without surrounding white space."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of worker links; 0 takes any."""
+    curve: bool = False
+    """Encrypt and authenticate worker links with keys derived from the cluster secret."""
+    model_overrides: str = ""
+    """JSON object that replaces keys of the model's config.json; empty: none."""
+    transport: str = "nixl"
+    transport_tls: str = "tcp,self"
+    transport_devices: str = "lo"
+    chunked_prefill_size: int = 512
+    max_prefill_tokens: int = 2048
+    attention_split_tokens: int = 256
+    num_reserved_decode_tokens: int = 512
+    decode_extend_tokens: int = 256
+    park_fraction: float = 0.3
+    max_queued_requests: int = 1024
+    radix_cache: bool = True
+    verify_checksums: bool = False
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 1.5
+    drain_timeout_s: float = 1.0
+    peer_lease_s: float = 5.0
+    drain_grace_s: float = 30.0
+    """After SIGTERM the worker ends at the latest then."""
+    num_threads: int = 1
+    """Compute threads."""
+    metrics_port: int | None = None
+    """Prometheus on 127.0.0.1; None: off."""
+    log_level: str = "info"
+
+
+def write_spec(spec: WorkerSpec, path: Path) -> None:
+    """As JSON, mode 0600."""
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+
+
+def read_spec(path: Path) -> WorkerSpec:
+    """Raises ConfigError naming the field that is wrong."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WorkerSpec)
+    except OSError as error:
+        raise ConfigError(f"worker spec {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"worker spec {path}: {error}") from None
+
+
+def read_secret(spec: WorkerSpec) -> bytes:
+    """The cluster secret. Raises ConfigError, which never shows it."""
+    try:
+        secret = Path(spec.secret_path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cluster secret {spec.secret_path}: {error.strerror}") from None
+    if len(secret) < 32:
+        raise ConfigError(f"cluster secret {spec.secret_path}: {len(secret)} bytes, at least 32 are needed")
+    return secret

@@ -1,0 +1,33 @@
+"""The thread that computes: one plan at a time, its result to the loop."""
+
+import queue
+
+from deltaserve.engine.exits import start_thread
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.transfer_thread import Reports
+from deltaserve.sched.executor import Executor
+from deltaserve.sched.plan import StepPlan, StepResult
+
+
+class StepThread:
+    """Runs `executor.execute`; nothing else calls it."""
+
+    def __init__(self, executor: Executor, results: Mailbox[StepResult | Reports]) -> None:
+        self._executor = executor
+        self._results = results
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._thread = start_thread("step", self._run)
+
+    def submit(self, plan: StepPlan) -> None:
+        """Compute `plan` after those submitted before."""
+        self._plans.put(plan)
+
+    def stop(self, wait_s: float) -> bool:
+        """End after the plan being computed. False when that takes longer than `wait_s`."""
+        self._plans.put(None)
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (plan := self._plans.get()) is not None:
+            self._results.put(self._executor.execute(plan))

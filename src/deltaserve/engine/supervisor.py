@@ -1,0 +1,270 @@
+"""Keeps the processes of a server running, and ends them together. One thread, no torch, no model.
+
+A death is told to all other children at once; the child is started again with a growing delay, at most five times in
+a minute: then the whole server ends with the reason. The supervisor's own death ends the children (the kernel does
+it). On SIGTERM or SIGINT children drain in the order front, decode, prefill; what is left after its grace is killed.
+"""
+
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from deltaserve.engine.child import Child, ChildSpec, Kind
+from deltaserve.engine.exits import Exit
+from deltaserve.engine.happenings import (
+    AllReady,
+    Ended,
+    GivenUp,
+    Happening,
+    IsReady,
+    Says,
+    Starting,
+    Stopping,
+)
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """Times in seconds."""
+
+    log_dir: Path
+    """Of the children's output, `<name>.log`. Must exist; keep it private (0700)."""
+    grace_s: float = 35.0
+    """More than the children's own. What the front gets to drain; each kind of worker gets what is left of it, but at
+    least `worker_grace_s`."""
+    worker_grace_s: float = 3.0
+    max_restarts: int = 5
+    restart_window_s: float = 60.0
+    first_delay_s: float = 0.2
+    """Doubles with each restart in the window."""
+    max_delay_s: float = 5.0
+    tail_lines: int = 20
+    """Of a child's output, shown when it ends unexpectedly."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A child over all its starts."""
+
+    spec: ChildSpec
+    child: Child | None = None
+    url: str | None = None
+    """Where it listened last; kept over restarts."""
+    boot: int = 0
+    is_ready: bool = False
+    was_ready: bool = False
+    refusal: str | None = None
+    restarts: deque[float] = field(default_factory=deque)
+    restart_at: float | None = None
+    kill_at: float | None = None
+
+
+class Supervisor:
+    """Runs `children` until they are told to stop or one cannot be kept alive."""
+
+    def __init__(
+        self,
+        children: Sequence[ChildSpec],
+        options: SupervisorOptions,
+        on_happening: Callable[[Happening], None],
+    ) -> None:
+        """`on_happening` hears of everything a user may want to see, from within `run`."""
+        if len({spec.name for spec in children}) != len(children):
+            raise ValueError("two children of one name")
+        self._options = options
+        self._say = on_happening
+        self._watched = {spec.name: _Watched(spec) for spec in children}
+        self._selector = selectors.DefaultSelector()
+        self._stops: Mailbox[signal.Signals] = Mailbox()
+        self._exit = Exit.OK
+        self._stop_deadline: float | None = None
+        """Set when stopping: the end of the common grace."""
+        self._stopping_kind: Kind | None = None
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> Exit:
+        """Start all children, keep them running, end them. Call it in the main thread; returns the exit code."""
+        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._stops.wake_on_signals()
+        self._selector.register(self._stops.fileno(), selectors.EVENT_READ)
+        try:
+            for watched in self._watched.values():
+                if self._stop_deadline is None:
+                    self._start(watched)
+            while any(watched.child or watched.restart_at is not None for watched in self._watched.values()):
+                self._turn()
+        finally:
+            self._kill_all()
+            self._selector.close()
+            signal.set_wakeup_fd(-1)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+        return self._exit
+
+    def stop(self) -> None:
+        """As SIGTERM: drain and end. A second call ends at once. Callable from any thread."""
+        self._stops.put(signal.SIGTERM)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stops.put(signal.Signals(number))
+
+    def _turn(self) -> None:
+        self._selector.select(self._wait_s(time.monotonic()))
+        for _ in self._stops.take_all():
+            self._on_stop(time.monotonic())
+        for watched in self._watched.values():
+            if watched.child is not None:
+                self._hear(watched, watched.child)
+                self._see_death(watched, watched.child, time.monotonic())
+        now = time.monotonic()
+        for watched in self._watched.values():
+            if watched.restart_at is not None and now >= watched.restart_at:
+                self._start(watched)
+            if watched.child is not None and watched.kill_at is not None and now >= watched.kill_at:
+                watched.kill_at = None
+                watched.child.signal(signal.SIGKILL)
+        self._stop_next(now)
+
+    def _wait_s(self, now: float) -> float | None:
+        times = [w.restart_at for w in self._watched.values() if w.restart_at is not None]
+        times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
+        return max(0.0, min(times) - now) if times else None
+
+    # ------------------------------------------------------------ children
+
+    def _start(self, watched: _Watched) -> None:
+        spec = watched.spec
+        watched.restart_at, watched.refusal, watched.is_ready = None, None, False
+        welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)))
+        try:
+            child = Child(spec, self._options.log_dir / f"{spec.name}.log", welcome)
+        except OSError as error:
+            self._give_up(Exit.FAILED, f"{spec.name}: cannot start {spec.argv[0]}: {error.strerror}")
+            return
+        watched.child = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ)
+        self._selector.register(child.channel_fd, selectors.EVENT_READ)
+        self._say(Starting(spec.name, child.pid))
+
+    def _ups(self, but: str) -> list[PeerUp]:
+        ready = (w for w in self._watched.values() if w.is_ready and w.spec.name != but)
+        return [PeerUp(w.spec.name, w.url, w.boot) for w in ready if w.url is not None]
+
+    def _tell_others(self, name: str, notice: ToChild) -> None:
+        for watched in self._watched.values():
+            if watched.child is not None and watched.spec.name != name:
+                watched.child.tell(notice)
+
+    def _hear(self, watched: _Watched, child: Child) -> None:
+        if child.is_mute:
+            return
+        for notice in child.hear():
+            match notice:
+                case Progress(text):
+                    self._say(Says(watched.spec.name, text))
+                case Refused(message):
+                    watched.refusal = message
+                case Ready(url, boot):
+                    self._on_ready(watched, url, boot)
+        if child.is_mute:
+            self._selector.unregister(child.channel_fd)
+
+    def _on_ready(self, watched: _Watched, url: str, boot: int) -> None:
+        watched.url, watched.boot, watched.is_ready, watched.was_ready = url, boot, True, True
+        self._say(IsReady(watched.spec.name, url))
+        self._tell_others(watched.spec.name, PeerUp(watched.spec.name, url, boot))
+        if all(w.is_ready for w in self._watched.values()):
+            self._say(AllReady())
+
+    def _see_death(self, watched: _Watched, child: Child, now: float) -> None:
+        if not _has_ended(child.pidfd):
+            return
+        self._hear(watched, child)
+        self._selector.unregister(child.pidfd)
+        if not child.is_mute:
+            self._selector.unregister(child.channel_fd)
+        code = child.reap()
+        watched.child, watched.is_ready, watched.kill_at = None, False, None
+        self._tell_others(watched.spec.name, PeerDown(watched.spec.name))
+        if self._stop_deadline is not None:
+            self._say(Ended(watched.spec.name, code))
+            return
+        self._say(Ended(watched.spec.name, code, tuple(child.log_tail(self._options.tail_lines))))
+        if code == Exit.CONFIG and not watched.was_ready:
+            reason = watched.refusal or (child.log_tail(1) or ["wrong configuration"])[0]
+            self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")
+        else:
+            self._restart_later(watched, now)
+
+    def _restart_later(self, watched: _Watched, now: float) -> None:
+        options, recent = self._options, watched.restarts
+        while recent and now - recent[0] > options.restart_window_s:
+            recent.popleft()
+        if len(recent) >= options.max_restarts:
+            limit = f"{options.max_restarts} restarts within {options.restart_window_s:.0f} s"
+            log = options.log_dir / f"{watched.spec.name}.log"
+            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({limit}); see {log}")
+            return
+        watched.restart_at = now + min(options.first_delay_s * 2 ** len(recent), options.max_delay_s)
+        recent.append(now)
+
+    # ------------------------------------------------------------ stopping
+
+    def _give_up(self, code: Exit, reason: str) -> None:
+        self._exit = code
+        self._say(GivenUp(reason))
+        self._begin_stop(time.monotonic())
+
+    def _on_stop(self, now: float) -> None:
+        if self._stop_deadline is None:
+            self._say(Stopping())
+            self._begin_stop(now)
+            return
+        for watched in self._watched.values():  # the second request: no more waiting
+            if watched.child is not None:
+                watched.child.signal(signal.SIGTERM)
+                watched.kill_at = now + 1.0
+
+    def _begin_stop(self, now: float) -> None:
+        if self._stop_deadline is not None:
+            return
+        self._stop_deadline = now + self._options.grace_s
+        for watched in self._watched.values():
+            watched.restart_at = None
+        self._stop_next(now)
+
+    def _stop_next(self, now: float) -> None:
+        """When no child of the former kind is left, ask those of the next kind to drain."""
+        living = [w for w in self._watched.values() if w.child is not None]
+        if self._stop_deadline is None or not living:
+            return
+        kind = min(w.spec.kind for w in living)
+        if kind == self._stopping_kind:
+            return
+        self._stopping_kind = kind
+        for watched in living:
+            if watched.spec.kind == kind and watched.child is not None:
+                watched.kill_at = max(self._stop_deadline, now + self._options.worker_grace_s)
+                watched.child.signal(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        """Nothing outlives `run`, whatever ended it."""
+        for watched in self._watched.values():
+            if watched.child is not None:
+                watched.child.signal(signal.SIGKILL)
+                watched.child.reap()
+                watched.child = None
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether the process behind the descriptor has ended. It stays a zombie until it is reaped."""
+    return os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

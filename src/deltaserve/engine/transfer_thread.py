@@ -1,0 +1,122 @@
+"""The thread that moves bytes: the only caller of the transport.
+
+It blocks on its queue while nothing is posted and no ticket is open. Otherwise it polls every few milliseconds, also
+while a step computes: a notification leaves the writer only when the writer polls, and over TCP nothing lands before
+the reader polls.
+"""
+
+import queue
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaserve.engine.exits import start_thread
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.sched.plan import StepResult
+from deltaserve.transfer.commands import TransferCommand, TransferReport
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the transfer thread has to say, in order."""
+
+    reports: tuple[TransferReport, ...]
+
+
+class DataPlane(Protocol):
+    """What the thread drives: transfer.endpoint.Endpoint over a transport."""
+
+    def perform(self, command: TransferCommand) -> list[TransferReport]: ...
+
+    def poll(self) -> list[TransferReport]: ...
+
+    def is_idle(self) -> bool: ...
+
+    def close(self) -> None:
+        """Close the transport."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """Whether the control plane has a ticket open."""
+
+    is_active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Close the transport and end."""
+
+
+_Message = TransferCommand | _Active | _Stop
+
+
+class TransferThread:
+    """Performs commands in order; reports go to the loop."""
+
+    def __init__(
+        self, open_plane: Callable[[], DataPlane], reports: Mailbox[StepResult | Reports], poll_every_s: float = 0.002
+    ) -> None:
+        """`open_plane` runs in the thread; raises here what it raises."""
+        self._open_plane = open_plane
+        self._reports = reports
+        self._poll_every_s = poll_every_s
+        self._is_active = False
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        opened: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._thread = start_thread("transfer", lambda: self._run(opened))
+        problem = opened.get()
+        if problem is not None:
+            raise problem
+
+    def submit(self, command: TransferCommand) -> None:
+        self._inbox.put(command)
+
+    def set_active(self, is_active: bool) -> None:
+        """While active the thread polls although it waits for nothing of its own."""
+        self._inbox.put(_Active(is_active))
+
+    def stop(self, wait_s: float) -> bool:
+        """Close the transport and end. False when that takes longer than `wait_s`."""
+        self._inbox.put(_Stop())
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _run(self, opened: "queue.SimpleQueue[Exception | None]") -> None:
+        try:
+            plane = self._open_plane()
+        except Exception as error:
+            opened.put(error)
+            return
+        opened.put(None)
+        while self._turn(plane):
+            pass
+        plane.close()
+
+    def _turn(self, plane: DataPlane) -> bool:
+        """Wait, perform what was asked, poll. False when asked to stop."""
+        must_poll = self._is_active or not plane.is_idle()
+        reports: list[TransferReport] = []
+        for message in self._take(must_poll):
+            match message:
+                case _Stop():
+                    return False
+                case _Active(is_active):
+                    self._is_active = is_active
+                case command:
+                    reports += plane.perform(command)
+        reports += plane.poll()
+        if reports:
+            self._reports.put(Reports(tuple(reports)))
+        return True
+
+    def _take(self, must_poll: bool) -> list[_Message]:
+        """All messages that are there; waits for one, but not longer than a poll may wait."""
+        messages: list[_Message] = []
+        with suppress(queue.Empty):
+            messages.append(self._inbox.get(timeout=self._poll_every_s if must_poll else None))
+            while True:
+                messages.append(self._inbox.get_nowait())
+        return messages

@@ -1,0 +1,72 @@
+"""What a supervisor and its children tell each other, one message per datagram of a private socket pair."""
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Child: still starting; what it does now, for the user."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Child: it serves. `url` is where it listens."""
+
+    url: str
+    boot: int
+    """Random 64-bit number of this process start."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Child: its configuration is wrong; it ends with exit code 2. One line a user can act on."""
+
+    message: str
+
+
+class PeerUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Supervisor: another child serves at `url`."""
+
+    name: str
+    url: str
+    boot: int
+
+
+class PeerDown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Supervisor: another child's process has ended and was reaped: nothing leaves it any more."""
+
+    name: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Supervisor: the first message to each child."""
+
+    url: str | None
+    """Where an earlier start of this child listened: it must listen there again. None at the first start."""
+    peers: tuple[PeerUp, ...]
+    """The children that serve already."""
+
+
+ToSupervisor = Progress | Ready | Refused
+ToChild = Welcome | PeerUp | PeerDown
+
+MAX_NOTICE_BYTES = 1 << 16
+PARENT_VARIABLE = "DS_PARENT"
+"""Environment of a child: `<descriptor>:<process id of the supervisor>`. Not a DELTASERVE_ name: those are settings."""
+
+_encoder = msgspec.msgpack.Encoder()
+_to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(Progress | Ready | Refused)
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(Welcome | PeerUp | PeerDown)
+
+
+def encode_notice(notice: ToSupervisor | ToChild) -> bytes:
+    return _encoder.encode(notice)
+
+
+def decode_from_child(data: bytes) -> ToSupervisor:
+    """Raises msgspec.DecodeError."""
+    return _to_supervisor.decode(data)
+
+
+def decode_from_supervisor(data: bytes) -> ToChild:
+    """Raises msgspec.DecodeError."""
+    return _to_child.decode(data)

@@ -1,0 +1,54 @@
+"""A small child of a supervisor. What it hears it writes to its output, which is its log.
+
+child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from types import FrameType
+
+from deltaserve.link.links import Links
+from deltaserve.link.notices import PeerDown, PeerUp
+from deltaserve.link.parent import Parent
+
+
+def main(behaviour: str) -> int:
+    parent = Parent.attach()
+    assert parent is not None
+    parent.progress("waking up")
+    if behaviour == "crash":
+        print("the roof is on fire", flush=True)
+        return 3
+    if behaviour == "refuse":
+        parent.refuse("page_size 3: not a power of two")
+        return 2
+    if behaviour == "bare-exit-2":
+        print("first line\nport 80: permission denied", flush=True)
+        return 2
+    links = Links()
+    wanted = 0 if parent.welcome.url is None else int(parent.welcome.url.rpartition(":")[2])
+    port = links.listen("127.0.0.1", wanted)
+    for peer in parent.welcome.peers:
+        print(f"known {peer.name}", flush=True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else on_term)
+    parent.ready(f"tcp://127.0.0.1:{port}", os.getpid())
+    if behaviour == "crash-after-ready":
+        return 4
+    while not parent.is_gone:
+        select.select([parent], [], [], 0.05)  # a signal just before it would not end the wait
+        for notice in parent.receive():
+            if isinstance(notice, PeerUp | PeerDown):
+                print(f"{type(notice).__name__} {notice.name}", flush=True)
+    return 0
+
+
+def on_term(number: int, frame: FrameType | None) -> None:
+    print(f"draining at {time.monotonic()}", flush=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,28 @@
+"""A supervisor of what the JSON file argv[1] lists. Each happening is one JSON line: [type, fields]."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from deltaserve.engine.child import ChildSpec, Kind
+from deltaserve.engine.happenings import Happening
+from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+
+
+def show(happening: Happening) -> None:
+    print(json.dumps([type(happening).__name__, dataclasses.asdict(happening)]), flush=True)
+
+
+def main(path: Path) -> int:
+    asked = json.loads(path.read_text())
+    children = [
+        ChildSpec(name=c["name"], argv=tuple(c["argv"]), kind=Kind[c["kind"]], env=c.get("env", {}))
+        for c in asked["children"]
+    ]
+    options = SupervisorOptions(log_dir=path.parent, **asked.get("options", {}))
+    return Supervisor(children, options, show).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,134 @@
+"""The supervisor, with real processes."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.engine.server import child, is_alive, running, wait_until_gone
+
+FRONT = child("front", "serve", "FRONT")
+DECODE = child("decode-0", "serve", "DECODE")
+PREFILL = child("prefill-0", "serve", "PREFILL")
+
+
+def test_all_start_and_hear_of_each_other(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
+        assert server.wait_for("Says", "front")["text"] == "waking up"
+        server.wait_for("AllReady")
+        names = {"front", "decode-0", "prefill-0"}
+        for name in names:
+            for other in names - {name}:  # known from the welcome, or announced later
+                server.wait_for_log(name, f" {other}\n")
+
+
+def test_a_death_is_told_to_the_others_and_the_child_comes_back_on_its_port(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
+        url = server.wait_for("IsReady", "prefill-0")["url"]
+        server.wait_for("AllReady")
+        os.kill(server.pid("prefill-0"), signal.SIGKILL)
+        assert server.wait_for("Ended", "prefill-0")["code"] == -signal.SIGKILL
+        for name in ("front", "decode-0"):
+            server.wait_for_log(name, "PeerDown prefill-0")
+        assert server.wait_for("IsReady", "prefill-0")["url"] == url
+        server.wait_for("AllReady")
+        for name in ("front", "decode-0"):
+            log = server.wait_for_log(name, "PeerDown prefill-0\nPeerUp prefill-0")
+            assert log.count("PeerDown") == 1
+        assert "known front" in server.wait_for_log("prefill-0", "known decode-0")
+
+
+def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], first_delay_s=0.01) as server:
+        assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
+        reason = server.wait_for("GivenUp")["reason"]
+        assert "prefill-0 keeps ending (5 restarts within 60 s)" in reason
+        assert str(tmp_path / "prefill-0.log") in reason
+        assert server.process.wait(60) == 1
+        assert len(server.pids["prefill-0"]) == 6
+        assert (tmp_path / "decode-0.log").read_text().count("draining") == 1
+
+
+def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
+    options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 4}
+    with running(tmp_path, [child("prefill-0", "crash-after-ready", "PREFILL")], **options) as server:
+        server.wait_for("GivenUp")
+        assert server.process.wait(60) == 1
+        assert len(server.pids["prefill-0"]) == 5
+
+
+def test_a_config_error_is_one_line_and_no_restart(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, child("prefill-0", "refuse", "PREFILL")]) as server:
+        assert server.wait_for("GivenUp")["reason"] == "prefill-0: page_size 3: not a power of two"
+        assert server.process.wait(60) == 2
+        assert len(server.pids["prefill-0"]) == 1
+
+
+def test_exit_code_2_without_a_word_shows_the_last_line(tmp_path: Path) -> None:
+    with running(tmp_path, [child("prefill-0", "bare-exit-2", "PREFILL")]) as server:
+        assert server.wait_for("GivenUp")["reason"] == "prefill-0: port 80: permission denied"
+        assert server.process.wait(60) == 2
+
+
+def test_a_program_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
+    absent = {"name": "prefill-0", "kind": "PREFILL", "argv": ["/nonexistent/program"]}
+    with running(tmp_path, [FRONT, absent]) as server:
+        assert "cannot start /nonexistent/program" in server.wait_for("GivenUp")["reason"]
+        assert server.process.wait(60) == 1
+
+
+def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path) -> None:
+    with running(tmp_path, [PREFILL, DECODE, FRONT]) as server:
+        server.wait_for("AllReady")
+        assert server.end() == 0
+        ended = [server.wait_for("Ended") for _ in range(3)]
+        assert [e["name"] for e in ended] == ["front", "decode-0", "prefill-0"]
+        assert [e["code"] for e in ended] == [0, 0, 0]
+
+
+def test_sigint_does_the_same(tmp_path: Path) -> None:
+    with running(tmp_path, [DECODE, FRONT]) as server:
+        server.wait_for("AllReady")
+        assert server.end(signal.SIGINT) == 0
+
+
+def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path) -> None:
+    options = {"grace_s": 0.3, "worker_grace_s": 0.3}
+    with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], **options) as server:
+        server.wait_for("AllReady")
+        assert server.end() == 0
+        assert server.wait_for("Ended", "front")["code"] == -signal.SIGKILL
+        assert server.wait_for("Ended", "decode-0")["code"] == 0
+
+
+def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], grace_s=3600.0) as server:
+        server.wait_for("AllReady")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Stopping")
+        assert server.end() == 0
+
+
+def test_the_children_end_with_the_supervisor(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, child("prefill-0", "stubborn", "PREFILL")]) as server:
+        server.wait_for("AllReady")
+        pids = [server.pid("front"), server.pid("prefill-0")]
+        assert all(is_alive(pid) for pid in pids)
+        server.process.kill()
+        for pid in pids:
+            wait_until_gone(pid)
+
+
+def test_a_child_that_stops_reading_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
+        server.wait_for("AllReady")
+        os.kill(server.pid("decode-0"), signal.SIGSTOP)
+        os.kill(server.pid("prefill-0"), signal.SIGKILL)
+        server.wait_for_log("front", "PeerDown prefill-0\nPeerUp prefill-0")
+        os.kill(server.pid("decode-0"), signal.SIGCONT)
+        server.wait_for_log("decode-0", "PeerDown prefill-0\nPeerUp prefill-0")
+
+
+def test_logs_belong_to_the_user_alone(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT]) as server:
+        server.wait_for("AllReady")
+        assert (tmp_path / "front.log").stat().st_mode & 0o077 == 0
