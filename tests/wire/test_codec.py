@@ -42,7 +42,7 @@ def fields_of(envelope: Envelope) -> dict[str, object]:
 
 
 @given(envelopes)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_envelope_comes_back_equal(envelope: Envelope) -> None:
     assert decode(encode(envelope)) == envelope
 
