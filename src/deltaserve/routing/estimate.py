@@ -71,13 +71,13 @@ def estimate(prompt_len: int, pair: Candidate, prices: Prices) -> Estimate:
 def _decode_wait(missing: int, load: DecodeLoad, output_len: int) -> float:
     """Until decode has memory and a row.
 
-    Running requests are taken to end one after the other, evenly over the time an average one lives.
+    Running requests are taken to end one after the other, evenly over the time an average one lives; so a whole pool
+    turns over once per life.
     """
     life_s = output_len * load.step_s
     running = min(load.num_rooms, float(load.max_running)) if load.max_running else load.num_rooms
     shortage = max(0.0, missing + load.waiting_tokens - load.free_tokens) if load.pool_tokens else 0.0
-    used = max(1.0, load.pool_tokens - load.free_tokens)
-    memory_s = life_s * shortage / used
+    memory_s = life_s * shortage / max(1, load.pool_tokens)
     queued = load.num_rooms + 1 - load.max_running if load.max_running else 0.0
     rows_s = life_s * max(0.0, queued) / max(1.0, running)
     return max(memory_s, rows_s)

@@ -18,7 +18,7 @@ from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig
 from deltaserve.routing.placing import Placer
 from deltaserve.routing.policy import POLICIES
-from deltaserve.routing.retry import BLAMES_WORKER, HONEST_REFUSALS, Cause, Remedy
+from deltaserve.routing.retry import NO_CAPACITY, Cause, Remedy, blame
 from deltaserve.routing.rooms import Echoes, LiveRoom, RoomEvent, Rooms, RoomState, Sample, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
@@ -202,7 +202,14 @@ class FrontCore:
         if not live.is_started:
             self._on_first_token(live, now)
         live.num_tokens += len(tokens)
-        self._out.append(Deliver(live.room, OutputDelta(tokens=tuple(tokens), logprobs=tuple(logprobs))))
+        live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=tuple(logprobs)))
+        self._deliver_held(live)
+
+    def _deliver_held(self, live: LiveRoom) -> None:
+        """Tokens go out when the prompt's logprobs are complete: those take another way and may come later."""
+        if live.has_prompt_logprobs:
+            self._out.extend(Deliver(live.room, delta) for delta in live.held)
+            live.held.clear()
 
     def _on_first_token(self, live: LiveRoom, now: float) -> None:
         live.first_token_s = now - live.submitted_at
@@ -211,7 +218,7 @@ class FrontCore:
 
     def _on_prompt_logprobs(self, worker: Worker, message: PromptLogprobs, now: float) -> None:
         live = self._live(worker, Room(message.room), now)
-        if live is None or live.state is not RoomState.WAITING:
+        if live is None or live.state is RoomState.FINISHING:
             return
         values = unseen(live.num_prompt_logprobs, message.start, message.values)
         if values is None:
@@ -219,6 +226,7 @@ class FrontCore:
         elif values:
             live.num_prompt_logprobs += len(values)
             self._out.append(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
+            self._deliver_held(live)
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> None:
         live = self.rooms.get(Room(message.room))
@@ -232,20 +240,21 @@ class FrontCore:
         elif usage.output_len > live.num_tokens:
             text = f"decode produced {usage.output_len} tokens, {live.num_tokens} came"
             self._end(live, FailReason.INTERNAL, text)
+        elif not live.has_prompt_logprobs:
+            text = f"prompt logprobs from position {live.num_prompt_logprobs} on never came"
+            self._end(live, FailReason.INTERNAL, text)
         else:
             self.placer.succeeded(live.placement)
             self._complete(live, message.finish, usage)
 
     def _on_failed(self, live: LiveRoom, message: Finished, now: float) -> None:
         reason = message.reason or FailReason.INTERNAL
-        if reason in BLAMES_WORKER:
-            by_prefill = message.retryable or reason is not FailReason.INTERNAL
-            self.placer.breakers.failed(live.placement.computing if by_prefill else live.placement.decode, now)
-        if message.retryable and self._retry(live, Cause.PREFILL, now):
-            return
-        if reason in HONEST_REFUSALS and self._retry(live, Cause.DECODE, now):
-            return
-        self._end(live, reason, message.message or reason.value)
+        half = blame(reason)
+        if half is not None:
+            self.placer.failed(live.placement, half, now)
+        cause = Cause.CAPACITY if reason in NO_CAPACITY else Cause.PREFILL if message.retryable else None
+        if cause is None or not self._retry(live, cause, now):
+            self._end(live, reason, message.message or reason.value)
 
     def _on_gone(self, worker: Worker, now: float) -> None:
         """What a lost decode worker had goes elsewhere or ends. A lost prefill worker is decode's matter."""
@@ -262,10 +271,7 @@ class FrontCore:
         if remedy is Remedy.GIVE_UP:
             return False
         try:
-            if remedy is Remedy.OTHER_PREFILL:
-                choice = self.placer.choose_prefill(live.sample, live.placement, now)
-            else:
-                choice = self.placer.choose(live.sample, now, without=live.placement.decode)
+            choice = self.placer.choose_next(live.sample, live.placement, remedy, now)
         except RequestFailed:
             return False  # nobody else can: the client is told of the failure itself
         self.placer.release_prefill(live.placement)

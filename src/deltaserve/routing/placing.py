@@ -15,6 +15,7 @@ from deltaserve.routing.estimate import Candidate, Prices
 from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
 from deltaserve.routing.policy import POLICIES, Choice
 from deltaserve.routing.residency import Residency
+from deltaserve.routing.retry import Cause, Remedy
 from deltaserve.routing.rooms import Placement, Rooms, RoomState, Sample
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import CacheUse
@@ -64,19 +65,28 @@ class Placer:
             raise RequestFailed(FailReason.TOO_LONG, text)
         return self._best(sample, fitting, now)
 
-    def choose_prefill(self, sample: Sample, failed: Placement, now: float) -> Choice:
-        """Another prefill worker for the decode worker that has the room; the same one only where no other is.
+    def choose_next(self, sample: Sample, failed: Placement, remedy: Remedy, now: float) -> Choice:
+        """Where to try a room again. Raises RequestFailed as `choose` does."""
+        if remedy is Remedy.OTHER_DECODE:
+            return self.choose(sample, now, without=failed.decode)
+        others = [w for w in self._prefills_for(sample, failed) if w.name != failed.prefill]
+        if remedy is Remedy.OTHER_PAIR:
+            try:
+                return self.choose(sample, now, without=failed.decode)
+            except RequestFailed:
+                return self._best(sample, Group(others, [self._worker(failed.decode)], []), now)
+        prefills = others or self._prefills_for(sample, failed)
+        return self._best(sample, Group(prefills, [self._worker(failed.decode)], []), now)
 
-        Raises RequestFailed: NO_PEER.
-        """
-        decode = self._worker(failed.decode)
-        prefills = [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
-        others = [w for w in prefills if w.name != failed.prefill]
-        if failed.prefill is None or not decode.is_ready or not prefills:
-            raise RequestFailed(FailReason.NO_PEER, "no prefill worker to try next")
-        return self._best(sample, Group(others or prefills, [decode], []), now)
+    def _prefills_for(self, sample: Sample, failed: Placement) -> list[Worker]:
+        """Prefill workers that could serve the decode worker that has the room."""
+        if failed.prefill is None or not self._worker(failed.decode).is_ready:
+            return []
+        return [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
 
     def _best(self, sample: Sample, fitting: Group, now: float) -> Choice:
+        if not fitting.has_pair:
+            raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
         prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
         computing = prefill_loads([w.report(now) for w in (*prefills, *unified)], self._assumed)
         decoding = decode_loads([w.report(now) for w in (*decodes, *unified)], self._assumed)
@@ -128,6 +138,10 @@ class Placer:
         """The first token came: all workers did their part."""
         for name in placement.workers:
             self.breakers.succeeded(name)
+
+    def failed(self, placement: Placement, half: Cause, now: float) -> None:
+        """A room failed there, by the fault of one half."""
+        self.breakers.failed(placement.decode if half is Cause.DECODE else placement.computing, now)
 
     def _worker(self, name: PeerName) -> Worker:
         worker = self._workers.get(name)

@@ -2,12 +2,14 @@
 
 Decode owns attempts. When prefill fails before the first token, decode says so (`Finished` with `retryable`) and the
 front submits the SAME room to the same decode worker with another prefill worker; decode opens the next attempt. When
-decode is lost before the first token, or would not take the room, it goes to another one; nothing is live elsewhere.
-After the first token both give up. Sampling is counter-based, so a replay of prompt + output on another decode worker
-would be exact: it would be the row (DECODE, started).
+decode is lost before the first token, the room goes to another decode worker: it is live on one at a time. When a
+worker has no capacity, the room goes to another pair. After the first token all give up.
+
+Sampling is counter-based, so a replay of prompt + output on another decode worker would be exact: it would be the row
+(DECODE, True).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from deltaserve.base.errors import FailReason
@@ -18,59 +20,65 @@ class Cause(Enum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    CAPACITY = "capacity"
+    """Nobody's: a worker is full or draining."""
 
 
 class Remedy(Enum):
-    OTHER_PREFILL = "other_prefill"
-    """Same decode worker, preferably another prefill worker."""
+    NEXT_PREFILL = "next_prefill"
+    """Same decode worker; another prefill worker, or the same one where it is the only one."""
     OTHER_DECODE = "other_decode"
     """Another decode worker, any prefill worker."""
+    OTHER_PAIR = "other_pair"
+    """Another decode worker, else another prefill worker for the same one."""
     GIVE_UP = "give_up"
 
 
 REMEDIES: dict[tuple[Cause, bool], Remedy] = {
-    (Cause.PREFILL, False): Remedy.OTHER_PREFILL,
+    (Cause.PREFILL, False): Remedy.NEXT_PREFILL,
     (Cause.PREFILL, True): Remedy.GIVE_UP,
     (Cause.DECODE, False): Remedy.OTHER_DECODE,
     (Cause.DECODE, True): Remedy.GIVE_UP,
+    (Cause.CAPACITY, False): Remedy.OTHER_PAIR,
+    (Cause.CAPACITY, True): Remedy.GIVE_UP,
 }
 """(cause, whether a token was delivered) |-> remedy."""
 
 MAX_RETRIES = 1
 """Per room and cause."""
 
-BLAMES_WORKER = frozenset(
+NO_CAPACITY = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
+
+_PREFILL_FAULTS = frozenset(
     {
         FailReason.TRANSFER_FAILED,
         FailReason.PEER_LOST,
         FailReason.PEER_FENCED,
         FailReason.STALE_PEER,
         FailReason.INCOMPATIBLE,
-        FailReason.BAD_EXTENT,
         FailReason.PREFIX_MISMATCH,
-        FailReason.INTERNAL,
     }
 )
-"""Reasons that count against a worker; the others are the request's own, or honest shedding."""
 
-HONEST_REFUSALS = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
-"""Reasons a decode worker does not take a room at all: another one may."""
+
+def blame(reason: FailReason) -> Cause | None:
+    """Against which half a failure counts; None: the request's own, or honest shedding."""
+    if reason in _PREFILL_FAULTS:
+        return Cause.PREFILL
+    return Cause.DECODE if reason is FailReason.INTERNAL else None
 
 
 @dataclass(slots=True)
 class Retries:
     """How often a room was submitted again, by cause."""
 
-    num_prefill: int = 0
-    num_decode: int = 0
+    used: dict[Cause, int] = field(default_factory=dict)
 
     def next(self, cause: Cause, started: bool) -> Remedy:
         """The remedy to try now; it counts as used."""
         remedy = REMEDIES[cause, started]
-        if remedy is Remedy.GIVE_UP:
-            return remedy
-        if cause is Cause.PREFILL:
-            self.num_prefill += 1
-            return remedy if self.num_prefill <= MAX_RETRIES else Remedy.GIVE_UP
-        self.num_decode += 1
-        return remedy if self.num_decode <= MAX_RETRIES else Remedy.GIVE_UP
+        num_used = self.used.get(cause, 0)
+        if remedy is Remedy.GIVE_UP or num_used >= MAX_RETRIES:
+            return Remedy.GIVE_UP
+        self.used[cause] = num_used + 1
+        return remedy

@@ -14,7 +14,7 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import PeerName, Room
 from deltaserve.base.machine import Table, advance
 from deltaserve.base.tokens import token_len
-from deltaserve.request.client import Generation
+from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.routing.retry import Retries
 from deltaserve.wire.messages import Usage
 
@@ -107,6 +107,8 @@ class LiveRoom:
     """Output tokens taken so far: the start expected next."""
     num_prompt_logprobs: int = 1
     """Prompt position expected next; position 0 has none."""
+    held: list[OutputDelta] = field(default_factory=list)
+    """Tokens that wait for prompt logprobs."""
     first_token_s: float = 0.0
     retries: Retries = field(default_factory=Retries)
 
@@ -119,8 +121,13 @@ class LiveRoom:
         return self.sample.prompt_len
 
     @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether all that were asked for came."""
+        return not self.sample.recomputes or self.num_prompt_logprobs >= self.prompt_len
+
+    @property
     def is_started(self) -> bool:
-        """Whether the client got a token: from then on nothing may be computed differently."""
+        """Whether a token came."""
         return self.num_tokens > 0
 
     def move(self, event: RoomEvent) -> None:

@@ -1,0 +1,146 @@
+"""Every cell of the peer table, and what boots say about frames."""
+
+import itertools
+
+import pytest
+
+from deltaserve.base.errors import StateError
+from deltaserve.base.ids import Boot, PeerName
+from deltaserve.peer.table import PEER_TRANSITIONS, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.wire.messages import Envelope, Facts, Heartbeat, Hello
+
+OURS, THEIRS, LATER = Boot(1), Boot(7), Boot(8)
+PEER = PeerName("prefill-0")
+HELLO = Hello(role="prefill", compat={"dtype": "float32"}, facts=Facts())
+
+PATHS: dict[PeerState, tuple[PeerEvent, ...]] = {
+    PeerState.UNKNOWN: (),
+    PeerState.GREETING: (PeerEvent.GREET,),
+    PeerState.READY: (PeerEvent.HELLO,),
+    PeerState.REFUSED: (PeerEvent.REFUSE,),
+    PeerState.LOST: (PeerEvent.HELLO, PeerEvent.LOSE),
+}
+"""How each state is reached from UNKNOWN."""
+
+
+def table_in(state: PeerState) -> PeerTable:
+    table = PeerTable(PeerName("decode-0"), OURS, lost_after_s=1.5)
+    for event in PATHS[state]:
+        table.move(table.get(PEER), event)
+    return table
+
+
+def frame(src_boot: Boot, dst_boot: Boot | None = OURS) -> Envelope:
+    return Envelope(src=PEER, src_boot=src_boot, dst_boot=dst_boot, body=Heartbeat())
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(PeerState, PeerEvent)))
+def test_every_cell(state: PeerState, event: PeerEvent) -> None:
+    table = table_in(state)
+    peer = table.get(PEER)
+    assert peer.state is state
+    target = PEER_TRANSITIONS[state].get(event)
+    if target is None:
+        with pytest.raises(StateError, match=rf"prefill-0: {event.value} while {state.value}"):
+            table.move(peer, event)
+        assert peer.state is state
+    else:
+        table.move(peer, event)
+        assert peer.state is target
+
+
+def test_a_hello_makes_ready_from_everywhere() -> None:
+    assert {row[PeerEvent.HELLO] for row in PEER_TRANSITIONS.values()} == {PeerState.READY}
+
+
+def test_nobody_can_be_lost_who_was_not_there() -> None:
+    without = {state for state, row in PEER_TRANSITIONS.items() if PeerEvent.LOSE not in row}
+    assert without == {PeerState.UNKNOWN, PeerState.LOST}
+
+
+def test_an_unknown_boot_is_new_and_a_current_frame_counts_as_a_heartbeat() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    peer = table.get(PEER)
+    assert table.judge(frame(THEIRS), 3.0) is Verdict.NEW_BOOT
+    assert (peer.boot, peer.last_heard) == (None, 0.0)
+    table.rebooted(peer, THEIRS, 3.0)
+    assert table.judge(frame(THEIRS), 4.0) is Verdict.CURRENT
+    assert peer.last_heard == 4.0
+
+
+def test_a_frame_for_an_earlier_life_of_ours_is_no_heartbeat() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    table.rebooted(table.get(PEER), THEIRS, 3.0)
+    assert table.judge(frame(THEIRS, Boot(99)), 4.0) is Verdict.WRONG_ADDRESSEE
+    assert table.get(PEER).last_heard == 3.0
+
+
+def test_a_reboot_buries_the_former_boot_for_good() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    peer = table.get(PEER)
+    table.rebooted(peer, THEIRS, 1.0)
+    peer.hello = HELLO
+    table.move(peer, PeerEvent.HELLO)
+    table.rebooted(peer, LATER, 2.0)
+    assert (peer.state.value, peer.boot) == ("unknown", LATER)
+    assert peer.hello is None, "facts die with their boot"
+    assert table.judge(frame(THEIRS), 9.0) is Verdict.DEAD_BOOT
+    assert table.judge(frame(THEIRS, None), 9.0) is Verdict.DEAD_BOOT
+    assert peer.last_heard == 2.0
+
+
+def test_burying_twice_changes_nothing() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    peer = table.get(PEER)
+    table.rebooted(peer, THEIRS, 1.0)
+    table.bury(peer)
+    table.bury(peer)
+    assert list(peer.dead_boots) == [THEIRS]
+    assert table.judge(frame(THEIRS), 2.0) is Verdict.DEAD_BOOT
+
+
+def test_dead_boots_are_bounded_and_the_oldest_goes_first() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    peer = table.get(PEER)
+    for boot in range(100, 200):
+        table.rebooted(peer, Boot(boot), 0.0)
+    assert len(peer.dead_boots) == 64
+    assert table.judge(frame(Boot(198)), 1.0) is Verdict.DEAD_BOOT
+    assert table.judge(frame(Boot(100)), 1.0) is Verdict.NEW_BOOT
+
+
+@pytest.mark.parametrize("state", PeerState)
+def test_only_live_peers_can_fall_silent(state: PeerState) -> None:
+    table = table_in(state)
+    is_live = state in (PeerState.READY, PeerState.GREETING)
+    assert table.silent(1.5) == []
+    assert [p.name for p in table.silent(1.6)] == ([PEER] if is_live else [])
+
+
+def test_a_sealed_frame_names_both_boots() -> None:
+    table = table_in(PeerState.UNKNOWN)
+    assert table.seal(PEER, HELLO).dst_boot is None
+    table.rebooted(table.get(PEER), THEIRS, 1.0)
+    envelope = table.seal(PEER, Heartbeat(), closed_below=5)
+    assert (envelope.src, envelope.src_boot, envelope.dst_boot) == ("decode-0", OURS, THEIRS)
+    assert envelope.closed_below == 5
+
+
+def test_a_forgotten_peer_is_a_stranger_again() -> None:
+    table = table_in(PeerState.READY)
+    table.rebooted(table.get(PEER), THEIRS, 1.0)
+    table.forget(PEER)
+    assert list(table) == []
+    assert table.get(PEER).state is PeerState.UNKNOWN
+    assert table.judge(frame(THEIRS), 2.0) is Verdict.NEW_BOOT
+
+
+def test_differences_name_field_and_both_values() -> None:
+    ours = {"dtype": "bfloat16", "page_size": "64", "rope": "a"}
+    theirs = {"dtype": "float16", "page_size": "64", "tokenizer": "x"}
+    assert unequal_fields(ours, theirs) == [
+        "dtype: ours bfloat16, theirs float16",
+        "rope: ours a, theirs (absent)",
+        "tokenizer: ours (absent), theirs x",
+    ]
+    assert unequal_fields(ours, dict(ours)) == []
