@@ -1,0 +1,176 @@
+"""Random batches over a page pool, and attention computed the plain way, for tests on any device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltaserve.base.ids import PageId, PoolId
+from deltaserve.device.attention import Batch, Query, Shared
+from deltaserve.device.kv_pool import KvPool, torch_dtype
+from deltaserve.device.page_table import PageTable
+from deltaserve.device.torch_attention import TorchAttention
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import CacheSpec, PageGroup
+
+POOL = PoolId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one test world."""
+
+    page_size: int = 16
+    split_tokens: int = 32
+    num_layers: int = 2
+    kv_heads: int = 2
+    group_size: int = 2
+    head_dim: int = 16
+    dtype: DType = DType.FLOAT32
+    kv_dtype: DType = DType.FLOAT32
+    device: str = "cpu"
+
+    @property
+    def num_heads(self) -> int:
+        return self.kv_heads * self.group_size
+
+
+class World:
+    """A pool full of NaN, a page table, and the K and V every position of every row should have.
+
+    Rows may lie on common pages: row r reads positions [0, common[r]) from row 0's pages.
+    """
+
+    def __init__(self, shape: Shape, lens: Sequence[int], common: Sequence[int] | None = None, seed: int = 0) -> None:
+        self.shape, self.lens = shape, list(lens)
+        self.common = list(common or [0] * len(lens))
+        self.generator = torch.Generator().manual_seed(seed)
+        device = torch.device(shape.device)
+        group = PageGroup("kv", shape.num_layers, shape.kv_heads, shape.head_dim, shape.kv_dtype)
+        cache = CacheSpec(shape.page_size, (group,))
+        counts = [cache.num_pages(length) for length in lens]
+        num_pages = sum(counts) + 3
+        self.pool = KvPool(cache, (num_pages,), device)
+        self.pool.arenas[0].bytes.fill_(0xFF)  # NaN in every dtype
+        self.tables = PageTable(1, len(lens), max(counts))
+        order = torch.randperm(num_pages, generator=self.generator).tolist()
+        for row, count in enumerate(counts):
+            own = [PageId(order.pop()) for _ in range(count)]
+            shared = self.common[row] // shape.page_size
+            if row and shared:
+                own[:shared] = [PageId(page) for page in self.tables.table(POOL)[0, :shared].tolist()]
+            self.tables.write(POOL, row, 0, tuple(own))
+        self.backend = TorchAttention(self.pool, self.tables, shape.num_heads)
+        self.kv = [self._random_kv(length) for length in lens]
+        for row in range(1, len(lens)):
+            self.kv[row][:, :, : self.common[row]] = self.kv[0][:, :, : self.common[row]]
+
+    def _random_kv(self, length: int) -> Tensor:
+        """[layers, 2, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""
+        shape = self.shape
+        size = (shape.num_layers, 2, length, shape.kv_heads, shape.head_dim)
+        values = torch.randn(size, generator=self.generator).to(torch_dtype(shape.dtype))
+        rounded = values.to(torch_dtype(shape.kv_dtype)).to(torch_dtype(shape.dtype))
+        return rounded.to(shape.device)
+
+    def queries(self, q_lens: Sequence[int]) -> tuple[Query, ...]:
+        """The last q_len positions of each row."""
+        return tuple(Query(row, self.lens[row] - q_len, q_len) for row, q_len in enumerate(q_lens))
+
+    def fill(self, q_lens: Sequence[int]) -> None:
+        """Write everything before the queries, as an earlier step would have."""
+        for row, q_len in enumerate(q_lens):
+            start = self.lens[row] - q_len
+            if start:
+                batch = Batch((Query(row, 0, start),), self.shape.split_tokens)
+                step = self.backend.begin_step(batch)[0]
+                for layer in range(self.shape.num_layers):
+                    step.write_kv(layer, *self.kv[row][layer, :, :start])
+
+    def run(self, batch: Batch, layer: int, q: Tensor) -> Tensor:
+        """Write the step's K and V, attend. q [T, Hq, D] -> [T, Hq, D]"""
+        step = self.backend.begin_step(batch)[0]
+        new = [self.kv[query.line][layer, :, query.q_start : query.q_end] for query in batch.queries]
+        step.write_kv(layer, *torch.cat(new, 1))
+        return step.attend(layer, q, self.shape.head_dim**-0.5)
+
+    def random_q(self, num_tokens: int) -> Tensor:
+        shape = self.shape
+        q = torch.randn((num_tokens, shape.num_heads, shape.head_dim), generator=self.generator)
+        return q.to(torch_dtype(shape.dtype)).to(shape.device)
+
+    def expected(self, batch: Batch, layer: int, q: Tensor) -> Tensor:
+        """Softmax over every position up to the query's own, in float64."""
+        outs, token = [], 0
+        scale, group = self.shape.head_dim**-0.5, self.shape.group_size
+        for query in batch.queries:
+            k, v = self.kv[query.line][layer, :, : query.q_end].double().repeat_interleave(group, 2).unbind(0)
+            part = q[token : token + query.q_len].double()
+            scores = torch.einsum("qhd,khd->hqk", part, k) * scale
+            keys = torch.arange(query.q_end, device=q.device)
+            hidden = keys[None] > keys[query.q_start :, None]
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            outs.append(torch.einsum("hqk,khd->qhd", weights, v))
+            token += query.q_len
+        return torch.cat(outs)
+
+
+TOLERANCE = {DType.FLOAT32: 2e-5, DType.BFLOAT16: 3e-2, DType.FLOAT16: 4e-3}
+
+
+def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int]) -> None:
+    """Mixed queries over scattered pages equal plain attention; garbage in unwritten slots is never seen."""
+    world = World(shape, lens)
+    world.fill(q_lens)
+    batch = Batch(world.queries(q_lens), shape.split_tokens)
+    for layer in range(shape.num_layers):
+        q = world.random_q(batch.num_tokens)
+        got = world.run(batch, layer, q)
+        assert got.shape == q.shape
+        assert got.dtype == q.dtype
+        assert got.is_contiguous()
+        torch.testing.assert_close(
+            got.double(), world.expected(batch, layer, q), atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype]
+        )
+
+
+def check_sharing_keeps_bits(shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int]) -> None:
+    """Every way of sharing whole splits gives the same bits as none; and the result is right."""
+    world = World(shape, lens, common)
+    world.fill(q_lens)
+    queries = world.queries(q_lens)
+    private = Batch(queries, shape.split_tokens)
+    q = world.random_q(private.num_tokens)
+    layer = shape.num_layers - 1
+    plain = world.run(private, layer, q)
+    tolerance = TOLERANCE[shape.dtype]
+    torch.testing.assert_close(plain.double(), world.expected(private, layer, q), atol=tolerance, rtol=tolerance)
+    for shared in sharings(world, queries):
+        batch = Batch(queries, shape.split_tokens, shared)
+        assert torch.equal(world.run(batch, layer, q), plain), shared
+
+
+def sharings(world: World, queries: Sequence[Query]) -> list[tuple[Shared, ...]]:
+    """All rows that reach a split together; pairs only; split by split; the last common split only."""
+    split = world.shape.split_tokens
+
+    def reach(row: int) -> int:
+        common = max(world.common) if row == 0 else world.common[row]
+        return min(common, queries[row].q_start) // split
+
+    ends = [reach(row) for row in range(len(queries))]
+    levels = []
+    for depth in range(max(ends)):
+        rows = tuple(row for row, end in enumerate(ends) if end > depth)
+        if len(rows) > 1:
+            levels.append(Shared(depth * split, (depth + 1) * split, rows))
+    assert levels, "the world shares nothing"
+    merged: list[Shared] = []
+    for level in levels:
+        if merged and merged[-1].queries == level.queries:
+            merged[-1] = Shared(merged[-1].start, level.end, level.queries)
+        else:
+            merged.append(level)
+    pairs = tuple(Shared(level.start, level.end, level.queries[-2:]) for level in levels)
+    return [tuple(merged), tuple(levels), pairs, (levels[-1],)]

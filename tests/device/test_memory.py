@@ -1,0 +1,89 @@
+"""Pages and aux slots as peers see them: addresses, bytes, checksums."""
+
+import ctypes
+import zlib
+
+import pytest
+import torch
+
+from deltaserve.base.ids import AuxSlot, PageId, PoolId
+from deltaserve.base.tokens import unpack_u32
+from deltaserve.device.kv_pool import page_bytes
+from deltaserve.device.memory import AUX_COMPONENT, DeviceMemory
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
+
+FULL = PageGroup("kv", num_layers=3, num_kv_heads=2, head_dim=8, dtype=DType.BFLOAT16)
+DRAFT = PageGroup("draft", num_layers=1, num_kv_heads=2, head_dim=8, dtype=DType.BFLOAT16)
+WINDOW = PageGroup("window", num_layers=2, num_kv_heads=1, head_dim=4, dtype=DType.FP8_E4M3, lifetime=Lifetime.WINDOW)
+CACHE = CacheSpec(4, (FULL, WINDOW, DRAFT))
+CPU = torch.device("cpu")
+
+
+def memory() -> DeviceMemory:
+    return DeviceMemory(CACHE, (10, 5), CPU, num_aux_slots=3)
+
+
+def test_regions_name_real_memory() -> None:
+    owner = memory()
+    regions = owner.regions()
+    assert [name for name, _ in regions] == ["kv", "window", "draft", AUX_COMPONENT]
+    assert [region.id for _, region in regions] == [0, 1, 2, 3]
+    sizes = [KvLayout(group, 4).arena_bytes(pages) for group, pages in ((FULL, 10), (WINDOW, 5), (DRAFT, 10))]
+    assert [region.num_bytes for _, region in regions] == [*sizes, 3 * 2048]
+    assert all(region.device == "cpu" for _, region in regions)
+    owner.write_aux(AuxSlot(1), b"abc")
+    assert ctypes.string_at(regions[3][1].base + 2048, 4) == b"abc\0"
+    ctypes.memset(regions[0][1].base, 7, 1)  # as a peer's write would
+    assert owner.kv.arenas[0].bytes[0] == 7
+
+
+def test_page_bytes_count_every_group_of_the_pool() -> None:
+    assert page_bytes(CACHE, PoolId(0)) == KvLayout(FULL, 4).page_bytes + KvLayout(DRAFT, 4).page_bytes
+    assert page_bytes(CACHE, PoolId(1)) == KvLayout(WINDOW, 4).page_bytes
+
+
+def test_arena_has_the_layout_of_the_contract() -> None:
+    """`[P, H, L, planes, S, D]`: one token's K and V land where layout/kv.py says."""
+    arena = memory().kv.arenas[0]
+    row = 6 * arena.rows_per_page + 1 * arena.rows_per_head
+    values = torch.arange(8, dtype=torch.bfloat16)[None] + 1
+    arena.scatter(2, 1, torch.tensor([row * 4 + 3]), values)  # page 6, head 1, layer 2, V, token 3
+    view = arena.bytes.view(torch.bfloat16).view(10, *arena.layout.page_shape)
+    assert torch.equal(view[6, 1, 2, 1, 3], values[0])
+    assert view.count_nonzero() == 8
+    assert torch.equal(arena.gather(2, 1, torch.tensor([row]))[3], values[0])
+
+
+def test_checksums_cover_all_groups_of_a_pool() -> None:
+    owner = memory()
+    full, _, draft = owner.kv.arenas
+    size, small = full.layout.page_bytes, draft.layout.page_bytes
+    full.bytes.copy_(torch.randint(0, 256, full.bytes.shape, dtype=torch.uint8))
+    draft.bytes.copy_(torch.randint(0, 256, draft.bytes.shape, dtype=torch.uint8))
+    pages = (PageId(3), PageId(0), PageId(3))
+    want = [
+        zlib.crc32(
+            full.bytes[p * size : (p + 1) * size].numpy().tobytes()
+            + draft.bytes[p * small : (p + 1) * small].numpy().tobytes()
+        )
+        for p in pages
+    ]
+    assert list(unpack_u32(owner.checksums(PoolId(0), pages))) == want
+    draft.bytes[3 * small] ^= 1
+    assert unpack_u32(owner.checksums(PoolId(0), pages))[0] != want[0]
+    assert owner.checksums(PoolId(1), ()) == b""
+
+
+def test_aux_slots() -> None:
+    owner = memory()
+    owner.write_aux(AuxSlot(2), b"x" * 2048)
+    owner.write_aux(AuxSlot(2), b"yy")
+    assert owner.read_aux(AuxSlot(2)) == b"yy" + b"x" * 2046
+    assert owner.read_aux(AuxSlot(1)) == bytes(2048)
+    with pytest.raises(ValueError, match="2049 bytes in an aux slot of 2048"):
+        owner.write_aux(AuxSlot(0), b"x" * 2049)
+    for slot in (3, -1):
+        with pytest.raises(ValueError, match="aux slot"):
+            owner.read_aux(AuxSlot(slot))

@@ -1,0 +1,186 @@
+"""config.json -> ModelSpec, and the one line a bad folder gets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.layout.dtype import DType
+from deltaserve.models.config import load_spec
+from deltaserve.models.fields import Fields
+from deltaserve.models.rope import inverse_frequencies, rope_spec
+from deltaserve.models.spec import ModelSpec, QkNorm, RopeKind
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+
+
+def spec_of(folder: Path, **changes: Any) -> ModelSpec:
+    values = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(values))
+    return load_spec(folder)
+
+
+def test_llama(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, eos_token_id=[7, 9], rope_theta=5e5)
+    assert (spec.family, spec.dtype, spec.qk_norm) == ("llama", DType.BFLOAT16, QkNorm.NONE)
+    assert (spec.head_dim, spec.num_heads, spec.num_kv_heads) == (16, 4, 2)
+    assert (spec.rope.kind, spec.rope.theta, spec.eos_token_ids) == (RopeKind.DEFAULT, 5e5, (7, 9))
+    assert (spec.tied_embeddings, spec.moe) == (False, None)
+
+
+def test_defaults_and_older_names(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, num_key_value_heads=..., dtype=..., torch_dtype="float16", head_dim=32)
+    assert (spec.num_kv_heads, spec.dtype, spec.head_dim) == (4, DType.FLOAT16, 32)
+    assert spec_of(tmp_path, dtype=...).dtype is DType.FLOAT32
+
+
+def test_qwen3_moe(tmp_path: Path) -> None:
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    sparse = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
+    spec = spec_of(tmp_path, architectures=["Qwen3MoeForCausalLM"], **moe, **sparse)
+    assert spec.moe is not None
+    assert spec.moe.layers == {1, 5}
+    assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.renormalise) == (8, 2, True)
+    assert [spec.is_moe(layer) for layer in range(6)] == [False, True, False, False, False, True]
+    assert spec.qk_norm is QkNorm.HEAD
+
+
+def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert spec_of(tmp_path, eos_token_id=7).eos_token_ids == (3, 4)
+
+
+def test_cache_spec(tmp_path: Path) -> None:
+    cache = spec_of(tmp_path).cache_spec(16, DType.FP8_E4M3)
+    (group,) = cache.groups
+    assert (cache.page_size, group.num_layers, group.num_kv_heads, group.head_dim) == (16, 2, 2, 16)
+    assert (group.dtype, group.planes) == (DType.FP8_E4M3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
+        ({"architectures": []}, "architectures is []"),
+        ({"architectures": ...}, "architectures is None"),
+        ({"num_hidden_layers": 513}, "num_hidden_layers is 513, expected 1 .. 512"),
+        ({"vocab_size": 2**22 + 1}, "vocab_size"),
+        ({"hidden_size": 2**17 + 1}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected a whole number"),
+        ({"hidden_size": True}, "hidden_size is True, expected a whole number"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "a divisor of num_attention_heads 4"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads is 8"),
+        ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu"),
+        ({"dtype": "float64"}, "dtype is 'float64'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a positive number"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised as 'awq'"),
+        ({"eos_token_id": 100}, "eos_token_id 100 is outside the vocabulary of 100"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', expected whole numbers"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope', expected one of default, linear"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "windowed attention"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts is missing"),
+    ],
+)
+def test_bad_config_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_of(tmp_path, **changes)
+    message = str(caught.value)
+    assert message.startswith("config.json: ")
+    assert text in message
+    assert "\n" not in message
+    assert str(tmp_path) not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"{", "not readable as JSON"),
+        (b"\xff\xfe", "not readable as JSON"),
+        (b"[1]", "expected a JSON object"),
+        (b"[" * 100_000, "not readable as JSON"),
+        (b"{" + b" " * (17 << 20) + b"}", "larger than"),
+    ],
+)
+def test_unreadable_config(tmp_path: Path, content: bytes, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"config.json: .*{text}"):
+        load_spec(tmp_path)
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="config.json: not found in the model folder"):
+        load_spec(tmp_path)
+
+
+def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    spec_of(tmp_path, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "attention_factor": 1.3,
+        },
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.1,
+        },
+    ],
+)
+def test_rope_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
+    values = {"rope_parameters": {"rope_theta": 1e5, **scaling}, "max_position_embeddings": 512}
+    config = transformers.LlamaConfig(**values, head_dim=64, num_attention_heads=4)
+    want, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
+    spec = rope_spec(Fields(values, "config.json"), 512)
+    torch.testing.assert_close(inverse_frequencies(spec, 64), want, rtol=1e-6, atol=0.0)
+    assert spec.attention_factor == pytest.approx(factor)
+
+
+def test_older_rope_scaling_is_understood() -> None:
+    fields = Fields({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2}}, "config.json")
+    spec = rope_spec(fields, 512)
+    assert (spec.kind, spec.theta, spec.factor) == (RopeKind.LINEAR, 1e6, 2.0)

@@ -1,0 +1,87 @@
+"""The executor against transformers, float32: every position's whole distribution, and greedy tokens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltaserve.base.ids import RowId
+from deltaserve.layout.dtype import DType
+from deltaserve.sched.plan import SharedRun
+from tests.fixtures.tiny_models import VARIANTS
+from tests.runner.world import (
+    Driver,
+    assert_same,
+    check_generation,
+    distribution,
+    drawn,
+    drawn_distribution,
+    extend,
+    random_tokens,
+    reference_logprobs,
+)
+
+FLOAT32 = [name for name, variant in VARIANTS.items() if variant.dtype == torch.float32]
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_generation(tiny_models: Path, name: str) -> None:
+    check_generation(Driver(tiny_models / name), tiny_models / name)
+
+
+@pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 4), (16, 16), (64, 64)])
+def test_generation_over_page_sizes(tiny_models: Path, page_size: int, split_tokens: int) -> None:
+    path = tiny_models / "qwen3"
+    check_generation(Driver(path, page_size, split_tokens), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "tolerance"),
+    [("qwen3", DType.FP8_E4M3, 1.5), ("qwen3", DType.BFLOAT16, 0.15), ("llama_bf16", DType.BFLOAT16, 0.6)],
+)
+def test_reduced_precision_stays_close(tiny_models: Path, name: str, kv_dtype: DType, tolerance: float) -> None:
+    path, prompt = tiny_models / name, random_tokens(100, 4)
+    driver = Driver(path, kv_dtype=kv_dtype)
+    driver.open(0, prompt)
+    parts = []
+    for start, end in ((0, 60), (60, 100)):
+        result = driver.step([extend(0, prompt, start, end)]).items[0]
+        parts += [distribution(logprobs) for logprobs in result.prompt_logprobs]
+    got, want = torch.stack(parts), reference_logprobs(path, prompt)[:-1]
+    assert_same(got, want, tolerance)
+    assert (got - want).abs().mean() < tolerance / 8
+    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama_bf16"])
+def test_sharing_on_and_off_gives_equal_bits(tiny_models: Path, name: str) -> None:
+    driver = Driver(tiny_models / name)
+    prompt = random_tokens(101, 5)
+    driver.open(0, prompt)
+    driver.step([extend(0, prompt, 0, 101)])
+    prompts = [prompt] + [prompt[:96] + random_tokens(5 + row, row) for row in range(1, 20)]
+    firsts = [0]
+    for row in range(1, 20):
+        driver.open(row, prompts[row], capacity=112 + row, prefix_of=0, prefix_len=96)
+        firsts.append(drawn(driver.step([extend(row, prompts[row], 96, len(prompts[row]))]).items[0]))
+    items = [extend(row, [*tokens, firsts[row]], len(tokens), len(tokens) + 1) for row, tokens in enumerate(prompts)]
+    alone = driver.step(items)
+    rows = tuple(RowId(row) for row in range(20))
+    together = driver.step(items, [SharedRun(0, 64, rows), SharedRun(64, 96, rows[3:])])
+    assert [item.sampled for item in together.items] == [item.sampled for item in alone.items]
+    assert (together.tokens_read, together.shared_tokens_read) == (alone.tokens_read, 64 * 19 + 32 * 16)
+    assert alone.shared_tokens_read == 0
+
+
+def test_a_prefix_on_another_rows_pages_is_the_same_prefix(tiny_models: Path) -> None:
+    path = tiny_models / "llama"
+    driver = Driver(path, split_tokens=16)
+    first, second = random_tokens(90, 6), random_tokens(90, 6)[:64] + random_tokens(20, 7)
+    driver.open(0, first)
+    driver.step([extend(0, first, 0, 90)])
+    driver.open(1, second, prefix_of=0, prefix_len=64)
+    result = driver.step([extend(1, second, 64, 84)], closes=[0]).items[0]
+    want = reference_logprobs(path, second)
+    assert_same(drawn_distribution(result), want[-1])
+    got = torch.stack([distribution(logprobs) for logprobs in result.prompt_logprobs])
+    assert_same(got, want[64:-1])

@@ -1,0 +1,207 @@
+"""The batched sampler against rules written out one row at a time, and its distribution with fixed seeds."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.runner.randomness import uniform
+from deltaserve.runner.rows import History
+from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
+
+VOCAB = 50
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 8, "seed": 1, **changes})
+
+
+def row(position: int = 0, history: History | None = None, **changes: Any) -> SampleRow:
+    return SampleRow(params(**changes), position, history)
+
+
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def history(prompt: list[int], output: list[int]) -> History:
+    made = History(VOCAB, torch.device("cpu"))
+    made.add(np.array(prompt, np.int64), is_output=False)
+    made.add(np.array(output, np.int64), is_output=True)
+    return made
+
+
+def plain_probs(logits: list[float], p: SamplingParams) -> list[float]:
+    """Temperature, top-k, top-p, min-p in plain Python."""
+    scaled = [x / p.temperature for x in logits]
+    order = sorted(range(len(scaled)), key=lambda token: -scaled[token])
+    if p.top_k is not None:
+        order = order[: p.top_k]
+    top = scaled[order[0]]
+    weights = {token: math.exp(scaled[token] - top) for token in order}
+    total = sum(weights.values())
+    kept, mass = [], 0.0
+    for token in order:
+        kept.append(token)
+        mass += weights[token] / total
+        if mass >= p.top_p:
+            break
+    kept = [token for token in kept if weights[token] >= p.min_p * weights[order[0]]]
+    total = sum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
+
+
+def pick(probs: list[float], u: float) -> int:
+    mass = 0.0
+    for token, prob in enumerate(probs):
+        mass += prob
+        if mass > u:
+            return token
+    raise AssertionError("probabilities do not reach the point")
+
+
+RULES: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 1.9, "top_k": 5},
+    {"top_k": 1},
+    {"top_k": 1000},
+    {"top_p": 0.6},
+    {"top_p": 1e-6},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.1, "temperature": 1.3},
+    {"min_p": 0.2},
+]
+
+
+def test_mixed_batch_equals_plain_rules_one_by_one() -> None:
+    logits = random_logits(200)
+    rows = [row(position=i, seed=7 * i, **RULES[i % len(RULES)]) for i in range(200)]
+    got = [draw.token for draw in sample(logits.clone(), rows)]
+    want = [
+        pick(plain_probs(logits[i].tolist(), r.params), uniform(r.params.seed, r.position)) for i, r in enumerate(rows)
+    ]
+    assert got == want
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    logits = random_logits(60)
+    rows = [row(position=i, seed=i, **RULES[i % len(RULES)]) for i in range(60)]
+    rows[10] = row(temperature=0.0)
+    together = [draw.token for draw in sample(logits.clone(), rows)]
+    alone = [sample(logits[i : i + 1].clone(), [rows[i]])[0].token for i in range(60)]
+    assert together == alone
+
+
+def test_greedy_takes_the_largest() -> None:
+    logits = random_logits(20)
+    draws = sample(logits.clone(), [row(temperature=0.0, seed=i) for i in range(20)])
+    assert [draw.token for draw in draws] == logits.argmax(-1).tolist()
+    assert all(draw.logprobs is None for draw in draws)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_frequencies_follow_the_distribution(rules: dict[str, Any]) -> None:
+    """Chi-square over 4000 positions of one seed; fixed, so it never flickers."""
+    logits, count = random_logits(1, seed=3)[0], 4000
+    want = plain_probs(logits.tolist(), params(**rules))
+    rows = [row(position=i, seed=99, **rules) for i in range(count)]
+    drawn = [draw.token for draw in sample(logits.repeat(count, 1), rows)]
+    observed = [drawn.count(token) for token in range(VOCAB)]
+    assert all(prob > 0 for token, prob in enumerate(want) if observed[token])
+    cells = [(seen, prob * count) for seen, prob in zip(observed, want, strict=True) if prob * count >= 5]
+    chi = sum((seen - mean) ** 2 / mean for seen, mean in cells)
+    assert chi < len(cells) + 4 * math.sqrt(2 * len(cells))
+
+
+def test_uniform_numbers() -> None:
+    values = [uniform(seed, position) for seed in range(100) for position in range(100)]
+    assert all(0.0 <= value < 1.0 for value in values)
+    assert len(set(values)) > 9990
+    assert abs(sum(values) / len(values) - 0.5) < 0.01
+    assert uniform(1, 2) == uniform(1, 2)
+    assert uniform(2**64 - 1, 2**31) != uniform(2**64 - 1, 2**31 + 1)
+
+
+def test_streams_of_neighbouring_seeds_do_not_overlap() -> None:
+    golden = 0x9E3779B97F4A7C15
+    assert uniform(5 + golden, 0) != uniform(5, 1)
+
+
+def test_the_nucleus_may_be_wider_than_the_candidates() -> None:
+    vocab = 5000
+    logits = torch.zeros(1, vocab) + torch.linspace(0, 1e-3, vocab)
+    tokens = [sample(logits.clone(), [row(position=i, top_p=0.5)])[0].token for i in range(60)]
+    assert min(tokens) >= vocab // 2 - 10
+    assert min(tokens) < vocab * 0.6
+
+
+def test_penalties() -> None:
+    logits = random_logits(1, seed=5)
+    past = history(prompt=[1, 2, 2, 3], output=[3, 4, 4])
+    rules = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.3}
+    want = logits[0].clone()
+    for token in (1, 2, 3, 4):
+        want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
+    for token, times in ((3, 1), (4, 2)):
+        want[token] += 0.3 - 0.4 * times
+    got = logits.clone()
+    sample(got, [row(history=past, temperature=0.0, **rules)])
+    torch.testing.assert_close(got[0], want)
+
+
+def test_logit_bias_and_min_tokens() -> None:
+    logits = random_logits(1)
+    best = int(logits.argmax())
+    bias = {"temperature": 0.0, "logit_bias": ((7, 100.0), (best, -50.0))}
+    assert sample(logits.clone(), [row(**bias)])[0].token == 7
+    stop = {"temperature": 0.0, "stop_token_ids": (best, 7), "min_tokens": 3}
+    assert sample(logits.clone(), [row(position=2, **stop)])[0].token not in (best, 7)
+    assert sample(logits.clone(), [row(position=3, **stop)])[0].token == best
+    biased_stop = row(position=0, **stop, logit_bias=((7, 100.0),))
+    assert sample(logits.clone(), [biased_stop])[0].token != 7
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    logits = random_logits(4)
+    rows = [
+        row(logprobs=0, temperature=0.5, logit_bias=((7, 100.0),)),
+        row(temperature=0.0),
+        row(logprobs=3, top_k=1),
+        row(logprobs=VOCAB + 9, temperature=0.0),
+    ]
+    draws = sample(logits.clone(), rows)
+    raw = logits.log_softmax(-1)
+    first, _, third, last = (draw.logprobs for draw in draws)
+    assert first is not None
+    assert (draws[0].token, first.top) == (7, ())
+    assert first.logprob == pytest.approx(raw[0, 7].item())
+    assert draws[1].logprobs is None
+    assert third is not None
+    assert [token for token, _ in third.top] == raw[2].topk(3).indices.tolist()
+    assert third.top[0] == (draws[2].token, third.logprob)
+    assert last is not None
+    assert len(last.top) == VOCAB
+    assert sum(math.exp(value) for _, value in last.top) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_token_logprobs() -> None:
+    logits = random_logits(3)
+    found = token_logprobs(logits, torch.tensor([4, 5, 6]), 2)
+    raw = logits.log_softmax(-1)
+    assert [entry.logprob for entry in found] == pytest.approx([raw[i, 4 + i].item() for i in range(3)])
+    assert [[token for token, _ in entry.top] for entry in found] == raw.topk(2).indices.tolist()
+    assert all(entry.top == () for entry in token_logprobs(logits, torch.tensor([4, 5, 6]), 0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_finite_rows(bad: float) -> None:
+    logits = random_logits(3)
+    logits[1, 20] = bad
+    assert finite_rows(logits) == [True, False, True]
+    logits[2] = 3e38  # large, but numbers
+    logits[2, 0] = -3e38
+    assert finite_rows(logits)[2]

@@ -1,0 +1,183 @@
+"""Drives a TorchExecutor with hand-made plans, and the same model in transformers to compare with."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.base.tokens import pack_u32
+from deltaserve.layout.dtype import DType
+from deltaserve.models.config import load_spec
+from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.sched.plan import (
+    ItemResult,
+    PageUpdate,
+    PlanItem,
+    RowOpen,
+    SharedRun,
+    StepPlan,
+    StepResult,
+    TokenOf,
+    TokenValues,
+    WorkList,
+)
+
+VOCAB_SIZE = 272
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=VOCAB_SIZE, prompt_logprobs=VOCAB_SIZE)
+"""Greedy, with the whole distribution as logprobs."""
+TOLERANCE = 2e-3
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(256) for _ in range(count)]
+
+
+class Driver:
+    """Rows on scattered pages; counts steps."""
+
+    def __init__(
+        self,
+        path: Path,
+        page_size: int = 16,
+        split_tokens: int = 32,
+        kv_dtype: DType | None = None,
+        num_pages: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        spec = load_spec(path)
+        cache_spec = spec.cache_spec(page_size, kv_dtype or spec.dtype)
+        num_pages = num_pages or 1024 // page_size
+        sizes = ExecutorSizes((num_pages,), max_rows=32, max_context_len=512, num_aux_slots=2)
+        self.executor = TorchExecutor.load(path, spec, cache_spec, sizes, device)
+        self.page_size, self.split_tokens = page_size, split_tokens
+        self.free = [PageId(page) for page in range(num_pages)]
+        random.Random(0).shuffle(self.free)
+        self.pages: dict[int, tuple[PageId, ...]] = {}
+        self._opens: list[RowOpen] = []
+        self._updates: list[PageUpdate] = []
+        self.steps = 0
+
+    def open(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        capacity: int = 256,
+        prefix_of: int | None = None,
+        prefix_len: int = 0,
+        prompt_len: int | None = None,
+    ) -> None:
+        """The row starts with the next step. Its first `prefix_len` positions lie on the pages of `prefix_of`."""
+        shared = self.pages[prefix_of][: prefix_len // self.page_size] if prefix_of is not None else ()
+        count = -(-capacity // self.page_size) - len(shared)
+        pages = shared + tuple(self.free.pop() for _ in range(count))
+        self.pages[row] = pages
+        self._opens.append(RowOpen(RowId(row), sampling, pack_u32(tokens), prompt_len or len(tokens)))
+        self._updates.append(PageUpdate(RowId(row), PoolId(0), 0, pages))
+
+    def step(
+        self, items: Sequence[PlanItem], shared: Sequence[SharedRun] = (), closes: Sequence[int] = ()
+    ) -> StepResult:
+        plan = StepPlan(
+            StepIndex(self.steps),
+            tuple(items),
+            WorkList(self.split_tokens, tuple(shared)),
+            tuple(self._opens),
+            tuple(self._updates),
+            tuple(RowId(row) for row in closes),
+        )
+        self._opens, self._updates = [], []
+        self.steps += 1
+        return self.executor.execute(plan)
+
+    def decode(self, row: int, position: int) -> PlanItem:
+        """The token drawn by the previous step is the input."""
+        return PlanItem(RowId(row), position, 1, TokenOf(StepIndex(self.steps - 1)), True)
+
+
+def extend(row: int, tokens: Sequence[int], start: int, end: int, samples: bool | None = None) -> PlanItem:
+    """Positions [start, end) of `tokens`; draws after the last one unless told."""
+    draws = end == len(tokens) if samples is None else samples
+    return PlanItem(RowId(row), start, end - start, TokenValues(pack_u32(tokens[start:end])), draws, True)
+
+
+def drawn(result: ItemResult) -> int:
+    assert result.sampled is not None
+    return result.sampled.token
+
+
+def distribution(logprobs: TokenLogprobs | None) -> Tensor:
+    """[V] from logprobs that list the whole vocabulary."""
+    assert logprobs is not None
+    values = dict(logprobs.top)
+    assert len(values) == VOCAB_SIZE
+    return torch.tensor([values[token] for token in range(VOCAB_SIZE)])
+
+
+def drawn_distribution(result: ItemResult) -> Tensor:
+    """[V]"""
+    assert result.sampled is not None
+    return distribution(result.sampled.logprobs)
+
+
+@cache
+def _reference(path: Path) -> Any:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def reference_logprobs(path: Path, tokens: Sequence[int]) -> Tensor:
+    """[T, V] of transformers, float32: line i is the distribution after token i."""
+    logits: Tensor = _reference(path)(torch.tensor([list(tokens)])).logits[0]
+    return logits.log_softmax(-1)
+
+
+def assert_same(got: Tensor, want: Tensor, tolerance: float = TOLERANCE) -> None:
+    """No log-probability differs by more than `tolerance`."""
+    worst = (got - want).abs().max().item()
+    assert worst <= tolerance, f"logprobs differ by {worst:.2e}"
+
+
+def check_generation(driver: Driver, path: Path, num_decode: int = 10) -> None:
+    """Three packed requests, cut into odd chunks, then decoded together: every position's distribution agrees."""
+    prompts = [random_tokens(150, 1), random_tokens(3, 2), random_tokens(77, 3)]
+    for row, prompt in enumerate(prompts):
+        driver.open(row, prompt)
+    schedule = [
+        [(0, 0, 37), (1, 0, 3)],
+        [(0, 37, 38), (2, 0, 10)],
+        [(2, 10, 27), (0, 38, 101)],
+        [(0, 101, 150), (2, 27, 77)],
+    ]
+    prompt_parts: list[list[Tensor]] = [[], [], []]
+    outputs: list[list[int]] = [[], [], []]
+    drawn_parts: list[list[Tensor]] = [[], [], []]
+    for chunks in schedule:
+        result = driver.step([extend(row, prompts[row], start, end) for row, start, end in chunks])
+        for item in result.items:
+            prompt_parts[item.row] += [distribution(logprobs) for logprobs in item.prompt_logprobs]
+            if item.sampled is not None:
+                outputs[item.row].append(drawn(item))
+                drawn_parts[item.row].append(drawn_distribution(item))
+    # Row 1 has drawn its first token three steps ago, so decode starts from values.
+    first = [PlanItem(RowId(r), len(p), 1, TokenValues(pack_u32(outputs[r])), True) for r, p in enumerate(prompts)]
+    for count in range(num_decode):
+        items = first if count == 0 else [driver.decode(r, len(p) + count) for r, p in enumerate(prompts)]
+        for item in driver.step(items).items:
+            outputs[item.row].append(drawn(item))
+            drawn_parts[item.row].append(drawn_distribution(item))
+    for row, prompt in enumerate(prompts):
+        want = reference_logprobs(path, prompt + outputs[row][:-1])
+        assert_same(torch.stack(prompt_parts[row]), want[: len(prompt) - 1])
+        assert_same(torch.stack(drawn_parts[row]), want[len(prompt) - 1 :])
+        assert outputs[row] == want[len(prompt) - 1 :].argmax(-1).tolist()
