@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
+from deltaserve.layout.dtype import DType
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -12,14 +14,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     """Unique in the cluster: `prefill-0`."""
-    role: str
-    """Value of base.ids.Role: `prefill`, `decode` or `unified`."""
+    role: Role
     model_path: str
     device: str
     """`cpu` or `cuda:N`."""
-    dtype: str
-    """Of weights and activations; value of layout.dtype.DType."""
-    kv_dtype: str
+    dtype: DType
+    """Of weights and activations."""
+    kv_dtype: DType
     page_size: int
     """Tokens."""
     num_pages: tuple[int, ...]
@@ -35,11 +36,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of worker links; 0 takes any."""
     curve: bool = False
     """Encrypt and authenticate worker links with keys derived from the cluster secret."""
-    model_overrides: str = ""
-    """JSON object that replaces keys of the model's config.json; empty: none."""
-    transport: str = "nixl"
     transport_tls: str = "tcp,self"
+    """UCX_TLS."""
     transport_devices: str = "lo"
+    """UCX_NET_DEVICES: where page transfers may listen."""
     chunked_prefill_size: int = 512
     max_prefill_tokens: int = 2048
     attention_split_tokens: int = 256
@@ -60,6 +60,18 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics_port: int | None = None
     """Prometheus on 127.0.0.1; None: off."""
     log_level: str = "info"
+
+
+def worker_environment(spec: WorkerSpec) -> dict[str, str]:
+    """What the environment of the process must hold before it starts: the libraries read it when they are loaded."""
+    threads = str(spec.num_threads)
+    return {
+        "UCX_TLS": spec.transport_tls,
+        "UCX_NET_DEVICES": spec.transport_devices,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+    }
 
 
 def write_spec(spec: WorkerSpec, path: Path) -> None:

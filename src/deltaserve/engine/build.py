@@ -1,0 +1,168 @@
+"""Makes a worker's parts from its spec: the torch executor, the NIXL data plane, the control plane of its role."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.extents import Region
+from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.engine.process import Parts
+from deltaserve.engine.spec import WorkerSpec, read_secret
+from deltaserve.engine.transfer_thread import DataPlane
+from deltaserve.instance.api import Instance, InstanceConfig
+from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.layout.aux import AuxLayout
+from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.models.config import load_spec
+from deltaserve.models.fingerprint import model_fingerprint
+from deltaserve.models.spec import ModelSpec
+from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.transport.base import Transport, TransportError
+from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from deltaserve.wire.messages import RegionInfo
+
+TRANSPORT = "nixl"
+
+
+def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
+    """Loads the weights and allocates the pools. Raises ConfigError."""
+    path = Path(spec.model_path)
+    model = load_spec(path)
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    fingerprint = model_fingerprint(path)
+    progress(f"loading {path.name} ({spec.dtype.value}) on {spec.device}")
+    aux = AuxLayout()
+    sizes = ExecutorSizes(
+        num_pages=spec.num_pages,
+        max_rows=spec.max_running_requests,
+        max_context_len=spec.max_context_len,
+        num_aux_slots=spec.num_aux_slots,
+        aux_slot_bytes=aux.slot_bytes,
+    )
+    executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype, spec.num_threads)
+    regions = executor.memory.regions()
+    config = instance_config(spec, boot, model, fingerprint, regions)
+
+    def open_plane() -> DataPlane:
+        return _open_plane(spec, boot, executor, cache, aux)
+
+    return Parts(make_instance(config), executor, open_plane)
+
+
+def make_instance(config: InstanceConfig) -> Instance:
+    """The control plane of a role."""
+    match config.role:
+        case Role.PREFILL:
+            return PrefillInstance(config)
+        case Role.DECODE | Role.UNIFIED:
+            return DecodeInstance(config)
+        case Role.FRONT:
+            raise ConfigError("a front is not a worker")
+
+
+def instance_config(
+    spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str, regions: list[tuple[str, Region]]
+) -> InstanceConfig:
+    """What the control plane must know of spec, model and memory."""
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    return InstanceConfig(
+        name=PeerName(spec.name),
+        role=spec.role,
+        boot=boot,
+        cache=cache,
+        num_pages=spec.num_pages,
+        num_aux_slots=spec.num_aux_slots,
+        max_running_requests=spec.max_running_requests,
+        max_context_len=spec.max_context_len,
+        vocab_size=model.vocab_size,
+        compat=compat_of(spec, cache, fingerprint),
+        cluster_secret=read_secret(spec),
+        fingerprint=fingerprint,
+        transport=TRANSPORT,
+        regions=tuple(_announce(component, region) for component, region in regions),
+        chunked_prefill_size=spec.chunked_prefill_size,
+        max_prefill_tokens=spec.max_prefill_tokens,
+        attention_split_tokens=spec.attention_split_tokens,
+        num_reserved_decode_tokens=spec.num_reserved_decode_tokens,
+        decode_extend_tokens=spec.decode_extend_tokens,
+        park_fraction=spec.park_fraction,
+        max_queued_requests=spec.max_queued_requests,
+        radix_cache=spec.radix_cache,
+        verify_checksums=spec.verify_checksums,
+        heartbeat_s=spec.heartbeat_s,
+        peer_lost_s=spec.peer_lost_s,
+        peer_lease_s=spec.peer_lease_s,
+        drain_timeout_s=spec.drain_timeout_s,
+    )
+
+
+def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
+    """All that must be equal on both sides before pages may move between them."""
+    groups = {f"pages.{group.name}": _describe(group) for group in cache.groups}
+    fields = {
+        "fingerprint": fingerprint,
+        "dtype": spec.dtype.value,
+        "page_size": str(cache.page_size),
+        "transport": TRANSPORT,
+        "checksums": "crc" if spec.verify_checksums else "off",
+        **groups,
+    }
+    return tuple(sorted(fields.items()))
+
+
+def _describe(group: PageGroup) -> str:
+    shape = f"{group.num_layers} layers x {group.planes} x {group.num_kv_heads} heads x {group.head_dim}"
+    return f"{shape} {group.dtype.value}, {group.lifetime.value}"
+
+
+def _announce(component: str, region: Region) -> RegionInfo:
+    return RegionInfo(
+        id=region.id, base=region.base, num_bytes=region.num_bytes, device=region.device, component=component
+    )
+
+
+# ---------------------------------------------------------------- the data plane
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """An endpoint and the transport under it."""
+
+    endpoint: Endpoint
+    transport: Transport
+
+    def perform(self, command: TransferCommand) -> list[TransferReport]:
+        return self.endpoint.perform(command)
+
+    def poll(self) -> list[TransferReport]:
+        return self.endpoint.poll()
+
+    def is_idle(self) -> bool:
+        return self.endpoint.is_idle()
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: CacheSpec, aux: AuxLayout) -> DataPlane:
+    options = NixlOptions(tls=spec.transport_tls, net_devices=spec.transport_devices)
+    regions = executor.memory.regions()
+    try:
+        transport = NixlTransport(PeerName(spec.name), boot, options)
+        for _, region in regions:
+            transport.register(region)
+    except TransportError as error:
+        raise ConfigError(str(error)) from None
+    config = EndpointConfig(
+        cache=cache,
+        layouts={group.name: KvLayout(group, cache.page_size) for group in cache.groups},
+        regions={component: region.id for component, region in regions},
+        aux=aux,
+        checksums=spec.verify_checksums,
+    )
+    return _Plane(Endpoint(config, transport, executor.memory), transport)
