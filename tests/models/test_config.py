@@ -131,7 +131,7 @@ def test_unreadable_config(tmp_path: Path, content: bytes, text: str) -> None:
 
 
 def test_missing_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="config.json: not found in the model folder"):
+    with pytest.raises(ConfigError, match="not found in the model folder"):
         load_spec(tmp_path)
 
 

@@ -53,7 +53,7 @@ def _two_shards(folder: Path) -> dict[str, str]:
     tensors = load_file(folder / SINGLE_NAME)
     (folder / SINGLE_NAME).unlink()
     names = sorted(tensors)
-    mapping = {}
+    mapping: dict[str, str] = {}
     for index, part in enumerate((names[::2], names[1::2])):
         save_file({name: tensors[name] for name in part}, folder / f"m-{index}.safetensors")
         mapping |= dict.fromkeys(part, f"m-{index}.safetensors")

@@ -142,7 +142,7 @@ def test_the_nucleus_may_be_wider_than_the_candidates() -> None:
 def test_penalties() -> None:
     logits = random_logits(1, seed=5)
     past = history(prompt=[1, 2, 2, 3], output=[3, 4, 4])
-    rules = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.3}
+    rules: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.3}
     want = logits[0].clone()
     for token in (1, 2, 3, 4):
         want[token] = want[token] / 1.5 if want[token] > 0 else want[token] * 1.5
@@ -156,9 +156,9 @@ def test_penalties() -> None:
 def test_logit_bias_and_min_tokens() -> None:
     logits = random_logits(1)
     best = int(logits.argmax())
-    bias = {"temperature": 0.0, "logit_bias": ((7, 100.0), (best, -50.0))}
+    bias: dict[str, Any] = {"temperature": 0.0, "logit_bias": ((7, 100.0), (best, -50.0))}
     assert sample(logits.clone(), [row(**bias)])[0].token == 7
-    stop = {"temperature": 0.0, "stop_token_ids": (best, 7), "min_tokens": 3}
+    stop: dict[str, Any] = {"temperature": 0.0, "stop_token_ids": (best, 7), "min_tokens": 3}
     assert sample(logits.clone(), [row(position=2, **stop)])[0].token not in (best, 7)
     assert sample(logits.clone(), [row(position=3, **stop)])[0].token == best
     biased_stop = row(position=0, **stop, logit_bias=((7, 100.0),))

@@ -13,7 +13,7 @@ def attend_piece(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
     """
     heads, group, length, dim = q.shape
     if q.device.type != "cpu":
-        return _attend_generic(q, k, v, scale)
+        return attend_generic(q, k, v, scale)
     # GQA heads as query rows: each key is read once for all heads of its group.
     rows = q.reshape(1, heads, group * length, dim)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(rows, k[None], v[None], scale=scale)
@@ -24,7 +24,7 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor
     """Query i sees keys 0 .. i; shapes as in `attend_piece`, N == C."""
     heads, group, length, dim = q.shape
     if q.device.type != "cpu":
-        return _attend_generic(q, k, v, scale, _causal_mask(length, q.device))
+        return attend_generic(q, k, v, scale, _causal_mask(length, q.device))
     rows = q.reshape(1, heads * group, length, dim)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         rows, k[None], v[None], is_causal=True, scale=scale
@@ -42,13 +42,13 @@ def _causal_mask(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-def _attend_generic(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None = None
+def attend_generic(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None = None, score_bytes: int = _SCORE_BYTES
 ) -> tuple[Tensor, Tensor]:
-    """Any device and dtype, float32 inside; queries in blocks so that the scores stay within `_SCORE_BYTES`."""
+    """As `attend_piece` on any device, float32 inside; hidden [C, N]: key not seen. Queries go in blocks by size."""
     heads, group, length, _ = q.shape
     keys, values = k.float()[:, None], v.float()[:, None]  # [Hkv, 1, N, D]
-    step = max(1, _SCORE_BYTES // (4 * heads * group * k.shape[1]))
+    step = max(1, score_bytes // (4 * heads * group * k.shape[1]))
     outs, lses = [], []
     for start in range(0, length, step):
         scores = (q[:, :, start : start + step].float() * scale) @ keys.transpose(-1, -2)  # [Hkv, g, c, N]
