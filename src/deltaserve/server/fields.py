@@ -1,5 +1,6 @@
 """Which field names a request may carry: honoured, refused by name, or ignored and counted."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -103,9 +104,15 @@ def _first_error(error: ValidationError) -> ApiError:
     return invalid(param, f"{param}: {first['msg'][:200]}")
 
 
+_UNION_MEMBER = re.compile(r"str|bool|int|float|list\[.*|dict\[.*")
+"""What pydantic adds to the path of an error inside a union: not a field name."""
+
+
 def _path(loc: Iterable[int | str]) -> str:
-    """('messages', 0, 'role') -> messages[0].role"""
+    """('messages', 0, 'content', 'str') -> messages[0].content"""
     path = ""
     for part in loc:
+        if isinstance(part, str) and _UNION_MEMBER.fullmatch(part):
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path[:80]
