@@ -79,7 +79,7 @@ class Loop:
         self._next_metrics = 0.0
         self._num_steps = 0
         self._compute_s = 0.0
-        self.snapshot: Mapping[str, float] = {}
+        self.snapshot: Mapping[str, float] = self._metrics()
         """Metrics of about a second ago. Replaced as a whole: any thread may read it."""
 
     # ------------------------------------------------------------ from outside

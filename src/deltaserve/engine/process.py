@@ -29,8 +29,6 @@ from deltaserve.sched.plan import StepResult
 
 _log = logging.getLogger(__name__)
 
-STUCK_AFTER_CHECKS = 10
-"""Seconds without a turn of the loop until the process ends."""
 _STOP_WAIT_S = 5.0
 _LAST_FRAMES_MS = 500
 _SWITCH_INTERVAL_S = 0.001
@@ -80,7 +78,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     port = links.listen(spec.host, _wanted_port(spec, parent))
     answers: Mailbox[StepResult | Reports] = Mailbox()
     threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
-    watchdog = Watchdog(STUCK_AFTER_CHECKS)
+    watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(drain_grace_s=spec.drain_grace_s)
     loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()

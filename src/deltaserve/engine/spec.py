@@ -55,6 +55,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     peer_lease_s: float = 5.0
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
+    stuck_after_s: int = 10
+    """Without a turn of its loop for so long the worker ends itself."""
     num_threads: int = 1
     """Compute threads."""
     metrics_port: int | None = None

@@ -1,0 +1,169 @@
+"""A worker whose control plane answers each Submit with the last prompt token, plus one, over real threads and links.
+
+The name of its model folder says what goes wrong, if anything.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from deltaserve.base.errors import ConfigError, IntegrityError
+from deltaserve.base.ids import Boot, PeerName, RowId, StepIndex
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32, unpack_u32
+from deltaserve.engine.process import Parts, run_worker
+from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.transfer_thread import DataPlane
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, PeerDied, SendFrame
+from deltaserve.sched.plan import ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues, WorkList
+from deltaserve.transfer.commands import FencePeer, PeerFenced, TransferCommand, TransferReport
+from deltaserve.transport.base import FenceResult
+from deltaserve.wire.messages import Envelope, Finished, FinishReason, Message, Submit, TokenRun, Tokens, Usage
+
+_ROW = RowId(0)
+
+
+class EchoInstance:
+    """A queue of Submits, computed one per step. A dead peer is fenced, then reported to the last front."""
+
+    def __init__(self, name: str, boot: Boot, folder: str) -> None:
+        self._name = name
+        self._boot = boot
+        self._folder = folder
+        self._waiting: deque[Envelope] = deque()
+        self._running: Envelope | None = None
+        self._front = PeerName("front")
+        self._num_steps = 0
+        self._num_fenced = 0
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case FrameIn(envelope):
+                return self._on_frame(envelope)
+            case PeerDied(peer):
+                return [FencePeer(peer)]
+            case PeerFenced(peer):
+                self._num_fenced += 1
+                return [self._tell(Finished(room=peer.encode(), usage=_usage(), message="fenced"))]
+            case DrainRequested() | _:
+                return []
+
+    def _on_frame(self, envelope: Envelope) -> list[Action]:
+        self._front = PeerName(envelope.src)
+        if self._folder == "loop-dies":
+            raise RuntimeError("the loop meets something unforeseen")
+        if self._folder == "loop-stops":
+            time.sleep(3600)
+        if self._folder == "transfer-dies":
+            return [FencePeer(self._front)]
+        if isinstance(envelope.body, Submit):
+            self._waiting.append(envelope)
+        return []
+
+    def _tell(self, body: Message) -> SendFrame:
+        return SendFrame(self._front, Envelope(src=self._name, src_boot=self._boot, dst_boot=None, body=body))
+
+    def tick(self, now: float) -> list[Action]:
+        return []
+
+    def next_timer(self) -> float | None:
+        return None
+
+    def plan(self, now: float) -> StepPlan | None:
+        if not self._waiting:
+            return None
+        self._running = self._waiting.popleft()
+        submit = self._running.body
+        assert isinstance(submit, Submit)
+        self._num_steps += 1
+        return StepPlan(
+            step=StepIndex(self._num_steps),
+            opens=(RowOpen(_ROW, SamplingParams(max_tokens=1, seed=0), submit.prompt, len(submit.prompt) // 4),),
+            items=(PlanItem(_ROW, 0, len(submit.prompt) // 4, TokenValues(submit.prompt), samples=True),),
+            work=WorkList(256),
+        )
+
+    def commit(self, result: StepResult, now: float) -> list[Action]:
+        assert self._running is not None
+        submit, self._running = self._running.body, None
+        assert isinstance(submit, Submit)
+        sampled = result.items[0].sampled
+        assert sampled is not None
+        run = TokenRun(room=submit.room, start=0, tokens=pack_u32([sampled.token]))
+        end = Finished(room=submit.room, usage=_usage(), finish=FinishReason.LENGTH)
+        return [self._tell(Tokens(runs=(run,))), self._tell(end)]
+
+    def transfer_active(self) -> bool:
+        return False
+
+    def is_drained(self) -> bool:
+        return not self._waiting and self._running is None
+
+    def metrics(self) -> dict[str, float]:
+        return {"echo_fenced_total": float(self._num_fenced), 'echo_rooms{state="waiting"}': float(len(self._waiting))}
+
+    def check_integrity(self) -> None:
+        if self._folder == "books-disagree":
+            raise IntegrityError("one page too many")
+
+
+def _usage() -> Usage:
+    return Usage(prompt_len=0, output_len=0)
+
+
+class EchoExecutor:
+    """Last token + 1."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._folder == "step-dies":
+            raise RuntimeError("the device is lost")
+        if self._folder == "step-hangs":
+            time.sleep(3600)
+        if self._folder == "step-is-slow":
+            time.sleep(0.5)
+        inputs = plan.items[0].inputs
+        assert isinstance(inputs, TokenValues)
+        return StepResult(plan.step, (ItemResult(_ROW, Sampled(unpack_u32(inputs.tokens)[-1] + 1)),), seconds=0.001)
+
+
+class EchoPlane:
+    """Fences whatever it is told to; there is nothing to move."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def perform(self, command: TransferCommand) -> list[TransferReport]:
+        if self._folder == "transfer-dies":
+            raise RuntimeError("the transport is gone")
+        return [PeerFenced(command.peer, FenceResult.CLOSED)] if isinstance(command, FencePeer) else []
+
+    def poll(self) -> list[TransferReport]:
+        return []
+
+    def is_idle(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        print("transport closed", file=sys.stderr)
+
+
+def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
+    folder = spec.model_path
+    if folder == "not-a-model":
+        raise ConfigError("config.json: not found\nin the model folder")
+    progress("clearing its throat")
+
+    def open_plane() -> DataPlane:
+        if folder == "transport-refuses":
+            raise ConfigError("no such network device")
+        return EchoPlane(folder)
+
+    return Parts(EchoInstance(spec.name, boot, folder), EchoExecutor(folder), open_plane)
+
+
+if __name__ == "__main__":
+    run_worker(sys.argv, build)
