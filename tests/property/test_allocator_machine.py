@@ -112,5 +112,5 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert sum(pool.count(state) for state in PageState) + pool.num_held == pool.num_pages
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AllocatorMachine.TestCase.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=40)
 TestAllocator = AllocatorMachine.TestCase
