@@ -129,7 +129,11 @@ class DecodeInstance:
     def _pump(self, now: float) -> list[Action]:
         for request in self.parts.scheduler.take_retracted():
             self._resume(self._by_request[request], now)
-        for request in self.parts.scheduler.admit(now):
+        admitted = self.parts.scheduler.admit(now)
+        if self._is_stuck():
+            self.intake.drop_leases(self._rooms.values())
+            admitted = self.parts.scheduler.admit(now)
+        for request in admitted:
             room = self._by_request[request]
             room.move(DecodeEvent.RUN)
             if room.times.running is None:
@@ -146,6 +150,11 @@ class DecodeInstance:
         actions = list(self._out)
         self._out.clear()
         return actions
+
+    def _is_stuck(self) -> bool:
+        """Requests wait for memory and nobody is there who would give some back."""
+        scheduler = self.parts.scheduler
+        return len(scheduler.waiting) > 0 and scheduler.num_running == 0 and self.intake.num_open == 0
 
     # ------------------------------------------------------------ frames
 

@@ -7,11 +7,11 @@ A room whose next page is on its way to a twin waits at the *grant*: prefill has
 scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from deltaserve.base.errors import FailReason, ProtocolError
-from deltaserve.base.ids import Attempt, PeerName, PoolId
+from deltaserve.base.ids import PeerName, PoolId
 from deltaserve.base.keys import KEY_BYTES, key_at
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import Action, InstanceConfig
@@ -137,7 +137,7 @@ class Intake:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
 
-    def try_grants(self, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> None:
+    def try_grants(self, rooms: Collection[DecodeRoom], num_entering: int, now: float) -> None:
         """Grant whole deltas, all or nothing: retracted rooms first, then in order of arrival, with bounded overtaking.
 
         `num_entering`: rooms granted or landed that will take a row, besides those running.
@@ -151,25 +151,23 @@ class Intake:
                 return
             if self._waits_for_twin(room, now):
                 continue
-            if self._grant(room, waiting, num_entering, now):
+            if self._grant(room, rooms, num_entering, now):
                 num_entering += 1
                 for earlier in waiting[: waiting.index(room)]:
                     earlier.request.overtaken += earlier.state is DecodeState.STARTED
             elif room.request.overtaken >= MAX_OVERTAKES or now - (room.times.started or now) > MAX_WAIT_S:
                 return
 
-    def _grant(self, room: DecodeRoom, waiting: list[DecodeRoom], num_entering: int, now: float) -> bool:
+    def _grant(self, room: DecodeRoom, rooms: Collection[DecodeRoom], num_entering: int, now: float) -> bool:
         self._take_lease(room)
         request, budget = room.request, self._parts.budget
         leased = request.lease.num_pages if request.lease else 0
         need = self._config.cache.num_pages(room.attempt_len) - leased
         reserve = self._parts.scheduler.reserve_pages(num_entering)
         if not budget.fits(need, reserve):
-            if reserve:
-                return False  # those running will give memory back
-            for other in reversed(waiting):
-                if other is not room:
-                    self.drop_lease(other)
+            if self._parts.scheduler.num_running + num_entering:
+                return False  # those running, or about to, will give memory back
+            self.drop_leases(other for other in rooms if other is not room)
         if not budget.make_room(need) or room.prefill is None:
             return False
         boot = self._links.table.get(room.prefill).boot
@@ -187,11 +185,12 @@ class Intake:
         self.repeat(room, now)
         return True
 
-    def drop_lease(self, room: DecodeRoom) -> None:
-        """Give up a waiting room's prefix: its grant will match again."""
-        if room.request.lease is not None:
-            self._parts.cache.release(room.request.lease)
-            room.request.lease = None
+    def drop_leases(self, rooms: Iterable[DecodeRoom]) -> None:
+        """Rooms without a grant give up their prefixes, so that somebody can go on: their grants will match again."""
+        for room in rooms:
+            if room.state in (DecodeState.OFFERED, DecodeState.STARTED) and room.request.lease is not None:
+                self._parts.cache.release(room.request.lease)
+                room.request.lease = None
 
     def _grant_message(self, room: DecodeRoom, ticket: Ticket, now: float) -> Grant:
         prefix_len = room.request.lease.num_tokens if room.request.lease else 0

@@ -77,7 +77,7 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for index, pool in enumerate(parts.pools):
         for state in PageState:
-            metrics[f'deltaserve_pages{{pool="{index}",state="{state.value}"}}'] = pool.count(state)
+            metrics[f'deltaserve_pages{{pool="{index}",state="{state.name.lower()}"}}'] = pool.count(state)
         metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = parts.cache.evictable_pages(index)
         metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
     metrics["deltaserve_leases"] = parts.cache.num_leases

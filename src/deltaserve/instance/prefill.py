@@ -126,7 +126,10 @@ class PrefillInstance:
         return self._pump(now)
 
     def _pump(self, now: float) -> list[Action]:
-        for request in self.parts.scheduler.admit(now, self._gate):
+        admitted = self.parts.scheduler.admit(now, self._gate)
+        while not admitted and self._retract_parked():
+            admitted = self.parts.scheduler.admit(now, self._gate)
+        for request in admitted:
             room = self._by_request[request]
             room.cached_len = request.num_computed
             self._move(room, PrefillEvent.START)
@@ -232,6 +235,9 @@ class PrefillInstance:
             return
         room.ticket = ticket
         self._out.append(OpenGate(peer.name, ticket.id))
+        if room.state is PrefillState.QUEUED:
+            self.parts.scheduler.waiting.discard(room.request)
+            self.parts.scheduler.add_first(room.request)  # decode holds memory for it
         self._send_ready(room)
 
     def _is_sound(self, room: PrefillRoom, grant: Grant) -> bool:
@@ -333,6 +339,24 @@ class PrefillInstance:
         parked = sum(r.num_pages for r in self._rooms.values() if r.ticket is None and self._holds_pages(r))
         limit = self.config.park_fraction * min(self.config.num_pages)
         return parked == 0 or parked + room.num_pages <= limit
+
+    def _retract_parked(self) -> bool:
+        """Take back the youngest parked room when a granted one waits for memory and nothing else will yield any.
+
+        Otherwise the two could wait for each other: the parked one for decode's memory, granted to the other one.
+        """
+        scheduler = self.parts.scheduler
+        is_granted_waiting = any(self._by_request[r].ticket is not None for r in scheduler.waiting)
+        parked = [r for r in self._rooms.values() if r.state is PrefillState.PARKED and r.ticket is None]
+        if scheduler.num_running or not is_granted_waiting or not parked:
+            return False
+        room = max(parked, key=lambda r: r.request.arrival)
+        self._move(room, PrefillEvent.RETRACT)
+        scheduler.discard(room.request)
+        room.request.truncate(room.num_tokens)
+        room.request.num_computed, room.first = 0, None
+        scheduler.add(room.request)
+        return True
 
     @staticmethod
     def _holds_pages(room: PrefillRoom) -> bool:

@@ -23,6 +23,8 @@ class PrefillEvent(Enum):
     """The prompt is computed and no grant has come."""
     SEND = "send"
     """Computed and granted, in whichever order."""
+    RETRACT = "retract"
+    """A granted room needs the memory of a parked one, which starts over later."""
     END = "end"
 
 
@@ -33,7 +35,11 @@ PREFILL_TABLE: Table[PrefillState, PrefillEvent] = {
         PrefillEvent.SEND: PrefillState.SENDING,
         PrefillEvent.END: PrefillState.ENDED,
     },
-    PrefillState.PARKED: {PrefillEvent.SEND: PrefillState.SENDING, PrefillEvent.END: PrefillState.ENDED},
+    PrefillState.PARKED: {
+        PrefillEvent.SEND: PrefillState.SENDING,
+        PrefillEvent.RETRACT: PrefillState.QUEUED,
+        PrefillEvent.END: PrefillState.ENDED,
+    },
     PrefillState.SENDING: {PrefillEvent.END: PrefillState.ENDED},
     PrefillState.ENDED: {},
 }

@@ -218,5 +218,5 @@ class Receiver:
             for state, pages in held.items():
                 if len(set(pages)) != len(pages) or len(pages) != pool.count(state):
                     raise IntegrityError(
-                        f"pool {index}: {len(pages)} {state.value} by tickets, {pool.count(state)} there"
+                        f"pool {index}: {len(pages)} {state.name} by tickets, {pool.count(state)} there"
                     )
