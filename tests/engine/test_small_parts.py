@@ -1,0 +1,107 @@
+"""Mailbox, spec files, metric families."""
+
+import select
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
+from deltaserve.engine.child import ChildSpec, Kind
+from deltaserve.engine.happenings import Ended
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.metrics import families
+from deltaserve.engine.spec import read_secret, read_spec, worker_environment
+from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+from tests.engine.workers import SECRET, write_worker
+
+
+def is_readable(mailbox: Mailbox[int]) -> bool:
+    return bool(select.select([mailbox], [], [], 0)[0])
+
+
+def test_a_mailbox_wakes_its_reader_once_for_all_that_was_put() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    assert mailbox.take_all() == []
+    assert not is_readable(mailbox)
+
+    def put_many() -> None:
+        for i in range(1000):
+            mailbox.put(i)
+
+    threads = [threading.Thread(target=put_many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert is_readable(mailbox)
+    assert sorted(mailbox.take_all()) == sorted([*range(1000)] * 3)
+    assert not is_readable(mailbox)
+
+
+def test_more_wakes_than_the_pipe_holds_block_nobody() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    for i in range(200_000):
+        mailbox.put(i)
+    assert len(mailbox.take_all()) == 200_000
+    assert not is_readable(mailbox)
+
+
+def test_a_spec_survives_its_file(tmp_path: Path) -> None:
+    path = write_worker(tmp_path, role=Role.PREFILL, num_pages=(7,), park_fraction=0.25)
+    spec = read_spec(path)
+    assert (spec.role, spec.num_pages, spec.park_fraction) == (Role.PREFILL, (7,), 0.25)
+    assert path.stat().st_mode & 0o077 == 0
+    assert read_secret(spec) == SECRET
+    assert worker_environment(spec)["UCX_NET_DEVICES"] == "lo"
+
+
+def test_a_wrong_spec_names_its_field(tmp_path: Path) -> None:
+    path = write_worker(tmp_path)
+    fields = msgspec.json.decode(path.read_bytes())
+    for changed, word in (({"role": "queen"}, "role"), ({"num_page": 1}, "num_page"), ({"dtype": "int4"}, "dtype")):
+        path.write_bytes(msgspec.json.encode({**fields, **changed}))
+        with pytest.raises(ConfigError, match=word):
+            read_spec(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_spec(tmp_path / "absent.json")
+
+
+def test_a_short_or_absent_secret_is_refused_and_not_shown(tmp_path: Path) -> None:
+    spec = read_spec(write_worker(tmp_path))
+    Path(spec.secret_path).write_bytes(b"  short-secret \n")
+    with pytest.raises(ConfigError, match="12 bytes") as caught:
+        read_secret(spec)
+    assert "short-secret" not in str(caught.value)
+    Path(spec.secret_path).unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        read_secret(spec)
+
+
+def test_metrics_are_grouped_by_name_and_typed_by_suffix() -> None:
+    values = {
+        'pages{pool="0",state="free"}': 3.0,
+        'pages{pool="0",state="owned"}': 1.0,
+        "steps_total": 5.0,
+        "bad name": 1.0,
+    }
+    found = {family.name: family for family in families(values)}
+    assert set(found) == {"pages", "steps"}
+    assert found["steps"].type == "counter"
+    assert [(s.labels, s.value) for s in found["pages"].samples] == [
+        ({"pool": "0", "state": "free"}, 3.0),
+        ({"pool": "0", "state": "owned"}, 1.0),
+    ]
+
+
+def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:
+    child = ChildSpec("decode-0", ("true",), Kind.DECODE)
+    with pytest.raises(ValueError, match="one name"):
+        Supervisor([child, child], SupervisorOptions(tmp_path), print)
+
+
+def test_how_a_process_ended_reads_well() -> None:
+    assert str(Ended("decode-0", -9)) == "decode-0: ended with signal SIGKILL"
+    assert str(Ended("decode-0", 1, ("a", "b"))) == "decode-0: ended with exit code 1\n    a\n    b"

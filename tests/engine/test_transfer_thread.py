@@ -1,0 +1,213 @@
+"""The transfer thread over the real endpoint and the loopback transport: what it reports, and when it polls."""
+
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from deltaserve.base.extents import Region
+from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
+from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.transfer_thread import Reports, TransferThread
+from deltaserve.layout.aux import AuxLayout
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.sched.plan import StepResult
+from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    AuxWrite,
+    ChunkSent,
+    Collect,
+    Collected,
+    EndpointAttached,
+    EndpointOpened,
+    Landed,
+    OpenEndpoint,
+    OpenGate,
+    PagePairs,
+    PostChunk,
+    TicketId,
+    TransferCommand,
+    TransferReport,
+)
+from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.transport.base import TransportError
+from deltaserve.transport.loopback import Fabric, Fate, LoopbackTransport
+from deltaserve.wire.messages import RegionInfo
+from tests.engine.server import PATIENCE_S
+
+WRITER, READER = PeerName("prefill-0"), PeerName("decode-0")
+CACHE = CacheSpec(4, (PageGroup("kv", 2, 1, 8, DType.FLOAT32),))
+LAYOUT = KvLayout(CACHE.groups[0], CACHE.page_size)
+AUX = AuxLayout()
+NUM_PAGES, NUM_SLOTS = 8, 2
+SIZES = {"kv": LAYOUT.arena_bytes(NUM_PAGES), "aux": NUM_SLOTS * AUX.slot_bytes}
+REGIONS = {"kv": RegionId(0), "aux": RegionId(1)}
+TICKET = TicketId(Boot(1), Boot(2), TicketSeq(1))
+
+
+class Side:
+    """One rank: memory, transport, endpoint; counts its polls."""
+
+    def __init__(self, name: PeerName, fabric: Fabric) -> None:
+        self.bytes = {REGIONS[component]: bytearray(size) for component, size in SIZES.items()}
+        self.transport = LoopbackTransport(name, fabric, self.bytes)
+        for component, size in SIZES.items():
+            self.transport.register(Region(REGIONS[component], base=1 << 20, num_bytes=size, device="cpu"))
+        config = EndpointConfig(CACHE, {"kv": LAYOUT}, REGIONS, AUX)
+        self.endpoint = Endpoint(config, self.transport, self)
+        self.num_polls = 0
+        self.is_closed = False
+
+    @property
+    def announced(self) -> tuple[RegionInfo, ...]:
+        return tuple(
+            RegionInfo(id=REGIONS[c], base=1 << 20, num_bytes=size, device="cpu", component=c)
+            for c, size in SIZES.items()
+        )
+
+    # what the transfer thread drives
+
+    def perform(self, command: TransferCommand) -> list[TransferReport]:
+        return self.endpoint.perform(command)
+
+    def poll(self) -> list[TransferReport]:
+        self.num_polls += 1
+        return self.endpoint.poll()
+
+    def is_idle(self) -> bool:
+        return self.endpoint.is_idle()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.transport.close()
+
+    # what the endpoint needs of memory
+
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
+        return b""
+
+    def read_aux(self, slot: AuxSlot) -> bytes:
+        return bytes(self.bytes[REGIONS["aux"]][slot * AUX.slot_bytes : (slot + 1) * AUX.slot_bytes])
+
+    def write_aux(self, slot: AuxSlot, data: bytes) -> None:
+        start = slot * AUX.slot_bytes
+        self.bytes[REGIONS["aux"]][start : start + len(data)] = data
+
+
+@dataclass
+class Rig:
+    """A writer behind its thread, and a reader the test drives while the writer is quiet."""
+
+    fabric: Fabric
+    writer: Side
+    reader: Side
+    thread: TransferThread
+    mailbox: Mailbox[StepResult | Reports]
+    reports: list[TransferReport] = field(default_factory=list)
+
+    def next_reports(self, count: int) -> list[TransferReport]:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.reports) < count:
+            assert time.monotonic() < deadline, f"only {self.reports}"
+            select.select([self.mailbox], [], [], 1.0)
+            for item in self.mailbox.take_all():
+                assert isinstance(item, Reports)
+                self.reports += item.reports
+        taken, self.reports = self.reports[:count], self.reports[count:]
+        return taken
+
+    def attach(self) -> None:
+        [opened] = self.reader.perform(OpenEndpoint(WRITER))
+        assert isinstance(opened, EndpointOpened)
+        self.thread.submit(OpenEndpoint(READER, opened.metadata, self.reader.announced))
+        ours, attached = self.next_reports(2)
+        assert isinstance(ours, EndpointOpened)
+        assert isinstance(attached, EndpointAttached)
+        self.reader.perform(AttachEndpoint(WRITER, ours.metadata, self.writer.announced))
+
+    def post(self) -> None:
+        self.thread.submit(OpenGate(READER, TICKET))
+        pairs = PagePairs(PoolId(0), (PageId(1), PageId(2)), (PageId(5), PageId(6)))
+        aux = AuxWrite(AuxSlot(0), AuxSlot(1), generation=3, payload=b"first token")
+        self.thread.submit(PostChunk(READER, TICKET, chunk=0, first_page=0, pairs=(pairs,), aux=aux))
+
+    def polls_until(self, count: int) -> None:
+        """Wait until the writer has polled `count` times more."""
+        target, deadline = self.writer.num_polls + count, time.monotonic() + PATIENCE_S
+        while self.writer.num_polls < target:
+            assert time.monotonic() < deadline, "the thread does not poll"
+            time.sleep(0.001)
+
+    def is_quiet(self) -> bool:
+        """Whether it stops polling for a good while."""
+        before = -1
+        for _ in range(100):
+            before, seen = self.writer.num_polls, before
+            if before == seen:
+                return True
+            time.sleep(0.1)
+        return False
+
+
+@contextmanager
+def rig(policy: Callable[..., Fate | None] = lambda posted: Fate()) -> Iterator[Rig]:
+    fabric = Fabric(policy)
+    writer, reader = Side(WRITER, fabric), Side(READER, fabric)
+    mailbox: Mailbox[StepResult | Reports] = Mailbox()
+    thread = TransferThread(lambda: writer, mailbox)
+    yield Rig(fabric, writer, reader, thread, mailbox)
+    assert thread.stop(PATIENCE_S)
+    assert writer.is_closed
+
+
+def test_a_chunk_travels_with_its_aux_record() -> None:
+    with rig() as world:
+        page = LAYOUT.page_bytes
+        world.writer.bytes[REGIONS["kv"]][page : 3 * page] = b"k" * (2 * page)
+        world.attach()
+        world.post()
+        [sent] = world.next_reports(1)
+        assert isinstance(sent, ChunkSent)
+        assert sent.is_last
+        [landed] = world.reader.poll()
+        assert isinstance(landed, Landed)
+        assert landed.done.is_last
+        assert world.reader.bytes[REGIONS["kv"]][5 * page : 7 * page] == b"k" * (2 * page)
+        collect = Collect(TICKET, AuxSlot(1), 3, ())
+        assert world.reader.perform(collect) == [Collected(TICKET, b"first token")]
+
+
+def test_it_sleeps_while_there_is_nothing_to_wait_for() -> None:
+    with rig() as world:
+        world.attach()
+        world.post()
+        world.next_reports(1)
+        assert world.is_quiet()
+
+
+def test_it_polls_while_a_ticket_is_open() -> None:
+    with rig() as world:
+        world.thread.set_active(True)
+        world.polls_until(20)
+        world.thread.set_active(False)
+        assert world.is_quiet()
+
+
+def test_it_polls_while_its_own_write_is_out() -> None:
+    with rig(lambda posted: Fate(lands=(), notified_s=None, told_s=None)) as world:
+        world.attach()
+        world.post()
+        world.polls_until(20)
+
+
+def test_what_keeps_the_transport_from_opening_is_raised() -> None:
+    def refuse() -> Side:
+        raise TransportError("no such device")
+
+    with pytest.raises(TransportError, match="no such device"):
+        TransferThread(refuse, Mailbox())
