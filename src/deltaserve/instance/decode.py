@@ -4,18 +4,16 @@ A Submit that names a prefill worker is offered to it (intake.py); one that name
 token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
 """
 
-from collections import OrderedDict
-
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Attempt, Boot, Namespace, PeerName, Room
+from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.checks import Refusal, refuse_submit
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.instance.links import Links
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
-from deltaserve.instance.rooms import DecodeRoom, Outbox, Timeline, ends_with, refuse_submit
+from deltaserve.instance.rooms import DecodeRoom, Outbox, RoomBook, ends_with
 from deltaserve.peer.table import Peer
-from deltaserve.request.request import Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled, StepPlan, StepResult
 from deltaserve.sched.scheduler import Progress
@@ -43,11 +41,8 @@ from deltaserve.wire.messages import (
     Starting,
     Status,
     Submit,
-    Usage,
 )
-from deltaserve.wire.messages import Finished as FinishedMessage
 
-_ATTEMPTS_REMEMBERED = 4096
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 _REMOTE = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING)
@@ -64,9 +59,7 @@ class DecodeInstance:
         self.links = Links(config, facts_of(config), config.peer_lost_s, self._out)
         self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
         self._outbox = Outbox(self.links)
-        self._rooms: dict[Room, DecodeRoom] = {}
-        self._by_request: dict[Request, DecodeRoom] = {}
-        self._attempts: OrderedDict[Room, Attempt] = OrderedDict()
+        self._rooms = RoomBook()
         self._meter = Meter(config.heartbeat_s)
         self._is_draining = False
 
@@ -94,7 +87,7 @@ class DecodeInstance:
             self.intake.repeat_revokes()
         for name in self.receiver.overdue(now):
             self._lose(name, now)
-        for room in list(self._rooms.values()):
+        for room in self._rooms:
             self._tick_room(room, now)
         return self._pump(now)
 
@@ -121,28 +114,29 @@ class DecodeInstance:
         progress = self.parts.scheduler.commit(result)
         self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
         for item in progress:
-            room = self._by_request.get(item.request)
+            room = self._rooms.of_request(item.request)
             if room is not None:
                 self._advance(room, item, now)
         return self._pump(now)
 
     def _pump(self, now: float) -> list[Action]:
         for request in self.parts.scheduler.take_retracted():
-            self._resume(self._by_request[request], now)
+            room = self._rooms.of_request(request)
+            if room is not None:
+                self._resume(room, now)
         admitted = self.parts.scheduler.admit(now)
         if self._is_stuck():
-            self.intake.drop_leases(self._rooms.values())
+            self.intake.drop_leases(self._rooms)
             admitted = self.parts.scheduler.admit(now)
-        for request in admitted:
-            room = self._by_request[request]
+        for room in filter(None, map(self._rooms.of_request, admitted)):
             room.move(DecodeEvent.RUN)
             if room.times.running is None:
                 room.times.running = now
-            if room.prefill is None and request.num_retractions == 0:
-                room.decode_cached_len = request.num_computed
-        entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms.values())
+            if room.prefill is None and room.request.num_retractions == 0:
+                room.decode_cached_len = room.request.num_computed
+        entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms)
         entering += len(self.parts.scheduler.waiting)
-        self.intake.try_grants(self._rooms.values(), entering, now)
+        self.intake.try_grants(self._rooms, entering, now)
         self._outbox.flush()
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             for front in self.links.fronts():
@@ -174,7 +168,7 @@ class DecodeInstance:
             case Finish() as finish:
                 self._on_finish(finish, now)
             case Cancel() as cancel:
-                room = self._rooms.get(Room(cancel.room))
+                room = self._rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
                     self._fail(room, cancel.reason, "cancelled", now)
             case None:
@@ -185,12 +179,11 @@ class DecodeInstance:
     def _on_prefill_frame(self, peer: Peer, event: FrameIn, now: float) -> None:
         body = event.envelope.body
         if isinstance(body, Drained):
-            boot = peer.boot if peer.boot is not None else Boot(0)
-            self._on_drained(peer, boot, body, now)
+            self._on_drained(peer, body, now)
             return
         if not isinstance(body, Starting | Failed | PromptLogprobs):
             return
-        room = self._rooms.get(Room(body.room))
+        room = self._rooms.get(body.room)
         if room is None or room.prefill != peer.name:
             if isinstance(body, Starting):
                 self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
@@ -208,62 +201,28 @@ class DecodeInstance:
                 pass  # of an attempt that is over
 
     def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
-        key = Room(submit.room)
-        if key in self._rooms:
+        if submit.room in self._rooms:
             return  # a repeat
         refusal = self._refusal(submit)
         if refusal is not None:
-            reason, message = refusal
-            usage = Usage(prompt_len=len(submit.prompt) // 4, output_len=0)
-            ended = FinishedMessage(
-                room=submit.room,
-                usage=usage,
-                reason=reason,
-                message=message,
-                retryable=reason is FailReason.OVERLOADED,
-            )
-            self.links.send(front, ended)
+            self._outbox.refused(front, submit, *refusal)
             return
-        request = Request(
-            room=key,
-            namespace=Namespace(submit.namespace),
-            sampling=submit.sampling,
-            prompt_len=len(submit.prompt) // 4,
-            tokens=bytearray(submit.prompt),
-            keys=bytearray(submit.keys),
-            arrival=now,
-            deadline=now + submit.remaining_ms / 1000,
-            cache=submit.cache,
-        )
-        attempt = Attempt(self._attempts.pop(key, Attempt(0)) + 1)
-        state = DecodeState.OFFERED
-        room = DecodeRoom(front, key, submit, request, attempt, Timeline(now), state)
-        self._rooms[key] = room
-        self._by_request[request] = room
+        room = self._rooms.open(front, submit, now)
         if submit.prefill is None:
             self._compute_here(room)
         else:
             self.links.dial(submit.prefill, now)
             self.intake.offer(room, PeerName(submit.prefill.name), now)
 
-    def _refusal(self, submit: Submit) -> tuple[FailReason, str] | None:
-        """What can never be served here; everything else fits some time."""
-        problem = refuse_submit(submit, self.config.vocab_size)
-        if problem is not None:
-            return FailReason.BAD_EXTENT, problem
+    def _refusal(self, submit: Submit) -> Refusal | None:
         if self._is_draining:
             return FailReason.DRAINING, "decode is draining"
         if len(self._rooms) >= self.config.max_queued_requests + self.config.max_running_requests:
             return FailReason.OVERLOADED, "decode's queue is full"
-        total = len(submit.prompt) // 4 + submit.sampling.max_tokens
-        if total > self.config.max_context_len:
-            return FailReason.TOO_LONG, f"{total} tokens, context of {self.config.max_context_len}"
-        if any(self.config.cache.num_pages(total) > n for n in self.config.num_pages):
-            return FailReason.TOO_LONG, f"{total} tokens exceed decode's pool"
-        return None
+        return refuse_submit(self.config, submit)
 
     def _on_finish(self, finish: Finish, now: float) -> None:
-        room = self._rooms.get(Room(finish.room))
+        room = self._rooms.get(finish.room)
         if room is None or not room.has_output:
             return
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
@@ -274,14 +233,13 @@ class DecodeInstance:
         room.request.truncate(room.request.prompt_len + output_len)
         self._complete(room, FinishReason.STOP, now)
 
-    def _on_drained(self, peer: Peer, boot: Boot, drained: Drained, now: float) -> None:
-        for ticket in self.receiver.of_peer(peer.name):
-            if ticket.id == TicketId(Boot(self.config.boot), boot, ticket.id.seq) and ticket.id.seq == drained.ticket:
-                if self.receiver.drained(ticket.id, drained.outcome) is Heard.FENCE:
-                    self._lose(peer.name, now)
-                else:
-                    self.intake.drained(ticket)
-                return
+    def _on_drained(self, peer: Peer, drained: Drained, now: float) -> None:
+        if peer.boot is None:
+            return
+        key = TicketId(Boot(self.config.boot), peer.boot, TicketSeq(drained.ticket))
+        if self.receiver.drained(key, drained.outcome) is Heard.FENCE:
+            self._lose(peer.name, now)
+        self.intake.update_mark(peer.name)
 
     # ------------------------------------------------------------ transfer reports
 
@@ -290,7 +248,7 @@ class DecodeInstance:
         match report:
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(report)
-                for room in self._rooms.values():
+                for room in self._rooms:
                     if room.prefill == report.peer:
                         self.intake.repeat(room, now)
             case Landed():
@@ -390,7 +348,7 @@ class DecodeInstance:
 
     def _drop_peer(self, peer: PeerName, now: float) -> None:
         """The peer's life is over; its endpoint is being fenced. A front's rooms end, prefill's attempts fail."""
-        for room in list(self._rooms.values()):
+        for room in self._rooms:
             if room.prefill == peer and room.state in _REMOTE:
                 self._attempt_failed(room, FailReason.PEER_LOST, "the prefill worker was lost", now)
             elif room.front == peer:
@@ -404,17 +362,14 @@ class DecodeInstance:
         self._outbox.failed(room, reason, message, now)
         if room.state in _REMOTE:
             self.intake.withdraw(room, reason, now)
-        self._attempts[room.room] = room.attempt
-        while len(self._attempts) > _ATTEMPTS_REMEMBERED:
-            self._attempts.popitem(last=False)
+        self._rooms.remember_attempt(room)
         self._end(room)
 
     def _end(self, room: DecodeRoom) -> None:
         """Everything the room held goes back; what was computed stays in the tree."""
         room.move(DecodeEvent.END)
         self.parts.scheduler.finish(room.request)
-        del self._rooms[room.room]
-        del self._by_request[room.request]
+        self._rooms.close(room)
 
     # ------------------------------------------------------------ views
 
@@ -436,6 +391,6 @@ class DecodeInstance:
 
     def check_integrity(self) -> None:
         self.receiver.check_integrity()
-        requests = [room.request for room in self._rooms.values()]
+        requests = [room.request for room in self._rooms]
         num_owned = sum(len(r.owned[0]) if r.owned else 0 for r in requests)
         check_parts(self.parts, num_owned, sum(r.lease is not None for r in requests))

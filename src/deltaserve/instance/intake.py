@@ -7,7 +7,7 @@ A room whose next page is on its way to a twin waits at the *grant*: prefill has
 scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltaserve.base.errors import FailReason, ProtocolError
@@ -137,7 +137,7 @@ class Intake:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
 
-    def try_grants(self, rooms: Collection[DecodeRoom], num_entering: int, now: float) -> None:
+    def try_grants(self, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> None:
         """Grant whole deltas, all or nothing: retracted rooms first, then in order of arrival, with bounded overtaking.
 
         `num_entering`: rooms granted or landed that will take a row, besides those running.
@@ -158,7 +158,7 @@ class Intake:
             elif room.request.overtaken >= MAX_OVERTAKES or now - (room.times.started or now) > MAX_WAIT_S:
                 return
 
-    def _grant(self, room: DecodeRoom, rooms: Collection[DecodeRoom], num_entering: int, now: float) -> bool:
+    def _grant(self, room: DecodeRoom, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> bool:
         self._take_lease(room)
         request, budget = room.request, self._parts.budget
         leased = request.lease.num_pages if request.lease else 0
@@ -262,7 +262,7 @@ class Intake:
         del self._by_ticket[ticket]
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
         room.ticket = None
-        self._update_mark(ticket.peer)
+        self.update_mark(ticket.peer)
         return [Arrived(room, first)]
 
     # ------------------------------------------------------------ giving up
@@ -275,24 +275,22 @@ class Intake:
             self._by_ticket.pop(ticket, None)
             if self._receiver.revoke(ticket, now) is Heard.NOTHING and prefill is not None:
                 self._links.send(prefill, Revoke(ticket=ticket.id.seq))
-            self._update_mark(ticket.peer)
+            self.update_mark(ticket.peer)
         if prefill is not None and self._links.is_ready(prefill):
             self._links.send(prefill, Cancel(room=room.room, reason=reason))
 
     def fenced(self, peer: PeerName) -> None:
         """No byte of the peer can land any more."""
         self._receiver.fenced(peer)
-        self._update_mark(peer)
-
-    def drained(self, ticket: Ticket) -> None:
-        self._update_mark(ticket.peer)
+        self.update_mark(peer)
 
     def repeat_revokes(self) -> None:
         for ticket in self._receiver:
             if ticket.is_revoked and self._links.is_ready(ticket.peer):
                 self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
 
-    def _update_mark(self, peer: PeerName) -> None:
+    def update_mark(self, peer: PeerName) -> None:
+        """Tell prefill with every frame from now on which tickets are over."""
         boot = self._links.table.get(peer).boot
         if boot is not None:
             self._links.set_mark(peer, self._receiver.closed_below(peer, boot))

@@ -5,17 +5,15 @@ A room's pages go out as its steps close them, [max(cursor, decode's prefix), co
 last; a prefix only this side had cached goes out first, before the rest is computed.
 """
 
-from dataclasses import dataclass
-
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Attempt, Boot, Namespace, PeerName, PoolId, Room
-from deltaserve.base.keys import key_at
+from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
-from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.checks import Refusal, grant_fits, refuse_offer
 from deltaserve.instance.links import Links
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
+from deltaserve.instance.rooms import PrefillRoom, make_request
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
@@ -49,25 +47,6 @@ from deltaserve.wire.messages import (
     Starting,
     Status,
 )
-
-
-@dataclass(slots=True, eq=False)
-class PrefillRoom:
-    """All this worker knows of a room; dropped when it ends."""
-
-    peer: PeerName
-    room: Room
-    attempt: Attempt
-    request: Request
-    num_tokens: int
-    """Of this attempt's prompt."""
-    num_pages: int
-    state: PrefillState = PrefillState.QUEUED
-    is_announced: bool = False
-    """Starting was sent."""
-    cached_len: int = 0
-    first: FirstToken | None = None
-    ticket: SendTicket | None = None
 
 
 class PrefillInstance:
@@ -182,44 +161,19 @@ class PrefillInstance:
             failed = Failed(room=offer.room, attempt=offer.attempt, reason=reason, message=message)
             self.links.send(peer.name, failed)
             return
-        request = Request(
-            room=Room(offer.room),
-            namespace=Namespace(offer.namespace),
-            sampling=offer.sampling,
-            prompt_len=offer.prompt_len,
-            tokens=bytearray(offer.prompt),
-            keys=bytearray(offer.keys),
-            arrival=now,
-            deadline=now + offer.remaining_ms / 1000,
-            cache=offer.cache,
-        )
+        request = make_request(offer, offer.prompt_len, now)
         num_pages = self.config.cache.num_pages(request.num_tokens)
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
         self._rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.add(request)
 
-    def _refusal(self, offer: Offer) -> tuple[FailReason, str] | None:
-        """Range checks against this worker; what passes can always be computed here, some time."""
-        page_size, num_tokens = self.config.cache.page_size, token_len(offer.prompt)
-        prefix_pages = offer.prefix_len // page_size
+    def _refusal(self, offer: Offer) -> Refusal | None:
         if self._is_draining:
             return FailReason.DRAINING, "prefill is draining"
         if len(self._rooms) >= self.config.max_queued_requests:
             return FailReason.OVERLOADED, "prefill's queue is full"
-        if len(offer.prompt) % TOKEN_BYTES or num_tokens < 1 or not 0 < offer.prompt_len <= num_tokens:
-            return FailReason.BAD_EXTENT, "the prompt is not a list of token ids"
-        if num_tokens > self.config.max_context_len:
-            return FailReason.TOO_LONG, f"prompt of {num_tokens} tokens, context of {self.config.max_context_len}"
-        if any(self.config.cache.num_pages(num_tokens) > n for n in self.config.num_pages):
-            return FailReason.TOO_LONG, f"prompt of {num_tokens} tokens exceeds prefill's pool"
-        if max(unpack_u32(offer.prompt)) >= self.config.vocab_size:
-            return FailReason.BAD_EXTENT, "token id beyond the vocabulary"
-        if not 0 <= offer.prefix_len <= num_tokens or offer.prefix_len % page_size:
-            return FailReason.BAD_EXTENT, "decode's prefix is not a page multiple inside the prompt"
-        if prefix_pages and key_at(offer.keys, prefix_pages - 1) != offer.prefix_key:
-            return FailReason.PREFIX_MISMATCH, "decode's prefix has another key here"
-        return None
+        return refuse_offer(self.config, offer)
 
     def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
         room = self._rooms.get((peer.name, Room(grant.room)))
@@ -227,7 +181,7 @@ class PrefillInstance:
             reason, text = FailReason.CANCELLED, "no such attempt here"
             self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
             return
-        if not self._is_sound(room, grant):
+        if not grant_fits(self.config, grant, room.num_tokens, bytes(room.request.keys)):
             self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
             return
         ticket, verdict = self.sender.accept(peer.name, boot, grant)
@@ -239,18 +193,6 @@ class PrefillInstance:
             self.parts.scheduler.waiting.discard(room.request)
             self.parts.scheduler.add_first(room.request)  # decode holds memory for it
         self._send_ready(room)
-
-    def _is_sound(self, room: PrefillRoom, grant: Grant) -> bool:
-        page_size = self.config.cache.page_size
-        prefix_pages, beyond = divmod(grant.prefix_len, page_size)
-        if beyond or not 0 <= prefix_pages <= room.num_pages or grant.prefix_len > room.num_tokens:
-            return False
-        if prefix_pages and key_at(bytes(room.request.keys), prefix_pages - 1) != grant.prefix_key:
-            return False
-        wanted = (room.num_pages - prefix_pages) * TOKEN_BYTES
-        pools = sorted(component.pool for component in grant.coverage)
-        lengths = all(len(c.pages) == wanted == len(c.generations) for c in grant.coverage)
-        return pools == list(range(len(self.parts.pools))) and lengths
 
     def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
         ticket = self.sender.revoked(peer.name, boot, revoke.ticket)

@@ -1,17 +1,42 @@
-"""What decode knows of a room, and what it tells the front about it."""
+"""What an instance knows of a room, and what decode tells the front about it."""
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Attempt, PeerName, Room
+from deltaserve.base.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.base.machine import advance
-from deltaserve.base.tokens import TOKEN_BYTES, unpack_u32
+from deltaserve.base.tokens import TOKEN_BYTES, token_len
 from deltaserve.instance.links import Links
 from deltaserve.request.request import Request
-from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState
+from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
 from deltaserve.sched.plan import Sampled
 from deltaserve.transfer.receiver import Ticket
-from deltaserve.wire.messages import Finished, FinishReason, Submit, TokenRun, Tokens, Usage
+from deltaserve.transfer.sender import SendTicket
+from deltaserve.wire.aux import FirstToken
+from deltaserve.wire.messages import Finished, FinishReason, Offer, Submit, TokenRun, Tokens, Usage
+
+_ATTEMPTS_REMEMBERED = 4096
+
+
+@dataclass(slots=True, eq=False)
+class PrefillRoom:
+    """All this worker knows of a room; dropped when it ends."""
+
+    peer: PeerName
+    room: Room
+    attempt: Attempt
+    request: Request
+    num_tokens: int
+    """Of this attempt's prompt."""
+    num_pages: int
+    state: PrefillState = PrefillState.QUEUED
+    is_announced: bool = False
+    """Starting was sent."""
+    cached_len: int = 0
+    first: FirstToken | None = None
+    ticket: SendTicket | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +124,13 @@ class Outbox:
         )
         self.runs.setdefault(room.front, []).append(run)
 
+    def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str) -> None:
+        """A room that was never opened."""
+        usage = Usage(prompt_len=token_len(submit.prompt), output_len=0)
+        retryable = reason is FailReason.OVERLOADED
+        ended = Finished(room=submit.room, usage=usage, reason=reason, message=message, retryable=retryable)
+        self.links.send(front, ended)
+
     def flush(self) -> None:
         runs, self.runs = self.runs, {}
         for front, of_front in runs.items():
@@ -142,12 +174,58 @@ def ends_with(request: Request, token: int) -> FinishReason | None:
     return None
 
 
-def refuse_submit(submit: Submit, vocab_size: int) -> str | None:
-    """What is wrong with a Submit's prompt, in words."""
-    if not submit.prompt or len(submit.prompt) % TOKEN_BYTES:
-        return "the prompt is not a list of token ids"
-    if max(unpack_u32(submit.prompt)) >= vocab_size:
-        return "token id beyond the vocabulary"
-    if submit.sampling.max_tokens < 1:
-        return "max_tokens below 1"
-    return None
+def make_request(asked: Submit | Offer, prompt_len: int, now: float) -> Request:
+    """The scheduler's object for what a front or a decode worker asks for."""
+    return Request(
+        room=Room(asked.room),
+        namespace=Namespace(asked.namespace),
+        sampling=asked.sampling,
+        prompt_len=prompt_len,
+        tokens=bytearray(asked.prompt),
+        keys=bytearray(asked.keys),
+        arrival=now,
+        deadline=now + asked.remaining_ms / 1000,
+        cache=asked.cache,
+    )
+
+
+class RoomBook:
+    """Decode's rooms by id and by request, and the last attempt of rooms that may come back."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Room, DecodeRoom] = {}
+        self._by_request: dict[Request, DecodeRoom] = {}
+        self._attempts: OrderedDict[Room, Attempt] = OrderedDict()
+
+    def open(self, front: PeerName, submit: Submit, now: float) -> DecodeRoom:
+        """A room's attempts are numbered on when the front sends it again after a failure."""
+        request = make_request(submit, token_len(submit.prompt), now)
+        attempt = Attempt(self._attempts.pop(request.room, Attempt(0)) + 1)
+        room = DecodeRoom(front, request.room, submit, request, attempt, Timeline(now), DecodeState.OFFERED)
+        self._rooms[room.room] = room
+        self._by_request[request] = room
+        return room
+
+    def remember_attempt(self, room: DecodeRoom) -> None:
+        self._attempts[room.room] = room.attempt
+        while len(self._attempts) > _ATTEMPTS_REMEMBERED:
+            self._attempts.popitem(last=False)
+
+    def close(self, room: DecodeRoom) -> None:
+        del self._rooms[room.room]
+        del self._by_request[room.request]
+
+    def get(self, room: bytes) -> DecodeRoom | None:
+        return self._rooms.get(Room(room))
+
+    def of_request(self, request: Request) -> DecodeRoom | None:
+        return self._by_request.get(request)
+
+    def __iter__(self) -> Iterator[DecodeRoom]:
+        return iter(list(self._rooms.values()))
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __contains__(self, room: bytes) -> bool:
+        return Room(room) in self._rooms

@@ -24,7 +24,6 @@ from deltaserve.sched.plan import (
     ItemResult,
     PageUpdate,
     PlanItem,
-    RowOpen,
     Sampled,
     SharedRun,
     StepPlan,
@@ -33,6 +32,7 @@ from deltaserve.sched.plan import (
     WorkList,
 )
 from deltaserve.sched.policy import AdmissionQueue
+from deltaserve.sched.rows import Rows
 from deltaserve.sched.worklist import LeasedRow, shared_runs
 from deltaserve.wire.messages import CacheUse
 
@@ -80,9 +80,7 @@ class Scheduler:
         self._seed_of = seed_of
         self.waiting = AdmissionQueue()
         self._running: dict[Request, None] = {}
-        self._free_rows = [RowId(row) for row in reversed(range(config.max_running))]
-        self._opens: list[Request] = []
-        self._closes: list[RowId] = []
+        self._rows = Rows(config.max_running)
         self._in_flight: dict[RowId, tuple[Request, PlanItem]] | None = None
         self._ended_in_flight: dict[Request, None] = {}
         self._retracted: list[Request] = []
@@ -124,7 +122,7 @@ class Scheduler:
         admitted: list[Request] = []
         frontier = self._frontier()
         for request in self.waiting.candidates(now):
-            if not self._free_rows:
+            if not self._rows.num_free:
                 break
             if self._admit_one(request, frontier, gate):
                 self.waiting.remove(request)
@@ -187,10 +185,8 @@ class Scheduler:
         return request.num_tokens - request.num_computed > 1
 
     def _take_row(self, request: Request) -> None:
-        request.row = self._free_rows.pop()
-        request.pages_dirty_from = 0
+        self._rows.take(request)
         self._running[request] = None
-        self._opens.append(request)
         self._runs = None
 
     # ------------------------------------------------------------ plan
@@ -201,18 +197,17 @@ class Scheduler:
             raise StateError("plan() before the last plan was committed")
         self._grow_decode_rows()
         items = self._items()
-        if not items and not self._closes:
+        if not items and not self._rows.has_news:
             return None
         self._step += 1
         plan = StepPlan(
             step=StepIndex(self._step),
             items=tuple(items),
             work=WorkList(self.config.split_tokens, self._shared(items)),
-            opens=tuple(self._row_open(request) for request in self._opens),
+            opens=self._rows.take_opens(),
             pages=tuple(self._page_updates()),
-            closes=tuple(self._closes),
+            closes=self._rows.take_closes(),
         )
-        self._opens, self._closes = [], []
         by_row = {item.row: item for item in items}
         self._in_flight = {r.row: (r, by_row[r.row]) for r in self._running if r.row in by_row}
         return plan
@@ -292,11 +287,6 @@ class Scheduler:
             ]
             self._runs = shared_runs(rows, self.config.split_tokens)
         return self._runs
-
-    def _row_open(self, request: Request) -> RowOpen:
-        if request.row is None:
-            raise StateError("a request to be opened has no row")
-        return RowOpen(request.row, request.sampling, bytes(request.tokens), request.prompt_len)
 
     def _page_updates(self) -> Iterable[PageUpdate]:
         for request in self._running:
@@ -391,15 +381,7 @@ class Scheduler:
             request.lease = None
 
     def _drop_row(self, request: Request) -> None:
-        row = request.row
-        if row is None:
-            return
-        if request in self._opens:
-            self._opens.remove(request)
-        else:
-            self._closes.append(row)
-        self._free_rows.append(row)
-        request.row = None
+        self._rows.give_back(request)
         self._runs = None
 
     # ------------------------------------------------------------ integrity
@@ -407,8 +389,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Rows are held once; every running request holds pages for what it computed."""
         rows = [r.row for r in self._running]
-        if len(set(rows)) != len(rows) or len(rows) + len(self._free_rows) != self.config.max_running:
-            raise IntegrityError(f"rows: {len(rows)} held, {len(self._free_rows)} free of {self.config.max_running}")
+        if len(set(rows)) != len(rows) or len(rows) + self._rows.num_free != self._rows.num_rows:
+            raise IntegrityError(f"rows: {len(rows)} held, {self._rows.num_free} free of {self._rows.num_rows}")
         for request in self._running:
             if request.num_computed > request.num_pages * self.config.page_size:
                 raise IntegrityError(f"{request.num_computed} tokens computed in {request.num_pages} pages")
