@@ -10,6 +10,7 @@ from deltaserve.base.ids import AuxSlot, PageId, PoolId
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.device.kv_pool import page_bytes
 from deltaserve.device.memory import AUX_COMPONENT, DeviceMemory
+from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
@@ -53,7 +54,9 @@ def test_arena_has_the_layout_of_the_contract() -> None:
     view = arena.bytes.view(torch.bfloat16).view(10, *arena.layout.page_shape)
     assert torch.equal(view[6, 1, 2, 1, 3], values[0])
     assert view.count_nonzero() == 8
-    assert torch.equal(arena.gather(2, 1, torch.tensor([row]))[3], values[0])
+    for dtype in (torch.bfloat16, torch.float32):
+        found = arena.gather(2, 1, torch.tensor([row]), torch.empty(1, 4 * 8, dtype=dtype), Workspace(CPU))
+        assert torch.equal(found.view(4, 8)[3], values[0].to(dtype))
 
 
 def test_checksums_cover_all_groups_of_a_pool() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
 
-_CPU_BLOCK_BYTES = 2 << 20
+_CPU_BLOCK_BYTES = 1 << 20
 """Keys of one block in float32: about the size of a core's L2 cache."""
 _CUDA_BLOCK_BYTES = 256 << 20
 
@@ -34,7 +34,7 @@ class Block:
     kv_rows: Tensor  # [num_items * H * width / S] int64, see KvArena.gather
     tiles: tuple[Tile, ...]
     hidden: Tensor | None = None  # [num_items, 1, R, width] bool
-    stale: Tensor | None = None  # [num_items, 1, width, 1] bool
+    stale: Tensor | None = None  # [n] int64: keys, among num_items * H * width, that are not written yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ class _Indexer:
         queries = np.where(real, rows, zero_row)
         targets = np.where(real, rows * self.num_parts + parts[:, None, None], zero_row * self.num_parts)
         return Tile(len(units), self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
+
+    def per_head(self, mask: Bools) -> Bools:
+        """[n, width] -> [n, H, width]"""
+        return np.repeat(mask[:, None], self.arena.layout.num_heads, 1)
 
     def tensor(self, values: Ints | Bools) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.arena.bytes.device)
@@ -101,5 +105,5 @@ def _tail_blocks(indexer: _Indexer, tails: TailItems, last_part: int) -> Iterato
         pages, units = tails.pages[start : start + step], tails.units[start : start + step]
         tile = indexer.tile(units, np.full(len(units), last_part))
         hidden = indexer.tensor(tails.hidden[start : start + step])[:, None]
-        stale = indexer.tensor(tails.stale[start : start + step])[:, None, :, None]
+        stale = indexer.tensor(np.flatnonzero(indexer.per_head(tails.stale[start : start + step])))
         yield Block(len(pages), width, indexer.kv_rows(pages), (tile,), hidden, stale)

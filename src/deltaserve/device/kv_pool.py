@@ -11,6 +11,7 @@ from torch import Tensor
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
+from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.shard import Shard
@@ -59,10 +60,14 @@ class KvArena:
         self._rows = {lp: _tail_rows(elements, (lp[0] * group.planes + lp[1]) * row, row) for lp in planes}
         self._tokens = {lp: _tail_rows(elements, (lp[0] * group.planes + lp[1]) * row, group.head_dim) for lp in planes}
 
-    def gather(self, layer: int, plane: int, rows: Tensor) -> Tensor:
-        """`rows` [N] int64: page * rows_per_page + head * rows_per_head -> [N * S, D] in the stored dtype."""
-        found = self._rows[layer, plane].index_select(0, rows).view(-1, self.layout.group.head_dim)
-        return found.view(self._dtype) if self._fp8 else found
+    def gather(self, layer: int, plane: int, rows: Tensor, out: Tensor, raw: Workspace) -> Tensor:
+        """`rows` [N] int64: page * rows_per_page + head * rows_per_head -> `out` [N, S * D], in its float dtype."""
+        source = self._rows[layer, plane]
+        if out.dtype == source.dtype:
+            return torch.index_select(source, 0, rows, out=out)
+        found = raw.take("gather", (len(rows), source.shape[1]), source.dtype)
+        torch.index_select(source, 0, rows, out=found)
+        return out.copy_(found.view(self._dtype))
 
     def scatter(self, layer: int, plane: int, slots: Tensor, values: Tensor) -> None:
         """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention import Batch, StepAttention
+from deltaserve.device.attention import Batch, Query, StepAttention
 from deltaserve.device.blocks import Block, make_blocks
 from deltaserve.device.flash import attend_causal, attend_piece, merge_two
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.tiles import TilePlan, is_tiled, plan_tiles, tiled_members
+from deltaserve.device.workspace import Workspace
 
 _K, _V = 0, 1
 
@@ -28,12 +29,13 @@ class TorchAttention:
         self._pool = pool
         self._tables = tables
         self._num_heads = num_heads
+        self._workspace = Workspace(pool.arenas[0].bytes.device)
 
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
         steps = []
         for arena in self._pool.arenas:
             table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
-            steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads))
+            steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads, self._workspace))
         return steps
 
     def shared_tokens_read(self, batch: Batch) -> int:
@@ -47,12 +49,12 @@ class TorchAttention:
 class TorchStep:
     """StepAttention over one arena."""
 
-    def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int) -> None:
+    def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int, scratch: Workspace) -> None:
         self._arena = arena
         self._slots = _write_slots(arena, table, batch)
         plan = plan_tiles(batch, table, arena.layout.page_size, group_size)
-        self._tiled = None if plan is None else _TiledQueries(arena, plan, group_size)
-        self._long = _long_queries(arena, table, batch)
+        self._tiled = None if plan is None else _TiledQueries(arena, plan, group_size, scratch)
+        self._long = _long_queries(arena, table, batch, scratch)
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
         """k, v [T, H, D]"""
@@ -76,18 +78,19 @@ class TorchStep:
 class _TiledQueries:
     """All short queries of a step."""
 
-    def __init__(self, arena: KvArena, plan: TilePlan, group_size: int) -> None:
+    def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
         self._arena = arena
+        self._scratch = scratch
         self._blocks = make_blocks(plan, arena, group_size)
         device, dim = arena.bytes.device, arena.layout.group.head_dim
         self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
         self._num_parts = plan.max_splits + 1
         num_rows = plan.padding * arena.layout.num_heads
-        self._queries = torch.zeros(num_rows + 1, dim, device=device)  # [Rq + 1, D] float32, last row zero
-        # Parts a query does not have keep weight e^-inf = 0 and are never written.
         parts = num_rows * self._num_parts + 1
-        self._outs = torch.zeros(parts, dim, device=device)  # [Rq * M + 1, D]
-        self._lses = torch.full((parts,), float("-inf"), device=device)  # [Rq * M + 1] natural log
+        # The last row of queries stays zero. Parts a query does not have keep weight e^-inf = 0 and value 0.
+        self._queries = self._take("queries", num_rows + 1, dim).zero_()  # [Rq + 1, D]
+        self._outs = self._take("outs", parts, dim).zero_()  # [Rq * M + 1, D]
+        self._lses = self._take("lses", parts).fill_(float("-inf"))  # [Rq * M + 1] natural log
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
@@ -101,59 +104,79 @@ class _TiledQueries:
         return torch.bmm(weights, self._outs[:-1].view(-1, self._num_parts, dim)).view(q.shape)
 
     def _run(self, block: Block, layer: int) -> None:
-        heads, dim = self._arena.layout.num_heads, self._queries.shape[-1]
-        shape = (block.num_items * heads, block.width, dim)
-        k = self._arena.gather(layer, _K, block.kv_rows).float().view(shape)
-        v = self._arena.gather(layer, _V, block.kv_rows).float().view(shape)
+        k, v = self._gather(layer, _K, block), self._gather(layer, _V, block)  # [items * H, width, D]
+        heads, dim = self._arena.layout.num_heads, k.shape[-1]
         if block.stale is not None:  # 0 * NaN is NaN: hidden keys must not only weigh nothing
-            v.view(block.num_items, heads, block.width, dim).masked_fill_(block.stale, 0.0)
+            v.view(-1, dim).index_fill_(0, block.stale, 0.0)
         for tile in block.tiles:
             batch = tile.num_items * heads
-            q = self._queries.index_select(0, tile.queries).view(batch, -1, dim)  # [batch, R, D]
-            scores = _scores(q, k[:batch])  # [batch, R, width]
+            q = self._take("tile", len(tile.queries), dim)
+            q = torch.index_select(self._queries, 0, tile.queries, out=q).view(batch, -1, dim)  # [batch, R, D]
+            scores = self._take("scores", batch, q.shape[1], block.width)
+            _multiply_keys(q, k[:batch], scores)
             if block.hidden is not None:
                 scores.view(tile.num_items, heads, -1, block.width).masked_fill_(block.hidden, float("-inf"))
-            weights = scores.softmax(-1)
-            self._outs.index_copy_(0, tile.targets, torch.bmm(weights, v[:batch]).view(-1, dim))
+            weights = torch.softmax(scores, -1, out=self._take("weights", *scores.shape))
+            out = torch.bmm(weights, v[:batch], out=self._take("out", *q.shape))
+            self._outs.index_copy_(0, tile.targets, out.view(-1, dim))
             if self._num_parts > 1:
                 # The largest weight is e^(top - lse).
                 lse = scores.amax(-1) - weights.amax(-1).log()
                 self._lses.index_copy_(0, tile.targets, lse.view(-1))
 
+    def _gather(self, layer: int, plane: int, block: Block) -> Tensor:
+        """[items * H, width, D] float32"""
+        layout = self._arena.layout
+        dim = layout.group.head_dim
+        out = self._take(f"plane{plane}", len(block.kv_rows), layout.page_size * dim)
+        self._arena.gather(layer, plane, block.kv_rows, out, self._scratch)
+        return out.view(-1, block.width, dim)
+
+    def _take(self, name: str, *shape: int) -> Tensor:
+        return self._scratch.take(name, shape, torch.float32)
+
 
 class _LongQuery:
     """One extend: its prefix without a mask, its own positions causally, merged."""
 
-    def __init__(self, arena: KvArena, kv_rows: Tensor, first_token: int, q_start: int, q_len: int) -> None:
+    def __init__(self, arena: KvArena, scratch: Workspace, kv_rows: Tensor, query: Query, first_token: int) -> None:
         self._arena = arena
+        self._scratch = scratch
         self._kv_rows = kv_rows  # [H * pages] int64
-        self._tokens = slice(first_token, first_token + q_len)
-        self._q_start = q_start
-        self._q_end = q_start + q_len
+        self._query = query
+        self._tokens = slice(first_token, first_token + query.q_len)
 
     def attend(self, layer: int, q: Tensor, scale: float, out: Tensor) -> None:
         """q, out [T, Hq, D]: fills this query's tokens of `out`."""
-        heads, dim = self._arena.layout.num_heads, q.shape[-1]
-        k = self._arena.gather(layer, _K, self._kv_rows).view(heads, -1, dim).to(q.dtype)
-        v = self._arena.gather(layer, _V, self._kv_rows).view(heads, -1, dim).to(q.dtype)
-        rows = q[self._tokens].view(self._q_end - self._q_start, heads, -1, dim).permute(1, 2, 0, 3)  # [H, g, C, D]
-        own = slice(self._q_start, self._q_end)
+        k, v = self._gather(layer, _K, q.dtype), self._gather(layer, _V, q.dtype)  # [H, positions, D]
+        query = self._query
+        rows = q[self._tokens].view(query.q_len, k.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)  # [H, g, C, D]
+        own = slice(query.q_start, query.q_end)
         result = attend_causal(rows, k[:, own], v[:, own], scale)
         merged = result[0]
-        if self._q_start:
-            prefix = slice(0, self._q_start)
+        if query.q_start:
+            prefix = slice(0, query.q_start)
             merged = merge_two(attend_piece(rows, k[:, prefix], v[:, prefix], scale), result)
         out[self._tokens] = merged.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
 
+    def _gather(self, layer: int, plane: int, dtype: torch.dtype) -> Tensor:
+        """[H, positions, D]"""
+        layout = self._arena.layout
+        shape = (len(self._kv_rows), layout.page_size * layout.group.head_dim)
+        out = self._scratch.take(f"long{plane}", shape, dtype)
+        self._arena.gather(layer, plane, self._kv_rows, out, self._scratch)
+        return out.view(layout.num_heads, -1, layout.group.head_dim)
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """q [b, R, D], k [b, width, D] -> [b, R, width]"""
+
+def _multiply_keys(q: Tensor, k: Tensor, out: Tensor) -> None:
+    """q [b, R, D], k [b, width, D] -> out [b, R, width]"""
     if k.shape[1] == 1:  # bmm changes its kernel with the batch size here, and so the bits
-        return (q * k).sum(-1, keepdim=True)
-    return torch.bmm(q, k.transpose(1, 2))
+        torch.sum(q * k, -1, keepdim=True, out=out)
+    else:
+        torch.bmm(q, k.transpose(1, 2), out=out)
 
 
-def _long_queries(arena: KvArena, table: Table, batch: Batch) -> list[_LongQuery]:
+def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[_LongQuery]:
     page_size, device = arena.layout.page_size, arena.bytes.device
     heads = np.arange(arena.layout.num_heads)[:, None]
     out, token = [], 0
@@ -162,7 +185,7 @@ def _long_queries(arena: KvArena, table: Table, batch: Batch) -> list[_LongQuery
             pages = table[query.line, : -(-query.q_end // page_size)].astype(np.int64)
             rows = pages * arena.rows_per_page + heads * arena.rows_per_head  # [H, pages]
             kv_rows = torch.from_numpy(rows.reshape(-1)).to(device)
-            out.append(_LongQuery(arena, kv_rows, token, query.q_start, query.q_len))
+            out.append(_LongQuery(arena, scratch, kv_rows, query, token))
         token += query.q_len
     return out
 

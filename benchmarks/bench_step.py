@@ -1,0 +1,179 @@
+"""Time of one step of the torch executor: decode batches (prefix private or shared) and prefill chunks.
+
+    python benchmarks/bench_step.py MODEL_FOLDER [--rows 16] [--device cpu] [--threads 1] [--json]
+
+Each line compares with a roof: bytes that must be read (weights once, every KV page once) at the measured read
+bandwidth, or matrix work at the measured rate of one large product, whichever is longer. KV pages hold zeros: timing
+does not depend on their content.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.device.kv_pool import page_bytes, torch_dtype
+from deltaserve.models.config import load_spec
+from deltaserve.models.spec import ModelSpec
+from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
+
+PAGE_SIZE, SPLIT_TOKENS = 16, 256
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+DECODE_CONTEXTS = (64, 512, 2048, 8192)
+CHUNKS = ((0, 512), (4096, 512), (0, 2048))
+"""(q_start, q_len)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One measured step."""
+
+    name: str
+    ms: float
+    """Best of several."""
+    tokens_per_s: float
+    roof_ms: float
+    roof_share: float
+    """roof_ms / ms"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this device does at best, measured now."""
+
+    read_bytes_per_s: float
+    flops_per_s: float
+
+
+def best_s(call: Callable[[], object], repeats: int = 7) -> float:
+    """Seconds of the fastest of several calls: other load on the machine only ever adds."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure_machine(dtype: torch.dtype, device: str) -> Machine:
+    data = torch.zeros(32 << 20, dtype=torch.int64, device=device)  # 256 MiB
+    a = torch.ones(1024, 2048, dtype=dtype, device=device)
+    b = torch.ones(2048, 2048, dtype=dtype, device=device)
+    read = best_s(lambda: data.sum().item())
+    product = best_s(lambda: (a @ b.t())[0, 0].item())
+    return Machine(data.numel() * 8 / read, 2 * 1024 * 2048 * 2048 / product)
+
+
+class Bench:
+    """An executor with all rows open over one long line of pages each."""
+
+    def __init__(self, model: Path, rows: int, device: str, threads: int) -> None:
+        self.spec = load_spec(model)
+        cache = self.spec.cache_spec(PAGE_SIZE, self.spec.dtype)
+        self.context = max(*DECODE_CONTEXTS, *(start + length for start, length in CHUNKS)) + PAGE_SIZE
+        self.pages_per_row = cache.num_pages(self.context)
+        num_pages = self.pages_per_row * rows
+        self.token_bytes = page_bytes(cache, PoolId(0)) // PAGE_SIZE
+        sizes = ExecutorSizes((num_pages,), rows, self.context, num_aux_slots=1)
+        self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, num_threads=threads)
+        self.machine = measure_machine(torch_dtype(self.spec.dtype), device)
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
+        self.private = [order[row * self.pages_per_row :][: self.pages_per_row] for row in range(rows)]
+        self.opens = tuple(
+            RowOpen(RowId(row), GREEDY, pack_u32([1] * self.context), self.context) for row in range(rows)
+        )
+        self.executor.execute(StepPlan(StepIndex(0), (), WorkList(SPLIT_TOKENS), self.opens))
+
+    def lay_out(self, shared_len: int) -> None:
+        """Rows start anew, with the first `shared_len` tokens of all on the pages of row 0."""
+        count = shared_len // PAGE_SIZE
+        updates = tuple(
+            PageUpdate(RowId(row), PoolId(0), 0, tuple(PageId(p) for p in self.private[0][:count] + pages[count:]))
+            for row, pages in enumerate(self.private)
+        )
+        closes = tuple(opened.row for opened in self.opens)
+        self.executor.execute(StepPlan(StepIndex(0), (), WorkList(SPLIT_TOKENS), self.opens, updates, closes))
+
+    def run(self, name: str, items: Sequence[PlanItem], shared: Sequence[SharedRun] = ()) -> Line:
+        plan = StepPlan(StepIndex(0), tuple(items), WorkList(SPLIT_TOKENS, tuple(shared)))
+        result = self.executor.execute(plan)
+        seconds = best_s(lambda: self.executor.execute(plan))
+        read = result.tokens_read - result.shared_tokens_read
+        roof = self.roof_s(plan.num_tokens, sum(item.samples for item in items), read)
+        return Line(name, seconds * 1e3, plan.num_tokens / seconds, roof * 1e3, roof / seconds)
+
+    def roof_s(self, num_tokens: int, num_logits: int, kv_tokens: int) -> float:
+        body, head = body_parameters(self.spec), self.spec.vocab_size * self.spec.hidden_size
+        itemsize = self.spec.dtype.itemsize
+        num_bytes = (body + head * bool(num_logits)) * itemsize + kv_tokens * self.token_bytes
+        flops = 2 * (body * num_tokens + head * num_logits)
+        return max(num_bytes / self.machine.read_bytes_per_s, flops / self.machine.flops_per_s)
+
+
+def body_parameters(spec: ModelSpec) -> int:
+    """Of the matrices a token meets, without embedding and head; experts counted as used by one token."""
+    attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim * spec.hidden_size
+    total = 0
+    for layer in range(spec.num_layers):
+        mlp = 3 * spec.intermediate_size
+        if spec.moe is not None and spec.is_moe(layer):
+            mlp = 3 * spec.moe.intermediate_size * spec.moe.experts_per_token
+        total += attention + mlp * spec.hidden_size
+    return total
+
+
+def decode_item(row: int, position: int) -> PlanItem:
+    return PlanItem(RowId(row), position, 1, TokenValues(pack_u32([1])), True)
+
+
+def measure(bench: Bench, rows: int) -> list[Line]:
+    lines = []
+    for context in DECODE_CONTEXTS:
+        items = [decode_item(row, context - 1) for row in range(rows)]
+        bench.lay_out(0)
+        lines.append(bench.run(f"decode {rows} rows at {context}", items))
+        shared_len = (context - 1) // SPLIT_TOKENS * SPLIT_TOKENS
+        if shared_len and rows > 1:
+            bench.lay_out(shared_len)
+            run = SharedRun(0, shared_len, tuple(RowId(row) for row in range(rows)))
+            lines.append(bench.run(f"decode {rows} rows at {context}, {shared_len} shared", items, [run]))
+    bench.lay_out(0)
+    lines.append(bench.run("decode 1 row at 512", [decode_item(0, 511)]))
+    for start, length in CHUNKS:
+        bench.lay_out(0)
+        item = PlanItem(RowId(0), start, length, TokenValues(pack_u32([1] * length)), True)
+        lines.append(bench.run(f"prefill {length} at {start}", [item]))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    bench = Bench(args.model, args.rows, args.device, args.threads)
+    lines = measure(bench, args.rows)
+    if args.json:
+        print(json.dumps({"machine": asdict(bench.machine), "lines": [asdict(line) for line in lines]}, indent=2))
+        return
+    machine = bench.machine
+    print(f"read {machine.read_bytes_per_s / 1e9:.1f} GB/s, products {machine.flops_per_s / 1e9:.0f} GFLOP/s")
+    print(f"{'step':40} {'ms':>9} {'tokens/s':>10} {'roof ms':>9} {'of roof':>8}")
+    for line in lines:
+        print(f"{line.name:40} {line.ms:9.2f} {line.tokens_per_s:10.0f} {line.roof_ms:9.2f} {line.roof_share:8.0%}")
+
+
+if __name__ == "__main__":
+    main()
