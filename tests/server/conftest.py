@@ -1,7 +1,8 @@
 """A model folder without weights, its codec, and an application over the oracle engine."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 
 from deltaserve.server.app import create_app
 from deltaserve.server.front import Front
+from deltaserve.server.serve import Listening, serve
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID, build_tokenizer
@@ -82,3 +84,65 @@ def events(text: str) -> list[dict[str, object]]:
     *bodies, done = (part.removeprefix("data: ") for part in parts)
     assert done == "[DONE]"
     return [json.loads(body) for body in bodies]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The same behind a real socket."""
+
+    app: FastAPI
+    engine: OracleEngine
+    where: Listening
+    stop: asyncio.Event
+    run: "asyncio.Task[None]"
+
+    @property
+    def url(self) -> str:
+        """Base of the API."""
+        host, port = self.where.api
+        return f"http://{host}:{port}"
+
+    @property
+    def front(self) -> Front:
+        """What the application's routes share."""
+        front = self.app.state.front
+        assert isinstance(front, Front)
+        return front
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A raw connection to the API."""
+        return await asyncio.open_connection(*self.where.api)
+
+    async def talk(self, data: bytes) -> bytes:
+        """Send bytes on a new connection; everything that comes back until the server closes it."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        async with asyncio.timeout(20):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+
+@asynccontextmanager
+async def live(codec: TextCodec, engine: OracleEngine, settings: ServerSettings) -> AsyncIterator[Live]:
+    """Serve on a free port for one test."""
+    app = create_app(engine, codec, settings)
+    stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
+    run = asyncio.create_task(serve(app, settings, stop=stop, on_listening=listening.set_result))
+    await asyncio.wait({run, listening}, return_when=asyncio.FIRST_COMPLETED)
+    if run.done():
+        run.result()
+    try:
+        yield Live(app, engine, await listening, stop, run)
+    finally:
+        stop.set()
+        await run
+    assert sorted(g.room for g in engine.opened) == sorted(engine.ended)
+    assert app.state.front.admission.num_requests == 0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something another task brings about."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -143,6 +143,8 @@ def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:
         most = f"{limits.max_headers} headers, {limits.max_header_bytes} bytes"
         raise _closing(431, "headers_too_large", f"at most {most} are allowed")
     headers = dict(pairs)
+    if scope["http_version"] not in ("1.0", "1.1"):
+        raise _closing(400, "invalid_request", "only HTTP/1.0 and HTTP/1.1 are spoken here")
     if b"content-length" in headers and b"transfer-encoding" in headers:
         raise _closing(400, "invalid_request", "content-length and transfer-encoding exclude each other")
     return headers

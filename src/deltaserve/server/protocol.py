@@ -38,6 +38,7 @@ class GuardedProtocol(H11Protocol):
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
         inner = self.app
 
         async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +52,8 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         if self._is_one_too_many():
             error = ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
-            self._refuse(error)
+            self._answer(error)
+            self.transport.close()
             return
         self._arm_head_timer()
 
@@ -64,7 +66,7 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; watch how long a request head takes."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         super().data_received(data)
         self._watch_head()
@@ -101,7 +103,7 @@ class GuardedProtocol(H11Protocol):
 
     def _watch_head(self) -> None:
         """The timer runs while a request head has begun and is not complete."""
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         if self.conn.their_state is not h11.IDLE:
             self._disarm_head_timer()
@@ -125,20 +127,31 @@ class GuardedProtocol(H11Protocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application, and close. Once an answer has begun there is only closing."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
-            body = msgspec.json.encode(error.body())
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-                ("x-request-id", "req-" + secrets.token_hex(12)),
-                *error.headers.items(),
-            ]
-            response = h11.Response(status_code=error.status, headers=headers)
-            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        """Answer without the application, and close. What still comes in is dropped for a while: a reset would lose
+        the answer."""
+        self._disarm_head_timer()
+        self._is_refused = True
+        if not self._answer(error):
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(self._limits.linger_s, self.transport.abort)
+
+    def _answer(self, error: ApiError) -> bool:
+        """False once an answer of the application has begun: then there is only closing."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
+            return False
+        body = msgspec.json.encode(error.body())
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            ("x-request-id", "req-" + secrets.token_hex(12)),
+            *error.headers.items(),
+        ]
+        for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        return True
 
 
 def protocol_factory(limits: HttpLimits) -> Callable[..., GuardedProtocol]:

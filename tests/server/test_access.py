@@ -1,0 +1,171 @@
+"""Keys, rights, the two listeners, and what is reachable without either."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Namespace
+from deltaserve.server.settings import ApiKey, Right, ServerSettings, is_loopback, read_api_keys
+from deltaserve.server.text import TextCodec
+from tests.server.conftest import MODEL, live, served
+from tests.server.corpus import completion
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+USER = ApiKey("u" * 32, Namespace("acme"))
+ADMIN = ApiKey("a" * 40, Namespace("ops"), frozenset(Right))
+KEYED = ServerSettings(MODEL, port=0, api_keys=(USER, ADMIN))
+JSON = {"content-type": "application/json"}
+
+
+def _bearer(secret: str) -> dict[str, str]:
+    return JSON | {"authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer ", "Basic " + "u" * 32, "u" * 32, "Bearer x", "Bearer " + "u" * 31, "Bearer " + "u" * 5000],
+)
+async def test_a_wrong_key_gets_401(codec: TextCodec, authorization: str) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, KEYED) as case:
+        headers = JSON | {"authorization": authorization} if authorization else JSON
+        reply = await case.client.post("/v1/completions", content=completion({}), headers=headers)
+        assert reply.status_code == 401
+        assert reply.json()["error"]["code"] == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert reply.headers["x-request-id"]
+        assert (await case.client.get("/v1/nothing")).status_code == 401, "paths are not told to strangers"
+    assert engine.opened == []
+
+
+async def test_a_key_that_is_not_ascii_gets_401(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), KEYED) as case:
+        headers = [(b"content-type", b"application/json"), (b"authorization", b"Bearer \xff\xfe\xe4")]
+        reply = await case.client.post("/v1/completions", content=completion({}), headers=headers)
+        assert reply.status_code == 401
+
+
+async def test_a_key_names_the_tenant(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, KEYED) as case:
+        for secret in (USER.secret, ADMIN.secret):
+            for salt in (None, "s"):
+                body = completion({"cache_salt": salt})
+                reply = await case.client.post("/v1/completions", content=body, headers=_bearer(secret))
+                assert reply.status_code == 200
+        lower = JSON | {"authorization": f"bearer {USER.secret}"}
+        assert (await case.client.post("/v1/completions", content=completion({}), headers=lower)).status_code == 200
+    namespaces = [generation.namespace for generation in engine.opened]
+    assert namespaces[:4] == ["acme", "4:acme+s", "ops", "3:ops+s"]
+    assert len(set(namespaces)) == 4
+
+
+async def test_probes_need_no_key(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), KEYED) as case:
+        for path in ("/health", "/livez", "/readyz"):
+            assert (await case.client.get(path)).status_code == 200
+
+
+async def test_admin_routes_have_a_listener_of_their_own(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), KEYED) as server, httpx.AsyncClient() as client:
+        assert server.where.admin is not None
+        host, port = server.where.admin
+        assert host == "127.0.0.1"
+        for path in ("/metrics", "/server_info"):
+            public = await client.get(server.url + path, headers=_bearer(ADMIN.secret))
+            assert public.status_code == 404
+            admin = f"http://{host}:{port}{path}"
+            assert (await client.get(admin)).status_code == 401
+            refused = await client.get(admin, headers=_bearer(USER.secret))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+            assert (await client.get(admin, headers=_bearer(ADMIN.secret))).status_code == 200
+        wrong = await client.post(f"http://{host}:{port}/v1/completions", headers=_bearer(ADMIN.secret))
+        assert wrong.status_code == 404
+
+
+async def test_admin_calls_from_a_browser_are_refused(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
+        reply = await case.client.post("/admin/drain", headers={"origin": "http://evil.example"})
+        assert reply.status_code == 403
+        assert (await case.client.get("/readyz")).status_code == 200
+        assert (await case.client.delete("/admin/drain", headers={"origin": "http://x"})).status_code in (403, 405)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "separate"),
+    [
+        ("127.0.0.1", (), False),
+        ("::1", (), False),
+        ("localhost", (), False),
+        ("127.0.0.1", (USER,), True),
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("example.org", (), True),
+    ],
+)
+def test_when_the_admin_listener_is_separate(host: str, keys: tuple[ApiKey, ...], separate: bool) -> None:
+    settings = ServerSettings(MODEL, host=host, api_keys=keys)
+    assert settings.separate_admin == separate
+    assert is_loopback(host) == (host in ("127.0.0.1", "::1", "localhost"))
+    assert settings.admin_port == 8001
+
+
+def _key_file(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_a_key_file_is_read(tmp_path: Path) -> None:
+    text = f"# tenants\n{USER.secret} acme\n\n{ADMIN.secret} ops admin\n"
+    assert read_api_keys(_key_file(tmp_path, text)) == (USER, ADMIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("", 0o600, "holds no key"),
+        (f"{USER.secret} acme", 0o640, "mode 0640"),
+        (f"{USER.secret} acme", 0o604, "mode 0604"),
+        (USER.secret, 0o600, "SECRET NAMESPACE"),
+        (f"{USER.secret} acme root", 0o600, "SECRET NAMESPACE"),
+        ("short acme", 0o600, "5 bytes"),
+        (f"{USER.secret} ac:me", 0o600, "namespace"),
+    ],
+)
+def test_a_bad_key_file_is_refused_without_telling_a_key(tmp_path: Path, text: str, mode: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_api_keys(_key_file(tmp_path, text, mode))
+    assert message in str(caught.value)
+    assert USER.secret not in str(caught.value)
+
+
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing"):
+        read_api_keys(tmp_path / "nothing")
+
+
+def test_secrets_are_not_shown() -> None:
+    assert USER.secret not in repr(KEYED)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_name": ""},
+        {"port": -1},
+        {"port": 65536},
+        {"port": 65535, "api_keys": (USER,)},
+        {"max_queue": 0},
+        {"default_deadline_s": 0.0},
+        {"default_deadline_s": 9999.0},
+        {"api_keys": (USER, USER)},
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        ServerSettings(**({"model_name": MODEL} | fields))  # type: ignore[arg-type]

@@ -1,0 +1,328 @@
+"""Failures, deadlines, overload, health, metrics: what a request gets when the engine or the server is not well."""
+
+import asyncio
+import json
+import logging
+
+import httpx
+import pytest
+
+from deltaserve.base.errors import FailReason, RequestFailed, StateError
+from deltaserve.base.ids import Namespace
+from deltaserve.request.client import Limits
+from deltaserve.server.admission import Admission, Health
+from deltaserve.server.errors import FAIL_STATUS, ApiError
+from deltaserve.server.settings import ApiKey, ServerSettings
+from deltaserve.server.text import TextCodec
+from tests.server.conftest import MODEL, Served, events, served, until
+from tests.server.corpus import chat, completion, generate
+from tests.server.oracle import LIMITS, OracleEngine
+
+pytestmark = pytest.mark.anyio
+SETTINGS = ServerSettings(MODEL)
+JSON = {"content-type": "application/json"}
+
+
+async def _post(case: Served, headers: dict[str, str] | None = None, /, **fields: object) -> httpx.Response:
+    return await case.client.post("/v1/completions", content=completion(fields), headers=headers or JSON)
+
+
+def _code(text: str | bytes) -> str:
+    return str(json.loads(text)["error"]["code"])
+
+
+# --- engine failures
+
+
+@pytest.mark.parametrize("reason", FailReason)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_every_reason_has_its_status(codec: TextCodec, reason: FailReason, stream: bool) -> None:
+    engine = OracleEngine(failure=RequestFailed(reason, "prefill-0 at 10.0.0.7 said no"))
+    async with served(codec, engine, SETTINGS) as case:
+        reply = await _post(case, stream=stream, n=2)
+    assert (reply.status_code, _code(reply.text)) == FAIL_STATUS[reason]
+    assert ("retry-after" in reply.headers) == (reply.status_code in (429, 503))
+    assert "10.0.0.7" not in reply.text, "worker addresses stay inside"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+async def test_a_failure_inside_a_stream_is_its_last_event(codec: TextCodec, path: str) -> None:
+    make = {"/v1/completions": completion, "/v1/chat/completions": chat, "/generate": generate}[path]
+    engine = OracleEngine(failure=RequestFailed(FailReason.TRANSFER_FAILED, "gone"), fail_after=3)
+    async with served(codec, engine, SETTINGS) as case:
+        reply = await case.client.post(path, content=make({"stream": True}), headers=JSON)
+    assert reply.status_code == 200
+    *good, last = reply.text.removesuffix("\n\n").split("\n\n")
+    assert len(good) == 3
+    assert _code(last.removeprefix("data: ")) == "transfer_failed"
+    assert "[DONE]" not in reply.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_bug_is_500_and_many_make_the_front_not_ready(codec: TextCodec, stream: bool) -> None:
+    engine = OracleEngine(failure=ZeroDivisionError("secret detail"))
+    async with served(codec, engine, SETTINGS) as case:
+        for _ in range(4):
+            assert (await case.client.get("/readyz")).status_code == 200
+            reply = await _post(case, stream=stream)
+            assert (reply.status_code, _code(reply.text)) == (500, "internal_error")
+            assert "secret" not in reply.text
+        assert (await case.client.get("/readyz")).json()["reasons"].keys() == {"internal_errors"}
+        assert (await case.client.get("/livez")).status_code == 200
+
+
+async def test_a_bug_in_a_handler_is_500_with_the_request_id(codec: TextCodec) -> None:
+    class Broken(OracleEngine):
+        def limits(self) -> Limits | None:
+            raise ZeroDivisionError
+
+    async with served(codec, Broken(), SETTINGS) as case:
+        reply = await _post(case)
+    assert (reply.status_code, _code(reply.text)) == (500, "internal_error")
+    assert reply.headers["x-request-id"] in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_forgets_the_deadline_does_not_hold_the_client(codec: TextCodec, stream: bool) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, SETTINGS) as case:
+        reply = await _post(case, JSON | {"x-deadline-seconds": "0.01"}, stream=stream)
+    assert (reply.status_code, _code(reply.text)) == (504, "deadline_exceeded")
+    assert engine.opened[0].deadline_s == 0.01
+    assert len(engine.cancelled) == 1
+
+
+async def test_the_deadline_is_clamped(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+        await _post(case)
+        await _post(case, JSON | {"x-deadline-seconds": "1e9"})
+    assert [generation.deadline_s for generation in engine.opened] == [600.0, 3600.0]
+
+
+# --- readiness and limits
+
+
+async def test_not_ready_is_503_before_anything_is_read(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(not_ready="no decode worker"), SETTINGS) as case:
+        reply = await case.client.post("/v1/completions", content=b"{", headers=JSON)
+        assert (reply.status_code, _code(reply.text)) == (503, "not_ready")
+        assert "no decode worker" in reply.json()["error"]["message"]
+        assert (await case.client.get("/readyz")).json() == {
+            "status": "not_ready",
+            "reasons": {"engine": "no decode worker"},
+        }
+        assert (await case.client.get("/health")).status_code == 503
+        assert (await case.client.get("/livez")).status_code == 200
+
+
+async def test_without_limits_there_is_nobody_to_ask(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(limits_now=None), SETTINGS) as case:
+        assert (await _post(case)).status_code == 503
+        assert (await case.client.get("/v1/models")).json()["data"][0]["max_model_len"] is None
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "status"),
+    [
+        (399, 1, 200),
+        (400, 1, 200),
+        (401, 1, 400),
+        (400, 112, 200),
+        (400, 113, 400),
+        (399, 113, 200),
+        (1, 511, 200),
+        (1, 512, 400),
+        (2, 511, 400),
+    ],
+)
+async def test_the_edges_of_context_and_pool(codec: TextCodec, prompt_len: int, max_tokens: int, status: int) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        reply = await _post(case, prompt=[97] * prompt_len, max_tokens=max_tokens)
+        assert reply.status_code == status
+        if status == 400:
+            error = reply.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            for number in (prompt_len, max_tokens, 512, 400):
+                assert str(number) in error["message"]
+
+
+async def test_the_decode_pool_bounds_prompt_and_output(codec: TextCodec) -> None:
+    limits = Limits(max_context_len=512, max_prompt_len=400, vocab_size=272, max_total_len=100)
+    engine = OracleEngine(limits_now=limits)
+    async with served(codec, engine, SETTINGS) as case:
+        assert (await _post(case, prompt=[97] * 50, max_tokens=51)).status_code == 400
+        assert (await _post(case, prompt=[97] * 50, max_tokens=50)).status_code == 200
+        reply = await case.client.post("/v1/chat/completions", content=chat({"max_tokens": None}), headers=JSON)
+        assert reply.status_code == 200
+    sampling = engine.opened[-1].sampling
+    assert sampling.max_tokens == 100 - len(engine.opened[-1].prompt) // 4, "the default takes what is left"
+
+
+# --- overload
+
+
+async def test_a_full_queue_is_429_before_the_body_is_parsed(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue=2)) as case:
+        inside = [asyncio.create_task(_post(case, stream=stream)) for stream in (True, False)]
+        await until(lambda: len(engine.opened) == 2)
+        reply = await case.client.post("/v1/completions", content=b"{", headers=JSON)
+        assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
+        assert 1 <= int(reply.headers["retry-after"]) <= 5
+        assert engine.gate is not None
+        engine.gate.set()
+        assert [(await task).status_code for task in inside] == [200, 200]
+        assert (await _post(case)).status_code == 200
+
+
+async def test_one_tenant_cannot_take_every_place(codec: TextCodec) -> None:
+    keys = (ApiKey("a" * 32, Namespace("a")), ApiKey("b" * 32, Namespace("b")))
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, api_keys=keys, max_queue_per_tenant=1)) as case:
+        headers = [JSON | {"authorization": f"Bearer {key.secret}"} for key in keys]
+        first = asyncio.create_task(_post(case, headers[0]))
+        await until(lambda: len(engine.opened) == 1)
+        refused = await _post(case, headers[0])
+        assert (refused.status_code, _code(refused.text)) == (429, "rate_limited")
+        other = asyncio.create_task(_post(case, headers[1]))
+        await until(lambda: len(engine.opened) == 2)
+        assert engine.gate is not None
+        engine.gate.set()
+        assert [(await task).status_code for task in (first, other)] == [200, 200]
+
+
+async def test_tokens_are_bounded_too_but_a_request_alone_fits(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue_tokens=9)) as case:
+        alone = asyncio.create_task(_post(case, max_tokens=100))
+        await until(lambda: engine.opened)
+        assert (await _post(case)).status_code == 429
+        assert engine.gate is not None
+        engine.gate.set()
+        assert (await alone).status_code == 200
+
+
+def test_a_place_is_given_back_once() -> None:
+    admission = Admission(SETTINGS)
+    place = admission.enter(Namespace("a"))
+    admission.book(place, 10)
+    admission.leave(place)
+    assert (admission.num_requests, admission.num_tokens) == (0, 0)
+    with pytest.raises(StateError):
+        admission.leave(place)
+
+
+def test_internal_errors_are_forgotten_after_a_minute() -> None:
+    now = 0.0
+    health = Health(lambda: None, lambda: now)
+    for _ in range(4):
+        health.internal_error()
+    with pytest.raises(ApiError):
+        health.check()
+    now = 61.0
+    health.check()
+
+
+# --- drain, information, metrics
+
+
+async def test_drain_by_call(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        for _ in range(2):
+            assert (await case.client.post("/admin/drain")).json() == {"draining": True, "drained": True}
+        assert (await _post(case)).status_code == 503
+        info = (await case.client.get("/server_info")).json()
+        assert (info["draining"], info["drained"]) == (True, True)
+        assert info["engine"]["peers"]["decode-0"]["free_pages"] == 7
+
+
+async def test_models_and_tokenizer_endpoints(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        models = (await case.client.get("/v1/models")).json()["data"]
+        assert [(model["id"], model["max_model_len"]) for model in models] == [(MODEL, LIMITS.max_context_len)]
+        assert (await case.client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+        info = (await case.client.get("/model_info")).json()
+        assert (info["vocab_size"], info["eos_token_ids"], info["has_chat_template"]) == (272, [258], True)
+        reply = await case.client.post("/tokenize", json={"prompt": "h\u00e9<|im_end|>", "return_token_strs": True})
+        assert reply.json()["tokens"] == [104, 195, 169, 258]
+        assert reply.json()["token_strs"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "<|im_end|>"]
+        assert reply.json()["count"] == 4
+        reply = await case.client.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})
+        assert reply.json()["tokens"][0] == 257
+        for skip, text in ((False, "h\u00e9<|im_end|>"), (True, "h\u00e9")):
+            body = {"tokens": [104, 195, 169, 258], "skip_special_tokens": skip}
+            assert (await case.client.post("/detokenize", json=body)).json() == {"prompt": text}
+
+
+async def test_metrics_count_what_was_served(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        await _post(case, n=2)
+        await _post(case, max_tokens=0)
+        events((await _post(case, stream=True)).text)
+        await case.client.get("/nothing")
+        reply = await case.client.get("/metrics")
+    text = reply.text
+    assert reply.headers["content-type"].startswith("text/plain")
+    for line in (
+        'deltaserve_http_responses_total{path="/v1/completions",status="200"} 2.0',
+        'deltaserve_http_responses_total{path="/v1/completions",status="400"} 1.0',
+        'deltaserve_http_responses_total{path="other",status="404"} 1.0',
+        "deltaserve_time_to_first_token_seconds_count 3.0",
+        "deltaserve_inter_token_latency_seconds_count 12.0",
+        "deltaserve_e2e_request_latency_seconds_count 2.0",
+        "deltaserve_prompt_tokens_total 15.0",
+        "deltaserve_generation_tokens_total 15.0",
+        'deltaserve_cached_tokens_total{side="decode"} 9.0',
+        'deltaserve_cached_tokens_total{side="prefill"} 6.0',
+        "deltaserve_num_requests_running 0.0",
+        "deltaserve_num_requests_waiting 0.0",
+        'deltaserve_engine{name="peers.decode-0.free_pages"} 7.0',
+        'deltaserve_engine{name="queue.1"} 2.0',
+    ):
+        assert line in text, line
+
+
+async def test_unknown_fields_are_counted_and_warned_about_once(
+    codec: TextCodec, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        for _ in range(3):
+            assert (await _post(case, frobnicate=1)).status_code == 200
+        assert b"deltaserve_ignored_fields_total 3.0" in case.front.metrics.text()
+    assert [record.getMessage() for record in caplog.records if "frobnicate" in record.getMessage()] == [
+        "request field 'frobnicate' is unknown and ignored"
+    ]
+
+
+async def test_a_request_leaves_one_line_without_its_text(codec: TextCodec, caplog: pytest.LogCaptureFixture) -> None:
+    engine = OracleEngine()
+    with caplog.at_level(logging.INFO, "deltaserve.server.requests"):
+        async with served(codec, engine, SETTINGS) as case:
+            job_id = (await _post(case, prompt="my secret")).json()["id"]
+            remembered = (await case.client.get(f"/admin/requests/{job_id}")).json()
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == "deltaserve.server.requests"]
+    assert line == remembered
+    assert (line["id"], line["outcome"]) == (job_id, "ok")
+    assert line["samples"][0]["room"] == engine.opened[0].room.hex()
+    assert line["samples"][0]["prefill_s"] == 0.25
+    assert "secret" not in caplog.text
+
+
+async def test_hints_and_neutral_values_of_unsupported_fields_are_accepted(codec: TextCodec) -> None:
+    neutral: dict[str, object] = {
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "store": False,
+        "metadata": None,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "user": "someone",
+        "prompt_cache_key": "k",
+        "suffix": None,
+        "best_of": None,
+    }
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        assert (await _post(case, **neutral)).status_code == 200
+        assert b"deltaserve_ignored_fields_total 0.0" in case.front.metrics.text()

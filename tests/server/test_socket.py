@@ -1,0 +1,272 @@
+"""What happens on a real connection: smuggling, slowness, limits, clients that leave, shutdown."""
+
+import asyncio
+import json
+import socket
+
+import httpx
+import pytest
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.server.settings import HttpLimits, ServerSettings
+from deltaserve.server.text import TextCodec
+from tests.server.conftest import MODEL, Live, live, until
+from tests.server.corpus import completion
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+SETTINGS = ServerSettings(MODEL, port=0, grace_s=5.0)
+BODY = completion({})
+
+
+def _request(*headers: str, body: bytes = b"", line: str = "POST /v1/completions HTTP/1.1") -> bytes:
+    head = "\r\n".join([line, "Host: x", *headers])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def _post(body: bytes, *headers: str) -> bytes:
+    return _request("Content-Type: application/json", f"Content-Length: {len(body)}", *headers, body=body)
+
+
+def _parse(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    line, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (text.partition(": ") for text in lines)}
+    return int(line.split()[1]), headers, body
+
+
+def _code(body: bytes) -> str:
+    return str(json.loads(body)["error"]["code"])
+
+
+async def _canary(server: Live) -> None:
+    status, _, body = _parse(await server.talk(_post(BODY, "Connection: close")))
+    assert status == 200
+    assert json.loads(body)["choices"][0]["text"] == "olleh"
+
+
+CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+MALFORMED = {
+    "length_and_chunked": _request(*CHUNKED, f"Content-Length: {len(BODY)}", body=b"0\r\n\r\n"),
+    "two_lengths": _request("Content-Length: 3", "Content-Length: 4", body=b"abcd"),
+    "negative_length": _request("Content-Length: -1"),
+    "plus_length": _request("Content-Length: +5", body=b"hello"),
+    "length_list": _request("Content-Length: 5, 6", body=b"hello"),
+    "bad_chunk_size": _request(*CHUNKED, body=b"zz\r\nhello\r\n0\r\n\r\n"),
+    "chunk_longer_than_said": _request(*CHUNKED, body=b"2\r\nhello\r\n0\r\n\r\n"),
+    "huge_chunk_size": _request(*CHUNKED, body=b"f" * 40 + b"\r\nhello"),
+    "unknown_encoding": _request("Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
+    "hidden_encoding": _request("Transfer-Encoding: xchunked", body=b"0\r\n\r\n"),
+    "space_before_colon": _request("Content-Length : 5", body=b"hello"),
+    "obs_fold_first": b"GET /health HTTP/1.1\r\n Host: x\r\n\r\n",
+    "null_in_header": _request("X-A: a\x00b"),
+    "newline_in_name": _request("X-A\nB: 1"),
+    "no_host": b"GET /health HTTP/1.1\r\n\r\n",
+    "bad_version": b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+    "no_version": b"GET /health\r\nHost: x\r\n\r\n",
+    "not_http": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "space_in_target": b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    "utf8_target": "GET /\u4f60 HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_malformed_request_gets_400_and_the_connection_closes(codec: TextCodec, data: bytes) -> None:
+    engine = OracleEngine()
+    async with live(codec, engine, SETTINGS) as server:
+        smuggled = data + _post(BODY)
+        # `talk` returns only once the server has closed the connection.
+        status, headers, body = _parse(await server.talk(smuggled + b"\r\n"))
+        assert status in (400, 501)
+        assert _code(body) == "invalid_request"
+        assert headers["connection"] == "close"
+        assert headers["x-request-id"].startswith("req-")
+        assert engine.opened == [], "nothing behind a malformed request is served"
+        await _canary(server)
+
+
+async def test_an_endless_head_is_refused(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        status, _, body = _parse(await server.talk(b"GET /health HTTP/1.1\r\nX: " + b"y" * 200_000))
+        assert (status, _code(body)) == (431, "headers_too_large")
+        await _canary(server)
+
+
+async def test_slow_heads_and_bodies_end_with_408(codec: TextCodec) -> None:
+    limits = HttpLimits(header_timeout_s=0.2, body_timeout_s=0.2)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        for data in (b"", b"GET /health HT", _post(BODY)[:-3], _request(*CHUNKED, body=b"5\r\nhe")):
+            status, headers, body = _parse(await server.talk(data))
+            assert (status, _code(body)) == (408, "request_timeout")
+            assert headers["connection"] == "close"
+        # The second request of a connection is watched as the first was.
+        answer = await server.talk(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTT")
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"HTTP/1.1 408" in answer
+        await _canary(server)
+
+
+async def test_a_body_too_large_is_answered_while_it_is_sent(codec: TextCodec) -> None:
+    limits = HttpLimits(max_body_bytes=1000, linger_s=1.0)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        reader, writer = await server.connect()
+        writer.write(_request(*CHUNKED))
+        for _ in range(200):
+            writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
+            await writer.drain()
+        status, _, _ = _parse(await reader.readuntil(b"\r\n\r\n"))
+        assert status == 413, "the answer is not lost to a reset although the body goes on"
+        writer.close()
+        status, _, body = _parse(await server.talk(_post(b"x" * 1001, "Connection: close")))
+        assert (status, _code(body)) == (413, "body_too_large")
+        await _canary(server)
+
+
+async def test_an_endless_refused_body_is_cut(codec: TextCodec) -> None:
+    limits = HttpLimits(max_body_bytes=1000, linger_s=0.2)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        _, writer = await server.connect()
+        writer.write(_request(*CHUNKED))
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(20):
+                while True:
+                    writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+        writer.close()
+        await _canary(server)
+
+
+async def test_too_many_connections_get_503(codec: TextCodec) -> None:
+    limits = HttpLimits(max_connections=3)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        held = [await server.connect() for _ in range(3)]
+        status, headers, body = _parse(await server.talk(b""))
+        assert (status, _code(body)) == (503, "too_many_connections")
+        assert 1 <= int(headers["retry-after"]) <= 5
+        for _, writer in held:
+            writer.close()
+        await until(lambda: not any(reader.at_eof() for reader, _ in held))
+        await asyncio.sleep(0.05)
+        await _canary(server)
+
+
+async def test_pipelined_requests_are_answered_in_order(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        bodies = [completion({"prompt": text, "max_tokens": len(text)}) for text in ("ab", "xyz")]
+        answer = await server.talk(_post(bodies[0]) + _post(bodies[1], "Connection: close"))
+        assert answer.index(b'"ba"') < answer.index(b'"zyx"')
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_rooms(codec: TextCodec, stream: bool) -> None:
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=2)
+    async with live(codec, engine, SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(_post(completion({"stream": stream, "n": 3})))
+        if stream:
+            await reader.readuntil(b"\n\ndata")
+        await until(lambda: len(engine.opened) == 3)
+        writer.close()
+        await until(lambda: len(engine.cancelled) == 3)
+        assert server.front.metrics.text().count(b"deltaserve_clients_gone_total 1.0") == 1
+        assert b"deltaserve_num_requests_running 0.0" in server.front.metrics.text()
+        assert b"deltaserve_num_requests_waiting 0.0" in server.front.metrics.text()
+        assert server.front.admission.num_requests == 0
+
+
+async def test_a_client_that_leaves_in_its_body_leaves_nothing(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with live(codec, engine, SETTINGS) as server:
+        _, writer = await server.connect()
+        writer.write(_post(BODY)[:-3])
+        await until(lambda: server.front.admission.num_requests == 1)
+        writer.close()
+        await until(lambda: server.front.admission.num_requests == 0)
+        assert engine.opened == []
+
+
+async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
+    # 400 tokens with ids and prompt make far more bytes than the small buffers here take.
+    engine = OracleEngine(answer=lambda generation: [97] * 100_000)
+    settings = ServerSettings(MODEL, port=0, stream_buffer_bytes=64 * 1024, stream_stall_s=20.0)
+    async with live(codec, engine, settings) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, server.where.api)
+        await asyncio.get_running_loop().sock_sendall(sock, _post(completion({"stream": True})))
+        await until(lambda: b"deltaserve_streams_cut_total 1.0" in server.front.metrics.text())
+        assert len(engine.cancelled) == 1
+        await _canary_other_stream(server)
+        sock.close()
+
+
+async def _canary_other_stream(server: Live) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.get("/livez")).status_code == 200
+
+
+async def test_a_stalled_reader_is_cut_after_a_while(codec: TextCodec) -> None:
+    engine = OracleEngine(answer=lambda generation: [97] * 100_000)
+    settings = ServerSettings(MODEL, port=0, stream_buffer_bytes=1 << 30, stream_stall_s=0.3)
+    async with live(codec, engine, settings) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, server.where.api)
+        await asyncio.get_running_loop().sock_sendall(sock, _post(completion({"stream": True})))
+        await until(lambda: b"deltaserve_streams_cut_total 1.0" in server.front.metrics.text())
+        sock.close()
+
+
+async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
+    async with live(codec, engine, SETTINGS) as server, httpx.AsyncClient(base_url=server.url) as client:
+        running = asyncio.create_task(
+            client.post("/v1/completions", content=BODY, headers={"content-type": "application/json"})
+        )
+        await until(lambda: engine.opened)
+        server.stop.set()
+        await until(lambda: server.front.health.draining)
+        assert (await client.get("/readyz")).json()["reasons"].keys() == {"draining"}
+        refused = await client.post("/v1/completions", content=BODY, headers={"content-type": "application/json"})
+        assert (refused.status_code, _code(refused.content)) == (503, "not_ready")
+        assert "retry-after" in refused.headers
+        assert (await client.get("/livez")).status_code == 200
+        assert engine.gate is not None
+        engine.gate.set()
+        reply = await running
+        assert reply.json()["choices"][0]["text"] == "olleh"
+        await server.run
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_end_of_grace_cuts_what_is_left(codec: TextCodec, stream: bool) -> None:
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
+    settings = ServerSettings(MODEL, port=0, grace_s=0.1)
+    async with live(codec, engine, settings) as server, httpx.AsyncClient(base_url=server.url) as client:
+        body = completion({"stream": stream})
+        running = asyncio.create_task(
+            client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        )
+        await until(lambda: engine.opened)
+        await asyncio.sleep(0.02)
+        server.stop.set()
+        reply = await running
+        if stream:
+            assert reply.status_code == 200
+            assert "[DONE]" not in reply.text
+            assert _code(reply.text.split("data: ")[-1].encode()) == "not_ready"
+        else:
+            assert (reply.status_code, _code(reply.content)) == (503, "not_ready")
+        assert len(engine.cancelled) == 1
+        await server.run
+
+
+async def test_a_taken_port_is_a_clear_error(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        taken = ServerSettings(MODEL, port=server.where.api[1])
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            async with live(codec, OracleEngine(), taken):
+                pass
