@@ -13,7 +13,8 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.config import load_spec
 from deltaserve.models.fields import Fields
-from deltaserve.models.rope import inverse_frequencies, rope_spec
+from deltaserve.models.rope import inverse_frequencies
+from deltaserve.models.rope_fields import rope_spec
 from deltaserve.models.spec import ModelSpec, QkNorm, RopeKind
 
 BASE: dict[str, Any] = {

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.config import load_spec
-from deltaserve.models.loader import INDEX_NAME, SINGLE_NAME, load_weights
+from deltaserve.models.files import INDEX_NAME, SINGLE_NAME
+from deltaserve.models.loader import load_weights
 from deltaserve.models.weights import DecoderWeights, MoeWeights
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.loader import weight_files
+from deltaserve.models.files import weight_files
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -5,56 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from deltaserve.models.fields import Fields
 from deltaserve.models.spec import RopeKind, RopeSpec
-
-_KINDS = {kind.value: kind for kind in RopeKind}
-
-
-def rope_spec(fields: Fields, max_position: int) -> RopeSpec:
-    """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    table = fields.table("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    theta = table.positive("rope_theta") if table.has("rope_theta") else fields.positive("rope_theta", 10000.0)
-    name = table.text("rope_type", table.text("type", "default"))
-    if name not in _KINDS:
-        raise table.error("rope_type" if table.has("rope_type") else "type", "one of " + ", ".join(_KINDS))
-    if table.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise table.error("partial_rotary_factor", "1.0 for this family")
-    kind = _KINDS[name]
-    if kind is RopeKind.DEFAULT:
-        return RopeSpec(kind, theta)
-    factor = table.positive("factor")
-    if kind is RopeKind.LINEAR:
-        return RopeSpec(kind, theta, factor)
-    original = table.integer("original_max_position_embeddings", 1, 2**26, default=max_position)
-    if kind is RopeKind.LLAMA3:
-        low, high = table.positive("low_freq_factor"), table.positive("high_freq_factor")
-        if low >= high:
-            raise table.error("high_freq_factor", f"more than low_freq_factor {low}")
-        return RopeSpec(kind, theta, factor, original, low_freq_factor=low, high_freq_factor=high)
-    return RopeSpec(
-        kind,
-        theta,
-        factor,
-        original,
-        beta_fast=table.positive("beta_fast", 32.0),
-        beta_slow=table.positive("beta_slow", 1.0),
-        truncate=table.flag("truncate", True),
-        attention_factor=_yarn_attention_factor(table, factor),
-    )
-
-
-def _yarn_attention_factor(table: Fields, factor: float) -> float:
-    if table.has("attention_factor"):
-        return table.positive("attention_factor")
-    mscale, all_dim = table.number("mscale", 0.0), table.number("mscale_all_dim", 0.0)
-    if mscale and all_dim:
-        return _mscale(factor, mscale) / _mscale(factor, all_dim)
-    return _mscale(factor, 1.0)
-
-
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:

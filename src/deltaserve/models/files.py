@@ -1,0 +1,48 @@
+"""Which files of a model folder hold the weights. No torch: the supervisor and the front ask, too."""
+
+import re
+from pathlib import Path
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.config import read_json
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_PLAIN_NAME = re.compile(r"[\w.\-]+\.safetensors")
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
+
+
+def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files in name order, and the index's tensor -> file map (empty without an index)."""
+    index = model_path / INDEX_NAME
+    if index.exists():
+        mapping = _read_index(index)
+        return [_inside(model_path, name) for name in sorted(set(mapping.values()))], mapping
+    if (model_path / SINGLE_NAME).exists():
+        return [_inside(model_path, SINGLE_NAME)], {}
+    unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
+    if unsafe:
+        raise ConfigError(f"{unsafe[0]}: only safetensors weights are loaded; convert the checkpoint")
+    raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    mapping = read_json(index).values.get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise ConfigError(f"{index.name}: weight_map is missing or empty")
+    for name, shard in mapping.items():
+        if not isinstance(shard, str) or not _PLAIN_NAME.fullmatch(shard):
+            raise ConfigError(f"{index.name}: {name[:80]}: {str(shard)[:80]!r} is not a plain .safetensors file name")
+    return mapping
+
+
+def _inside(model_path: Path, name: str) -> Path:
+    """The file, which must lie in the folder, or (Hugging Face cache) in the `blobs` of the same snapshot."""
+    path, folder = model_path / name, model_path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"{name}: not found in the model folder")
+    parents = path.resolve().parents
+    in_cache = folder.parent.name == "snapshots" and folder.parent.parent / "blobs" in parents
+    if folder not in parents and not in_cache:
+        raise ConfigError(f"{name}: a link that leads out of the model folder")
+    return path
