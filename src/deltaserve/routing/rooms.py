@@ -139,6 +139,7 @@ class LiveRoom:
         return Usage(prompt_len=self.prompt_len, output_len=self.num_tokens, first_token_s=self.first_token_s)
 
 
+_SPARE_TIMERS = 64
 _Item = TypeVar("_Item")
 
 
@@ -183,7 +184,7 @@ class Rooms:
         del self._rooms[live.room]
         if live.state is RoomState.WAITING:
             self.num_waiting_tokens -= live.prompt_len
-        if len(self._deadlines) > 2 * len(self._rooms) + 64:
+        if len(self._deadlines) > 2 * len(self._rooms) + _SPARE_TIMERS:
             self._deadlines = [(r.deadline, r.room) for r in self._rooms.values()]
             heapq.heapify(self._deadlines)
 
@@ -206,6 +207,8 @@ class Rooms:
         waiting = sum(r.prompt_len for r in self._rooms.values() if r.state is RoomState.WAITING)
         if waiting != self.num_waiting_tokens:
             raise IntegrityError(f"waiting tokens: counted {self.num_waiting_tokens}, found {waiting}")
+        if len(self._deadlines) > 2 * len(self._rooms) + _SPARE_TIMERS:
+            raise IntegrityError(f"{len(self._deadlines)} timers for {len(self._rooms)} rooms")
         timers = set(self._deadlines)
         for live in self._rooms.values():
             if (live.deadline, live.room) not in timers:

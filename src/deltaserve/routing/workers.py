@@ -258,11 +258,11 @@ class Workers:
 
     def _reset(self, worker: Worker) -> None:
         worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
-        worker.hello_pause_s = 0.0
+        worker.hello_pause_s, worker.next_hello = 0.0, 0.0
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
-        silent = [w for w in self._workers.values() if self._is_silent(w, now)]
+        silent = [w for w in self._workers.values() if w.peer.state in _THERE and now >= self._lost_at(w)]
         if now >= self._next_beat:
             self._next_beat = now + self._config.heartbeat_s
             for worker in self._workers.values():
@@ -273,11 +273,11 @@ class Workers:
         return silent
 
     def next_timer(self) -> float:
-        heard = [w.peer.last_heard for w in self._workers.values() if w.peer.state in _THERE]
-        return min([self._next_beat, *(at + self._config.peer_lost_s for at in heard)])
+        return min([self._next_beat, *(self._lost_at(w) for w in self._workers.values() if w.peer.state in _THERE)])
 
-    def _is_silent(self, worker: Worker, now: float) -> bool:
-        return worker.peer.state in _THERE and now - worker.peer.last_heard >= self._config.peer_lost_s
+    def _lost_at(self, worker: Worker) -> float:
+        """When it is lost if it stays silent. One number for timer and check: rounding must not make the timer spin."""
+        return worker.peer.last_heard + self._config.peer_lost_s
 
 
 _THERE = (PeerState.READY, PeerState.REFUSED)

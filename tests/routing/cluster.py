@@ -1,0 +1,220 @@
+"""A FrontCore among workers that exist only as frames: the tests play the workers."""
+
+from collections.abc import Iterable
+
+from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
+from deltaserve.base.keys import seed_check
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
+from deltaserve.request.client import Generation, OutputDelta
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerSpec
+from deltaserve.routing.front import FrontCore
+from deltaserve.wire.messages import (
+    Cancel,
+    Envelope,
+    Facts,
+    Finish,
+    Finished,
+    FinishReason,
+    Hello,
+    Message,
+    PeerAddress,
+    Status,
+    Submit,
+    TokenRun,
+    Tokens,
+    Usage,
+)
+
+FRONT_BOOT = Boot(1)
+SECRET, FINGERPRINT, PAGE_SIZE = b"secret", "model", 4
+COMPAT = {"fingerprint": FINGERPRINT, "dtype": "float32"}
+
+
+def facts(pool_pages: int = 1000, page_size: int = PAGE_SIZE) -> Facts:
+    return Facts(
+        page_size=page_size,
+        pool_pages=(pool_pages,),
+        max_context_len=2048,
+        max_running=16,
+        vocab_size=500,
+        keys_seed_check=seed_check(SECRET, FINGERPRINT),
+    )
+
+
+def status(waiting_tokens: int = 0, *, draining: bool = False, ready: bool = True) -> Status:
+    return Status(
+        num_waiting=0,
+        waiting_tokens=waiting_tokens,
+        num_running=0,
+        free_pages=(1000,),
+        evictable_pages=(0,),
+        quarantined_pages=(0,),
+        num_pages=(1000,),
+        prefill_tokens_per_s=1000.0,
+        decode_step_s=0.01,
+        draining=draining,
+        ready=ready,
+    )
+
+
+def generation(
+    number: int,
+    *,
+    prompt_len: int = 40,
+    max_tokens: int = 8,
+    deadline_s: float = 60.0,
+    prompt_logprobs: int | None = None,
+) -> Generation:
+    return Generation(
+        room=room(number),
+        prompt=pack_u32(range(prompt_len)),
+        namespace=Namespace("tenant"),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=number, prompt_logprobs=prompt_logprobs),
+        deadline_s=deadline_s,
+    )
+
+
+def room(number: int) -> Room:
+    return Room(number.to_bytes(16, "big"))
+
+
+def spec(name: str) -> WorkerSpec:
+    return WorkerSpec(PeerAddress(name=name, url=f"tcp://127.0.0.1/{name}"), role_of(name))
+
+
+def role_of(name: str) -> Role:
+    return Role(name.split("-")[0])
+
+
+class Cluster:
+    """Time stands where `now` says. Every action of the front is kept in `actions`, and checked for lone ends."""
+
+    def __init__(self, names: Iterable[str] = ("prefill-0", "decode-0"), **settings: object) -> None:
+        config = FrontConfig(
+            name=PeerName("front"),
+            boot=FRONT_BOOT,
+            workers=tuple(spec(name) for name in names),
+            cluster_secret=SECRET,
+            fingerprint=FINGERPRINT,
+            kv_bytes_per_token=1e5,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.now = 0.0
+        self.boots = {PeerName(name): Boot(100 + i) for i, name in enumerate(names)}
+        self.front = FrontCore(config)
+        self.actions: list[FrontAction] = []
+        self.deltas: dict[Room, list[OutputDelta]] = {}
+        self.ends: dict[Room, OutputDelta | RequestFailed] = {}
+        self._take(self.front.start(self.now))
+
+    # ------------------------------------------------------------ the workers' part
+
+    def all_ready(self) -> "Cluster":
+        for name in self.boots:
+            self.hello(name)
+        return self
+
+    def hello(self, name: str, compat: dict[str, str] | None = None, its_facts: Facts | None = None) -> None:
+        role = role_of(name)
+        self.say(name, Hello(role=role.value, compat=compat or COMPAT, facts=its_facts or facts()))
+
+    def say(self, name: str, message: Message, dst_boot: Boot | None = FRONT_BOOT) -> None:
+        boot = self.boots.get(PeerName(name), Boot(666))
+        self.hear(Envelope(src=name, src_boot=boot, dst_boot=dst_boot, body=message))
+
+    def hear(self, envelope: Envelope) -> None:
+        self._take(self.front.handle(FrameIn(envelope), self.now))
+
+    def reboot(self, name: str) -> None:
+        self.boots[PeerName(name)] = Boot(self.boots[PeerName(name)] + 1000)
+
+    def die(self, name: str) -> None:
+        self._take(self.front.handle(PeerDied(PeerName(name)), self.now))
+
+    def tokens(self, name: str, number: int, start: int, values: Iterable[int]) -> None:
+        self.say(name, Tokens(runs=(TokenRun(room=room(number), start=start, tokens=pack_u32(values)),)))
+
+    def finished(self, name: str, number: int, output_len: int = 0) -> None:
+        usage = Usage(prompt_len=40, output_len=output_len)
+        self.say(name, Finished(room=room(number), usage=usage, finish=FinishReason.LENGTH))
+
+    def failed(self, name: str, number: int, reason: FailReason, *, retryable: bool = False) -> None:
+        usage = Usage(prompt_len=40, output_len=0)
+        ended = Finished(room=room(number), usage=usage, reason=reason, message="went wrong", retryable=retryable)
+        self.say(name, ended)
+
+    # ------------------------------------------------------------ the client's part
+
+    def submit(self, number: int, sample: Generation | None = None) -> Submit:
+        """Submit a sample; returns the one Submit that went out."""
+        before = len(self.actions)
+        self._take(self.front.submit(sample or generation(number), self.now))
+        submits = [action.envelope.body for action in self.sent(before) if isinstance(action.envelope.body, Submit)]
+        assert len(submits) == 1
+        return submits[0]
+
+    def cancel(self, number: int, reason: FailReason = FailReason.CANCELLED) -> None:
+        self._take(self.front.cancel(room(number), reason, self.now))
+
+    def finish(self, number: int, output_len: int) -> None:
+        self._take(self.front.finish(room(number), output_len))
+
+    def run_until(self, when: float, heartbeats_of: Iterable[str] = ()) -> None:
+        """Serve all timers up to `when`; the named workers report every 0.25 s."""
+        names = list(heartbeats_of)
+        next_report = self.now
+        while self.now < when:
+            self.now = min(when, max(self.now, min(self.front.next_timer(), next_report)))
+            if self.now >= next_report:
+                next_report += 0.25
+                for name in names:
+                    self.say(name, status())
+            if self.now >= self.front.next_timer():
+                self.tick()
+
+    def tick(self) -> None:
+        self._take(self.front.tick(self.now))
+
+    # ------------------------------------------------------------ what happened
+
+    def sent(self, since: int = 0, to: str | None = None) -> list[SendFrame]:
+        frames = [action for action in self.actions[since:] if isinstance(action, SendFrame)]
+        return [frame for frame in frames if to is None or frame.peer == to]
+
+    def messages(self, to: str, kind: type[Message], since: int = 0) -> list[Message]:
+        return [f.envelope.body for f in self.sent(since, to) if isinstance(f.envelope.body, kind)]
+
+    def submits(self, to: str, since: int = 0) -> list[Submit]:
+        return [m for m in self.messages(to, Submit, since) if isinstance(m, Submit)]
+
+    def cancels(self, to: str, since: int = 0) -> list[Cancel]:
+        return [m for m in self.messages(to, Cancel, since) if isinstance(m, Cancel)]
+
+    def finishes(self, to: str) -> list[Finish]:
+        return [m for m in self.messages(to, Finish) if isinstance(m, Finish)]
+
+    def output(self, number: int) -> tuple[int, ...]:
+        return tuple(token for delta in self.deltas.get(room(number), []) for token in delta.tokens)
+
+    def end(self, number: int) -> OutputDelta | RequestFailed | None:
+        return self.ends.get(room(number))
+
+    def failure(self, number: int) -> FailReason | None:
+        end = self.end(number)
+        return end.reason if isinstance(end, RequestFailed) else None
+
+    def _take(self, actions: list[FrontAction]) -> None:
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Deliver | Fail):
+                assert action.room not in self.ends, "nothing may come after the end"
+            if isinstance(action, Deliver):
+                self.deltas.setdefault(action.room, []).append(action.delta)
+                if action.delta.finish is not None:
+                    self.ends[action.room] = action.delta
+            elif isinstance(action, Fail):
+                self.ends[action.room] = action.error
+        self.front.check_integrity()

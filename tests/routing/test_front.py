@@ -1,0 +1,468 @@
+"""A room's life in the front: submit, tokens, ends, retries, deadlines, shedding."""
+
+import json
+
+import pytest
+
+from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Boot
+from deltaserve.base.keys import extend_keys, num_keys, seed_key
+from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.base.tokens import pack_u32
+from deltaserve.request.client import OutputDelta
+from deltaserve.wire.messages import (
+    Events,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    Starting,
+    TokenRun,
+    Tokens,
+    Usage,
+)
+from tests.routing.cluster import FINGERPRINT, PAGE_SIZE, SECRET, Cluster, generation, room, status
+
+TWO_AND_TWO = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+
+
+def refusal(cluster: Cluster, number: int = 1, deadline_s: float = 60.0) -> FailReason:
+    before = len(cluster.actions)
+    with pytest.raises(RequestFailed) as caught:
+        cluster.submit(number, generation(number, deadline_s=deadline_s))
+    assert cluster.actions[before:] == []
+    cluster.front.check_integrity()
+    return caught.value.reason
+
+
+# -------------------------------------------------------------------- an ordinary room
+
+
+def test_a_room_from_submit_to_finish() -> None:
+    cluster = Cluster().all_ready()
+    submit = cluster.submit(1)
+    assert submit.prefill is not None and submit.prefill.name == "prefill-0"
+    assert (submit.room, submit.prompt, submit.remaining_ms) == (room(1), pack_u32(range(40)), 60_000)
+    cluster.now = 0.5
+    cluster.tokens("decode-0", 1, 0, [7])
+    cluster.tokens("decode-0", 1, 1, [8, 9])
+    cluster.finished("decode-0", 1, output_len=3)
+    assert cluster.output(1) == (7, 8, 9)
+    end = cluster.end(1)
+    assert isinstance(end, OutputDelta) and end.usage is not None
+    assert (end.finish, end.usage.output_len, end.usage.first_token_s) == (FinishReason.LENGTH, 3, 0.5)
+    assert len(cluster.front.rooms) == 0
+
+
+def test_page_keys_are_those_of_tenant_and_model() -> None:
+    cluster = Cluster().all_ready()
+    sample = generation(1, prompt_len=42)
+    keys = cluster.submit(1, sample).keys
+    seed = seed_key(SECRET, FINGERPRINT, PAGE_SIZE, sample.namespace)
+    assert keys == extend_keys(seed, sample.prompt, 0, PAGE_SIZE)
+    assert num_keys(keys) == 10
+
+
+def test_repeated_tokens_are_delivered_once() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    for start, values in ((0, [1]), (0, [1]), (0, [1, 2]), (1, [2, 3]), (0, []), (3, [4])):
+        cluster.tokens("decode-0", 1, start, values)
+    assert cluster.output(1) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("start", [2, -1])
+def test_a_gap_fails_the_room_and_cancels_it(start: int) -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.tokens("decode-0", 1, start, [3])
+    assert cluster.failure(1) is FailReason.INTERNAL
+    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
+
+
+def test_a_lost_tail_is_noticed() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.finished("decode-0", 1, output_len=2)
+    assert cluster.failure(1) is FailReason.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        TokenRun(room=room(1), start=0, tokens=b"abc"),
+        TokenRun(room=room(1), start=0, tokens=pack_u32([1, 2]), logprobs=(TokenLogprobs(-0.1),)),
+    ],
+)
+def test_malformed_tokens_fail_the_room_only(run: TokenRun) -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.submit(2)
+    cluster.say("decode-0", Tokens(runs=(run, TokenRun(room=room(2), start=0, tokens=pack_u32([5])))))
+    assert cluster.failure(1) is FailReason.INTERNAL
+    assert cluster.output(2) == (5,)
+
+
+def test_logprobs_are_cut_with_their_tokens() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    logprobs = tuple(TokenLogprobs(-float(i)) for i in range(3))
+    for end in (2, 3):
+        run = TokenRun(room=room(1), start=0, tokens=pack_u32(range(end)), logprobs=logprobs[:end])
+        cluster.say("decode-0", Tokens(runs=(run,)))
+    assert [delta.logprobs for delta in cluster.deltas[room(1)]] == [logprobs[:2], logprobs[2:]]
+
+
+# -------------------------------------------------------------------- prompt logprobs
+
+
+def logprobs_from(start: int, end: int) -> PromptLogprobs:
+    return PromptLogprobs(room=room(1), start=start, values=tuple(TokenLogprobs(-float(i)) for i in range(start, end)))
+
+
+def test_prompt_logprobs_come_whole_and_before_the_first_token() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, prompt_len=10, prompt_logprobs=0))
+    cluster.say("decode-0", logprobs_from(1, 4))
+    cluster.tokens("decode-0", 1, 0, [5])  # overtook the rest
+    assert cluster.output(1) == ()
+    cluster.say("decode-0", logprobs_from(1, 6))
+    cluster.say("decode-0", logprobs_from(6, 10))
+    cluster.tokens("decode-0", 1, 1, [6])
+    cluster.finished("decode-0", 1, output_len=2)
+    values = [value.logprob for delta in cluster.deltas[room(1)] for value in delta.prompt_logprobs]
+    assert values == [-float(i) for i in range(1, 10)]
+    assert [bool(delta.tokens) for delta in cluster.deltas[room(1)]] == [False, False, False, True, True, False]
+    assert cluster.output(1) == (5, 6)
+
+
+def test_an_answer_without_the_prompt_logprobs_asked_for_is_a_failure() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, prompt_len=10, prompt_logprobs=0))
+    cluster.say("decode-0", logprobs_from(1, 9))
+    cluster.tokens("decode-0", 1, 0, [5])
+    cluster.finished("decode-0", 1, output_len=1)
+    assert cluster.failure(1) is FailReason.INTERNAL
+    assert cluster.output(1) == ()
+
+
+def test_a_gap_in_prompt_logprobs_fails_the_room() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, prompt_logprobs=0))
+    cluster.say("decode-0", logprobs_from(2, 4))
+    assert cluster.failure(1) is FailReason.INTERNAL
+
+
+# -------------------------------------------------------------------- the client ends it
+
+
+def test_cancel_tells_decode_and_ends_the_room_once() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.cancel(1)
+    cluster.cancel(1)
+    assert cluster.failure(1) is FailReason.CANCELLED
+    assert len(cluster.cancels("decode-0")) == 1
+    cluster.failed("decode-0", 1, FailReason.CANCELLED)
+    cluster.finished("decode-0", 1)
+
+
+def test_decode_is_told_again_about_a_room_that_is_over_but_not_each_time() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.cancel(1)
+    for start in range(5):
+        cluster.tokens("decode-0", 1, start, [1])
+    assert len(cluster.cancels("decode-0")) == 1
+    cluster.now = 1.1
+    for start in range(5, 10):
+        cluster.tokens("decode-0", 1, start, [1])
+    assert len(cluster.cancels("decode-0")) == 2
+    assert cluster.output(1) == ()
+
+
+def test_finish_keeps_what_the_client_wants_and_delivers_no_more() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1, 2, 3])
+    cluster.finish(1, 2)
+    cluster.finish(1, 2)
+    cluster.tokens("decode-0", 1, 3, [4])
+    assert [f.output_len for f in cluster.finishes("decode-0")] == [2]
+    assert cluster.end(1) is None
+    cluster.finished("decode-0", 1, output_len=2)
+    assert cluster.output(1) == (1, 2, 3)
+    assert isinstance(cluster.end(1), OutputDelta)
+
+
+def test_finish_can_keep_only_what_was_delivered() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    for output_len in (2, -1):
+        with pytest.raises(ValueError, match=f"keep {output_len} of 1"):
+            cluster.finish(1, output_len)
+    cluster.finish(99, 5)  # over already: nothing to do
+
+
+@pytest.mark.parametrize("how", ["death", "failure", "deadline"])
+def test_a_finished_client_is_not_told_of_a_late_failure(how: str) -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, deadline_s=1.0))
+    cluster.now = 0.25
+    cluster.tokens("decode-0", 1, 0, [1, 2])
+    cluster.finish(1, 1)
+    if how == "death":
+        cluster.die("decode-0")
+    elif how == "failure":
+        cluster.failed("decode-0", 1, FailReason.INTERNAL)
+    else:
+        cluster.run_until(1.1)
+    end = cluster.end(1)
+    assert isinstance(end, OutputDelta) and end.usage is not None
+    assert (end.finish, end.usage.first_token_s) == (FinishReason.STOP, 0.25)
+
+
+# -------------------------------------------------------------------- retries
+
+
+def test_a_prefill_failure_is_tried_once_on_another_prefill_worker() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    first = cluster.submit(1)
+    decode = "decode-0"
+    assert first.prefill is not None and first.prefill.name == "prefill-0"
+    cluster.now = 2.0
+    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
+    second = cluster.submits(decode)[1]
+    assert second.prefill is not None and second.prefill.name == "prefill-1"
+    assert (second.room, second.prompt, second.keys) == (first.room, first.prompt, first.keys)
+    assert second.remaining_ms == 58_000
+    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
+    assert len(cluster.submits(decode)) == 2
+    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
+
+
+def test_the_only_prefill_worker_gets_a_second_chance() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.PEER_FENCED, retryable=True)
+    assert len(cluster.submits("decode-0")) == 2
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.finished("decode-0", 1, output_len=1)
+    assert cluster.output(1) == (3,)
+
+
+def test_without_a_prefill_worker_the_failure_is_told() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.die("prefill-0")
+    assert cluster.end(1) is None, "a lost prefill worker is decode's matter"
+    cluster.failed("decode-0", 1, FailReason.PEER_LOST, retryable=True)
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_nothing_is_retried_after_the_first_token_or_unless_decode_says_so() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.failed("decode-0", 1, FailReason.TRANSFER_FAILED, retryable=True)
+    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
+    cluster.submit(2)
+    cluster.failed("decode-0", 2, FailReason.NUMERICAL)
+    assert cluster.failure(2) is FailReason.NUMERICAL
+
+
+@pytest.mark.parametrize("how", ["death", "silence", "reboot"])
+def test_a_lost_decode_worker_is_replaced_before_the_first_token(how: str) -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    if how == "death":
+        cluster.die("decode-0")
+    elif how == "silence":
+        cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+    else:
+        cluster.reboot("decode-0")
+        cluster.hello("decode-0")
+    assert [s.room for s in cluster.submits("decode-1")] == [room(1)]
+    cluster.die("decode-1")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_a_lost_decode_worker_ends_what_it_had_begun() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.die("decode-0")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+    assert cluster.submits("decode-1") == []
+
+
+def test_the_only_decode_worker_lost_ends_its_rooms() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.die("decode-0")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_a_decode_worker_back_from_a_pause_is_told_to_drop_what_it_lost() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+    cluster.hello("decode-0")  # the same boot: it was only paused
+    cluster.tokens("decode-0", 1, 0, [66])
+    cluster.tokens("decode-1", 1, 0, [5])
+    cluster.finished("decode-0", 1, output_len=1)
+    cluster.finished("decode-1", 1, output_len=1)
+    assert cluster.output(1) == (5,)
+    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
+
+
+def test_a_full_decode_worker_passes_the_room_on_and_a_full_cluster_tells() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
+    assert len(cluster.submits("decode-1")) == 1
+    cluster.failed("decode-1", 1, FailReason.OVERLOADED, retryable=True)
+    assert cluster.failure(1) is FailReason.OVERLOADED
+
+
+def test_capacity_is_not_asked_twice_of_the_same_pair() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
+    assert len(cluster.submits("decode-0")) == 1
+    assert cluster.failure(1) is FailReason.OVERLOADED
+
+
+def test_a_failing_prefill_worker_is_left_alone_and_tried_again_later() -> None:
+    cluster = Cluster(("prefill-0", "prefill-1", "decode-0")).all_ready()
+    for number in range(3):
+        first = cluster.submit(number)
+        assert first.prefill is not None and first.prefill.name == "prefill-0"
+        cluster.failed("decode-0", number, FailReason.TRANSFER_FAILED, retryable=True)
+        cluster.tokens("decode-0", number, 0, [1])
+        cluster.finished("decode-0", number, output_len=1)
+    used = [s.prefill.name for s in (cluster.submit(10), cluster.submit(11)) if s.prefill]
+    assert used == ["prefill-1", "prefill-1"]
+    cluster.now = 1.1
+    probe = cluster.submit(12)
+    assert probe.prefill is not None and probe.prefill.name == "prefill-0"
+
+
+# -------------------------------------------------------------------- deadlines and shedding
+
+
+def test_the_deadline_ends_the_room_on_both_sides() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, deadline_s=2.0))
+    cluster.run_until(1.99, heartbeats_of=("prefill-0", "decode-0"))
+    assert cluster.end(1) is None
+    cluster.run_until(2.0, heartbeats_of=("prefill-0", "decode-0"))
+    assert cluster.failure(1) is FailReason.DEADLINE
+    assert [c.reason for c in cluster.cancels("decode-0")] == [FailReason.DEADLINE]
+
+
+def test_timers_of_ended_rooms_do_not_pile_up() -> None:
+    """The bound is part of check_integrity, which runs after every step."""
+    cluster = Cluster().all_ready()
+    for number in range(300):
+        cluster.submit(number, generation(number, deadline_s=600.0))
+        cluster.cancel(number)
+
+
+def test_remaining_time_is_rounded_up_and_never_zero() -> None:
+    for deadline_s, expected in ((0.9991, 1000), (1e-6, 1)):
+        cluster = Cluster().all_ready()
+        assert cluster.submit(1, generation(1, deadline_s=deadline_s)).remaining_ms == expected
+
+
+def test_a_full_front_sheds() -> None:
+    cluster = Cluster(max_rooms=2).all_ready()
+    cluster.submit(1)
+    cluster.submit(2)
+    assert refusal(cluster, 3) is FailReason.OVERLOADED
+    cluster.cancel(1)
+    cluster.submit(3)
+
+
+def test_waiting_prompt_tokens_are_bounded() -> None:
+    cluster = Cluster(max_waiting_tokens=100).all_ready()
+    cluster.submit(1)
+    cluster.submit(2)
+    assert refusal(cluster, 3) is FailReason.OVERLOADED
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.submit(3)
+
+
+def test_a_wait_beyond_the_deadline_is_refused_at_once() -> None:
+    cluster = Cluster().all_ready()
+    cluster.say("prefill-0", status(waiting_tokens=10_000))  # 10 s at 1,000 tokens/s
+    assert refusal(cluster, 1, deadline_s=5.0) is FailReason.OVERLOADED
+    cluster.submit(1, generation(1, deadline_s=15.0))
+
+
+def test_a_room_in_use_is_refused() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    assert refusal(cluster, 1) is FailReason.ROOM_IN_USE
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:
+    cluster = Cluster().all_ready()
+    with pytest.raises(RequestFailed, match="prompt of 2041 tokens, 2049 with the output, limit 2048") as caught:
+        cluster.submit(1, generation(1, prompt_len=2041))
+    assert caught.value.reason is FailReason.TOO_LONG
+    cluster.submit(1, generation(1, prompt_len=2040))
+
+
+def test_a_draining_front_takes_nothing_and_is_drained_after_its_last_room() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.front.drain()
+    assert refusal(cluster, 2) is FailReason.DRAINING
+    assert not cluster.front.is_drained()
+    cluster.finished("decode-0", 1)
+    assert cluster.front.is_drained()
+
+
+# -------------------------------------------------------------------- placing
+
+
+def test_rooms_follow_their_prefix() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    sample = generation(1, prompt_len=400)
+    keys = extend_keys(seed_key(SECRET, FINGERPRINT, PAGE_SIZE, sample.namespace), sample.prompt, 0, PAGE_SIZE)
+    for name in ("prefill-1", "decode-1"):
+        cluster.say(name, Events(first=0, stored=keys, evicted=b"", snapshot=True))
+    cluster.submit(1, sample)
+    assert [s.prefill.name for s in cluster.submits("decode-1") if s.prefill] == ["prefill-1"]
+
+
+def test_a_burst_between_two_reports_spreads() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    for name in cluster.boots:
+        cluster.say(name, status())
+    used = [cluster.submit(number).prefill for number in range(10)]
+    assert {p.name: used.count(p) for p in used if p} == {"prefill-0": 5, "prefill-1": 5}
+    assert (len(cluster.submits("decode-0")), len(cluster.submits("decode-1"))) == (5, 5)
+
+
+def test_frames_a_front_has_no_use_for_change_nothing() -> None:
+    cluster = Cluster().all_ready()
+    before = len(cluster.actions)
+    cluster.say("prefill-0", Starting(room=room(1), attempt=1, cached_len=0))
+    cluster.say("decode-0", Finished(room=room(1), usage=Usage(prompt_len=1, output_len=0)))
+    cluster.say("decode-0", status(), dst_boot=Boot(99))
+    assert all(frame.peer == "decode-0" for frame in cluster.sent(before))
+    assert cluster.front.counts["unexpected_messages"] == 1
+
+
+def test_stats_can_be_shown_as_json() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.say("decode-0", status())
+    cluster.submit(1)
+    stats = json.loads(json.dumps(cluster.front.stats()))
+    workers = stats["workers"]
+    assert [w["name"] for w in workers] == list(TWO_AND_TWO)
+    assert stats["rooms"] == 1 and stats["counts"] == {"submitted": 1}

@@ -1,0 +1,220 @@
+"""The registry: greeting, refusing, losing and finding workers again."""
+
+import pytest
+
+from deltaserve.base.errors import ConfigError, FailReason, RequestFailed
+from deltaserve.base.ids import Boot, PeerName
+from deltaserve.base.keys import seed_check
+from deltaserve.peer.link import Dial, HangUp
+from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, Status
+from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, status
+
+PAIR = ("prefill-0", "decode-0")
+
+
+def hellos(cluster: Cluster, to: str, since: int = 0) -> list[Hello]:
+    return [m for m in cluster.messages(to, Hello, since) if isinstance(m, Hello)]
+
+
+def test_every_worker_is_dialled_and_greeted_and_decode_learns_of_prefill() -> None:
+    cluster = Cluster(("prefill-0", "prefill-1", "decode-0"))
+    dialled = [action.address.name for action in cluster.actions if isinstance(action, Dial)]
+    assert dialled == ["prefill-0", "prefill-1", "decode-0"]
+    assert [p.name for p in hellos(cluster, "decode-0")[0].peers] == ["prefill-0", "prefill-1"]
+    assert hellos(cluster, "prefill-0")[0].peers == ()
+    assert {hellos(cluster, name)[0].role for name in cluster.boots} == {"front"}
+
+
+def test_a_pair_is_ready_when_both_halves_answered() -> None:
+    cluster = Cluster()
+    assert cluster.front.ready() == "prefill-0: greeting; decode-0: greeting"
+    cluster.hello("prefill-0")
+    assert cluster.front.ready() == "decode-0: greeting"
+    assert cluster.front.limits() is None
+    cluster.hello("decode-0")
+    assert cluster.front.ready() is None
+
+
+def test_a_unified_worker_is_enough() -> None:
+    cluster = Cluster(("unified-0",)).all_ready()
+    assert cluster.front.ready() is None
+    assert cluster.submit(1).prefill is None
+
+
+def test_a_silent_worker_is_greeted_again_and_again_but_ever_less_often() -> None:
+    cluster = Cluster()
+    cluster.run_until(20.0)
+    assert 8 <= len(hellos(cluster, "prefill-0")) <= 16
+
+
+def test_limits_are_those_of_the_smallest_worker() -> None:
+    cluster = Cluster(("prefill-0", "decode-0", "decode-1"))
+    cluster.hello("prefill-0", its_facts=facts(pool_pages=70))
+    cluster.hello("decode-0", its_facts=facts(pool_pages=100))
+    cluster.hello("decode-1", its_facts=facts(pool_pages=90))
+    limits = cluster.front.limits()
+    assert limits is not None
+    assert (limits.max_context_len, limits.max_prompt_len, limits.max_total_len) == (2048, 280, 360)
+    assert limits.vocab_size == 500
+
+
+@pytest.mark.parametrize(
+    ("compat", "its_facts", "words"),
+    [
+        (COMPAT | {"dtype": "bfloat16"}, facts(), "does not fit prefill-0: dtype: ours float32, theirs bfloat16"),
+        ({"dtype": "float32"}, facts(), "fingerprint: ours model, theirs (absent)"),
+        (COMPAT, facts(page_size=16), "facts.page_size: ours 4, theirs 16"),
+        (COMPAT, facts(page_size=0), "page size 0"),
+        (COMPAT, Facts(page_size=4, keys_seed_check=seed_check(b"other", "model")), "cluster secret or model: ours"),
+    ],
+)
+def test_an_unequal_worker_is_refused_with_both_values_named(
+    compat: dict[str, str], its_facts: Facts, words: str
+) -> None:
+    cluster = Cluster()
+    cluster.hello("prefill-0")
+    cluster.hello("decode-0", compat, its_facts)
+    reason = cluster.front.ready()
+    assert reason is not None and reason.startswith("decode-0: ") and words in reason
+    with pytest.raises(RequestFailed) as caught:
+        cluster.submit(1)
+    assert caught.value.reason is FailReason.NO_PEER
+    assert words in caught.value.message
+
+
+def test_a_worker_in_the_wrong_role_is_refused() -> None:
+    cluster = Cluster()
+    cluster.say("decode-0", Hello(role="prefill", compat=COMPAT, facts=facts()))
+    assert "decode-0: role: configured decode, it says prefill" in (cluster.front.ready() or "")
+
+
+def test_a_refused_worker_is_taken_when_the_one_it_did_not_fit_is_gone() -> None:
+    """An upgrade, decode first: the new decode worker waits until prefill is new as well."""
+    cluster, upgraded = Cluster().all_ready(), COMPAT | {"fingerprint": "model-2"}
+    cluster.die("decode-0")
+    cluster.reboot("decode-0")
+    cluster.hello("decode-0", upgraded)
+    assert "fingerprint: ours model, theirs model-2" in (cluster.front.ready() or "")
+    cluster.reboot("prefill-0")
+    cluster.hello("prefill-0", upgraded)
+    assert cluster.front.ready() is None
+
+
+def test_heartbeats_go_to_all_who_are_there() -> None:
+    cluster = Cluster().all_ready()
+    cluster.run_until(10.0, heartbeats_of=PAIR)
+    for name in PAIR:
+        assert 18 <= len(cluster.messages(name, Heartbeat)) <= 21
+    assert cluster.front.ready() is None
+
+
+def test_a_silent_worker_is_lost_after_one_and_a_half_seconds_and_found_again() -> None:
+    cluster = Cluster().all_ready()
+    cluster.run_until(1.4, heartbeats_of=["decode-0"])
+    assert cluster.front.ready() is None
+    cluster.run_until(1.6, heartbeats_of=["decode-0"])
+    assert "prefill-0" in (cluster.front.ready() or "")
+    assert [a for a in cluster.actions if isinstance(a, HangUp)] == [HangUp(PeerName("prefill-0"))]
+    cluster.hello("prefill-0")  # it was only slow: same boot
+    assert cluster.front.ready() is None
+
+
+def test_a_tick_at_the_timer_always_moves_the_timer() -> None:
+    """Whatever the clock's digits are: now - then >= 1.5 and now >= then + 1.5 differ in 4 of 100 cases."""
+    for step in range(300):
+        cluster = Cluster()
+        cluster.now = step * 0.0717
+        cluster.all_ready()
+        for _ in range(8):
+            cluster.now = max(cluster.now, cluster.front.next_timer())
+            cluster.tick()
+            assert cluster.front.next_timer() > cluster.now
+
+
+def test_a_dead_boot_is_ignored_and_a_new_one_is_welcome() -> None:
+    cluster = Cluster().all_ready()
+    cluster.die("prefill-0")
+    cluster.hello("prefill-0")  # was still in some buffer
+    assert "prefill-0: greeting" in (cluster.front.ready() or "")
+    cluster.reboot("prefill-0")
+    cluster.hello("prefill-0")
+    assert cluster.front.ready() is None
+
+
+def test_any_frame_of_a_new_boot_ends_the_old_one() -> None:
+    cluster = Cluster().all_ready()
+    cluster.reboot("decode-0")
+    before = len(cluster.actions)
+    cluster.say("decode-0", status())
+    assert cluster.front.ready() is not None
+    assert len(hellos(cluster, "decode-0", before)) == 1
+    assert cluster.sent(before, "decode-0")[0].envelope.dst_boot is None
+
+
+def test_a_frame_for_an_earlier_front_is_answered_with_a_hello_at_a_bounded_rate() -> None:
+    cluster = Cluster().all_ready()
+    cluster.now = 10.0
+    before = len(cluster.actions)
+    for _ in range(5):
+        cluster.say("decode-0", status(draining=True), dst_boot=Boot(77))
+    assert len(hellos(cluster, "decode-0", before)) == 1
+    assert cluster.front.ready() is None
+
+
+def test_strangers_are_ignored() -> None:
+    cluster = Cluster().all_ready()
+    before = len(cluster.actions)
+    cluster.hear(Envelope(src="decode-9", src_boot=5, dst_boot=FRONT_BOOT, body=Heartbeat()))
+    assert cluster.actions[before:] == []
+    assert cluster.front.stats()["stale_frames"] == 1
+
+
+@pytest.mark.parametrize("words", [status(draining=True), status(ready=False)])
+def test_a_worker_about_to_leave_gets_nothing_new(words: Status) -> None:
+    cluster = Cluster(("prefill-0", "decode-0", "decode-1")).all_ready()
+    cluster.say("decode-0", words)
+    for number in range(3):
+        cluster.submit(number)
+    assert len(cluster.submits("decode-1")) == 3
+    cluster.say("decode-1", words)
+    reason = cluster.front.ready() or ""
+    assert "decode-0: " in reason and "decode-1: " in reason and "prefill-0" not in reason
+
+
+def test_a_gap_in_events_asks_for_a_snapshot_once_a_second() -> None:
+    cluster = Cluster().all_ready()
+    cluster.now = 5.0
+    before = len(cluster.actions)
+    for first in (9, 10, 11):
+        cluster.say("decode-0", Events(first=first, stored=bytes(16), evicted=b""))
+    assert len(hellos(cluster, "decode-0", before)) == 1
+    cluster.now = 6.5
+    cluster.say("decode-0", Events(first=12, stored=bytes(16), evicted=b""))
+    assert len(hellos(cluster, "decode-0", before)) == 2
+    cluster.hello("decode-0")
+    cluster.say("decode-0", Events(first=13, stored=bytes(16), evicted=b"", snapshot=True))
+    cluster.say("decode-0", Events(first=13, stored=bytes(16), evicted=b""))
+    assert len(hellos(cluster, "decode-0", before)) == 2
+
+
+def test_a_hello_is_not_answered_with_a_hello() -> None:
+    cluster = Cluster().all_ready()
+    before = len(cluster.actions)
+    cluster.hello("decode-0")
+    assert cluster.actions[before:] == []
+
+
+def test_bad_configurations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="allowed: ttft, round_robin"):
+        Cluster(load_balance_method="best")
+    with pytest.raises(ConfigError, match="same name"):
+        Cluster(("decode-0", "decode-0"))
+
+
+def test_capacity_that_is_not_told_limits_nothing() -> None:
+    cluster = Cluster()
+    for name in PAIR:
+        cluster.hello(name, its_facts=Facts(page_size=4, vocab_size=500))
+    cluster.submit(1, generation(1, prompt_len=100_000))
+    limits = cluster.front.limits()
+    assert limits is not None and limits.max_prompt_len > 100_000
