@@ -65,12 +65,22 @@ def test_sharing_keeps_bits(dtype: DType, page_size: int, split_tokens: int) -> 
     check_sharing_keeps_bits(shape, lens, common, (1, 1, 3, 1, 16, 1, 1))
 
 
-@pytest.mark.parametrize("kv_dtype", [DType.FLOAT32, DType.FP8_E4M3])
-@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (2, 4, 128), (1, 24, 32), (4, 2, 16)])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (DType.FLOAT32, DType.FLOAT32),
+        (DType.FLOAT32, DType.FP8_E4M3),
+        (DType.BFLOAT16, DType.BFLOAT16),
+        (DType.FLOAT16, DType.FLOAT16),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (2, 4, 128), (1, 24, 32), (4, 2, 16), (4, 2, 64), (1, 7, 256)]
+)
 def test_sharing_by_more_rows_than_a_tile_keeps_bits(
-    kv_dtype: DType, kv_heads: int, group_size: int, head_dim: int
+    dtype: DType, kv_dtype: DType, kv_heads: int, group_size: int, head_dim: int
 ) -> None:
-    shape = Shape(16, 64, 1, kv_heads, group_size, head_dim, kv_dtype=kv_dtype)
+    shape = Shape(16, 64, 1, kv_heads, group_size, head_dim, dtype=dtype, kv_dtype=kv_dtype)
     rows = 21
     lens = [260 + 3 * row for row in range(rows)]
     check_sharing_keeps_bits(shape, lens, [0] + [256 - 64 * (row % 3) for row in range(1, rows)], [1] * rows)

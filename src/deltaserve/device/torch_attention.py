@@ -6,6 +6,7 @@ root-to-leaf order. See tiles.py for the partition.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from deltaserve.device.blocks import Block, make_blocks
 from deltaserve.device.flash import attend_causal, attend_piece, merge_two
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.page_table import PageTable, Table
+from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.tiles import TilePlan, is_tiled, plan_tiles, tiled_members
 from deltaserve.device.workspace import Workspace
 
@@ -96,8 +98,10 @@ class _TiledQueries:
         """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
         dim = q.shape[-1]
         torch.mul(q, scale, out=self._queries[:-1].view(q.shape))
-        for block in self._blocks:
-            self._run(block, layer)
+        rounds = may_round(q.dtype, self._blocks[0].width, dim)  # splits stand first and have one width
+        with rounded_products() if rounds else nullcontext():
+            for block in self._blocks:
+                self._run(block, layer)
         if self._num_parts == 1:
             return self._outs[:-1].view(q.shape).clone()
         weights = self._lses[:-1].view(-1, 1, self._num_parts).softmax(-1)  # [Rq, 1, M]

@@ -1,0 +1,26 @@
+"""How precisely float32 products are computed on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_MIN_TILE = 2048
+"""Keys x dim of one tile from which on the CPU library takes the same path for any number of tiles (measured)."""
+
+
+def may_round(dtype: torch.dtype, num_keys: int, dim: int) -> bool:
+    """Whether tiles of a model in `dtype` may round their float32 factors to bfloat16: the factors were bfloat16."""
+    return dtype == torch.bfloat16 and num_keys * dim >= _MIN_TILE
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Within: CPU products of float32 matrices round factors to bfloat16, sums stay float32. Twice as fast."""
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
