@@ -18,6 +18,7 @@ from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.links import Links
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import DecodeRoom
+from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S
 from deltaserve.transfer.commands import Collected, Landed
@@ -60,6 +61,7 @@ class Intake:
         self._out = out
         self._by_ticket: dict[Ticket, DecodeRoom] = {}
         self._page_size = config.cache.page_size
+        self._page_bytes = sum(pool_page_bytes(config.cache))
 
     # ------------------------------------------------------------ offer
 
@@ -262,6 +264,7 @@ class Intake:
         del self._by_ticket[ticket]
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
         room.ticket = None
+        room.transferred_bytes += ticket.coverage.num_pages * self._page_bytes + len(report.payload)
         self.update_mark(ticket.peer)
         return [Arrived(room, first)]
 

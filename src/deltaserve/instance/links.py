@@ -115,6 +115,7 @@ class Links:
         if peer.boot != envelope.src_boot:
             is_gone = peer.boot is not None
             self._end_life(peer)
+            self._marks.pop(peer.name, None)  # tickets are numbered per pair of boots
             self.table.rebooted(peer, Boot(envelope.src_boot), now)
         if hello is not None:
             return self._on_hello(peer, hello, now, is_gone)

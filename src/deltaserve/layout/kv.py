@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from deltaserve.base.extents import Copy, Extent, Span, merge_copies, runs
 from deltaserve.base.ids import RegionId
 from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import PageGroup
+from deltaserve.layout.spec import CacheSpec, PageGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +66,11 @@ def page_copies(
 def page_spans(layout: KvLayout, region: RegionId, pages: Sequence[int]) -> list[Span]:
     """Bytes of `pages`, one span per run."""
     return [layout.span(region, extent) for extent in runs(pages)]
+
+
+def pool_page_bytes(cache: CacheSpec, shard: Shard = Shard()) -> tuple[int, ...]:
+    """Bytes of one page of each pool, over all its groups, on one rank."""
+    by_pool = [0] * cache.num_pools
+    for group in cache.groups:
+        by_pool[cache.pool_of(group)] += KvLayout(group, cache.page_size, shard).page_bytes
+    return tuple(by_pool)

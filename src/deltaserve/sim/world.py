@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltaserve.base.errors import RequestFailed
+from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role, Room
 from deltaserve.instance.api import Action, Dial, Event, FrameIn, HangUp, Instance, InstanceConfig, PeerDied, SendFrame
 from deltaserve.instance.decode import DecodeInstance
@@ -207,6 +207,10 @@ class SimFront:
         except RequestFailed as error:
             answer.error, answer.ends = error, 1
         return answer
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """The client has left."""
+        self._perform(self.core.cancel(room, reason, self._world.now))
 
     def handle(self, event: FrameIn | PeerDied) -> None:
         self._perform(self.core.handle(event, self._world.now))

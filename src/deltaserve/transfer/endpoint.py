@@ -223,6 +223,7 @@ class Endpoint:
                 self._completed(link, write, job, reports)
             elif state is WriteState.ERROR:
                 del link.writes[write]
+                job.in_flight.discard(write)
                 self._failed(link, job, "the transport reports an error", reports)
         self._post_windows(link, reports)
         self._report_drained(link, reports)
