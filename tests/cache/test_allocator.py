@@ -164,6 +164,14 @@ def test_runs_survive_a_round_trip() -> None:
     assert taken(pool.allocate(40)) == first
 
 
+def test_single_pages_of_a_freed_run_come_in_its_order() -> None:
+    """A request that grows page by page still gets a run."""
+    pool = PagePool(100)
+    run = taken(pool.allocate(10))
+    pool.free(run)
+    assert tuple(taken(pool.allocate(1))[0] for _ in run) == run
+
+
 def test_generation_counts_uses_and_wraps() -> None:
     pool = PagePool(1)
     assert pool.generation(PageId(0)) == 0

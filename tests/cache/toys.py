@@ -33,6 +33,8 @@ class Toy:
 
     page_size: int = 4
     pool_pages: tuple[int, ...] = (64, 80)
+    colliding: bool = False
+    """Every page has the same key: the worst a hash could do."""
 
     def __post_init__(self) -> None:
         self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
@@ -43,7 +45,8 @@ class Toy:
     def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
         """(tokens, keys) of a word."""
         tokens = spell(word, self.page_size)
-        return tokens, keys_of(tokens, self.page_size, namespace)
+        keys = keys_of(tokens, self.page_size, namespace)
+        return tokens, bytes(len(keys)) if self.colliding else keys
 
     def allocate(self, n: int) -> Pages:
         return tuple(taken(pool.allocate(n)) for pool in self.pools)
