@@ -30,6 +30,8 @@ class Shape:
     dtype: DType = DType.FLOAT32
     kv_dtype: DType = DType.FLOAT32
     device: str = "cpu"
+    first_page: int = 0
+    """Pages below are never touched: the kernel gives them no memory."""
 
     @property
     def num_heads(self) -> int:
@@ -51,12 +53,13 @@ class World:
         cache = CacheSpec(shape.page_size, (group,))
         counts = [cache.num_pages(length) for length in lens]
         num_pages = sum(counts) + 3
-        self.pool = KvPool(cache, (num_pages,), device)
-        self.pool.arenas[0].bytes.fill_(0xFF)  # NaN in every dtype
+        self.pool = KvPool(cache, (shape.first_page + num_pages,), device)
+        arena = self.pool.arenas[0]
+        arena.bytes[shape.first_page * arena.layout.page_bytes :].fill_(0xFF)  # NaN in every dtype
         self.tables = PageTable(1, len(lens), max(counts))
         order = torch.randperm(num_pages, generator=self.generator).tolist()
         for row, count in enumerate(counts):
-            own = [PageId(order.pop()) for _ in range(count)]
+            own = [PageId(shape.first_page + order.pop()) for _ in range(count)]
             shared = self.common[row] // shape.page_size
             if row and shared:
                 own[:shared] = [PageId(page) for page in self.tables.table(POOL)[0, :shared].tolist()]

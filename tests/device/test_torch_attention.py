@@ -91,6 +91,13 @@ def test_a_long_query_in_a_shared_run_reads_alone() -> None:
     check_sharing_keeps_bits(shape, (210, 210, 230, 210), (0, 192, 192, 192), (1, 1, 38, 1))
 
 
+def test_offsets_beyond_two_to_the_31() -> None:
+    """Elements, not only bytes: 2^31 fp8 values lie below the first page used."""
+    page_bytes = 2 * 2 * 2 * 16 * 16  # layers, planes, heads, tokens, channels
+    shape = Shape(kv_dtype=DType.FP8_E4M3, first_page=2**31 // page_bytes + 5)
+    check_against_plain(shape, MIXED_LENS, MIXED_QUERIES)
+
+
 def test_sharing_is_counted_for_those_who_share() -> None:
     world = World(Shape(), (210, 210, 230), (0, 192, 192))
     queries = world.queries((1, 1, 38))
