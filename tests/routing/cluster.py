@@ -9,7 +9,7 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
 from deltaserve.request.client import Generation, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerSpec
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerSpec, WorkerUp
 from deltaserve.routing.front import FrontCore
 from deltaserve.wire.messages import (
     Cancel,
@@ -133,6 +133,9 @@ class Cluster:
 
     def die(self, name: str) -> None:
         self._take(self.front.handle(PeerDied(PeerName(name)), self.now))
+
+    def up(self, worker: WorkerSpec) -> None:
+        self._take(self.front.handle(WorkerUp(worker), self.now))
 
     def tokens(self, name: str, number: int, start: int, values: Iterable[int]) -> None:
         self.say(name, Tokens(runs=(TokenRun(room=room(number), start=start, tokens=pack_u32(values)),)))

@@ -3,11 +3,12 @@
 import pytest
 
 from deltaserve.base.errors import ConfigError, FailReason, RequestFailed
-from deltaserve.base.ids import Boot, PeerName
+from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp
-from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, Status
-from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, status
+from deltaserve.routing.api import WorkerSpec
+from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, PeerAddress, Status
+from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, spec, status
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -195,6 +196,41 @@ def test_a_gap_in_events_asks_for_a_snapshot_once_a_second() -> None:
     cluster.say("decode-0", Events(first=13, stored=bytes(16), evicted=b"", snapshot=True))
     cluster.say("decode-0", Events(first=13, stored=bytes(16), evicted=b""))
     assert len(hellos(cluster, "decode-0", before)) == 2
+
+
+def test_workers_may_come_later() -> None:
+    cluster = Cluster(())
+    assert cluster.front.ready() == "no prefill and decode worker configured"
+    for name in ("decode-0", "prefill-0"):
+        cluster.boots[PeerName(name)] = Boot(5)
+        cluster.up(spec(name))
+        cluster.hello(name)
+    assert cluster.front.ready() is None
+    assert [p.name for p in hellos(cluster, "decode-0")[-1].peers] == ["prefill-0"]
+    cluster.submit(1)
+
+
+def test_a_restarted_worker_is_greeted_at_once_where_it_listens_now() -> None:
+    cluster = Cluster().all_ready()
+    cluster.die("prefill-0")
+    cluster.run_until(10.0, heartbeats_of=["decode-0"])
+    cluster.reboot("prefill-0")
+    before = len(cluster.actions)
+    moved = WorkerSpec(PeerAddress(name="prefill-0", url="tcp://127.0.0.1/moved"), Role.PREFILL)
+    cluster.up(moved)
+    assert Dial(moved.address) in cluster.actions[before:]
+    assert len(hellos(cluster, "prefill-0", before)) == 1
+    assert hellos(cluster, "decode-0", before)[0].peers == (moved.address,)
+    cluster.hello("prefill-0")
+    assert cluster.submit(1).prefill == moved.address
+    before = len(cluster.actions)
+    cluster.up(moved)
+    assert cluster.actions[before:] == []
+
+
+def test_a_worker_keeps_its_role() -> None:
+    with pytest.raises(ValueError, match="decode-0 is a decode worker, not prefill"):
+        Cluster().up(WorkerSpec(PeerAddress(name="decode-0", url="tcp://127.0.0.1/x"), Role.PREFILL))
 
 
 def test_a_hello_is_not_answered_with_a_hello() -> None:

@@ -2,7 +2,7 @@
 
     actions = front.start(now)                   once
     actions = front.submit(generation, now)      raises RequestFailed when the sample is not taken
-    actions = front.handle(event, now)           a frame, a death notice
+    actions = front.handle(event, now)           a frame, a death notice, a worker that came up
     actions = front.tick(now)                    when next_timer() has passed
 
 The driver performs every returned action, in order. No call blocks, sleeps or looks at a clock.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from deltaserve.base.errors import RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role, Room
-from deltaserve.peer.link import LinkAction
+from deltaserve.peer.link import LinkAction, LinkEvent
 from deltaserve.request.client import OutputDelta
 from deltaserve.wire.messages import PeerAddress
 
@@ -38,10 +38,20 @@ FrontAction = LinkAction | Deliver | Fail
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """A worker the front was configured with."""
+    """A worker: where it listens and what it does."""
 
     address: PeerAddress
     role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """Whoever starts workers says that one listens now: it is registered if new, dialled and greeted at once."""
+
+    spec: WorkerSpec
+
+
+FrontEvent = LinkEvent | WorkerUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ class FrontConfig:
     name: PeerName
     boot: Boot
     workers: tuple[WorkerSpec, ...]
+    """Known from the start; others may come by WorkerUp."""
     cluster_secret: bytes
     fingerprint: str
     """Of the model; with the secret it seeds every page key chain."""

@@ -13,9 +13,9 @@ from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, Requ
 from deltaserve.base.ids import Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.tokens import token_len, unpack_u32
-from deltaserve.peer.link import FrameIn, LinkEvent, PeerDied
+from deltaserve.peer.link import FrameIn, PeerDied
 from deltaserve.request.client import Generation, Limits, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
 from deltaserve.routing.policy import POLICIES
 from deltaserve.routing.retry import NO_CAPACITY, Cause, Remedy, blame
@@ -64,9 +64,11 @@ class FrontCore:
         self.workers.start(now)
         return self._flush()
 
-    def handle(self, event: LinkEvent, now: float) -> list[FrontAction]:
-        """A frame, or the news that a worker's process ended."""
+    def handle(self, event: FrontEvent, now: float) -> list[FrontAction]:
+        """A frame, or the news that a worker's process ended or listens."""
         match event:
+            case WorkerUp(spec):
+                self.workers.register(spec, now)
             case PeerDied(peer):
                 worker = self.workers.get(peer)
                 if worker is not None:

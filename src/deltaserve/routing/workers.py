@@ -106,7 +106,6 @@ class Workers:
         for spec in config.workers:
             name = PeerName(spec.address.name)
             self._workers[name] = Worker(spec, self._table.get(name))
-        self._prefills = tuple(spec.address for spec in config.workers if spec.role is Role.PREFILL)
         self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
         self._next_beat = 0.0
         self.num_stale_frames = 0
@@ -147,6 +146,24 @@ class Workers:
             self._greet(worker, now)
         self._next_beat = now + self._config.heartbeat_s
 
+    def register(self, spec: WorkerSpec, now: float) -> None:
+        """A worker is known to listen there now. Raises ValueError when it had another role."""
+        name = PeerName(spec.address.name)
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = Worker(spec, self._table.get(name))
+        elif worker.role is not spec.role:
+            raise ValueError(f"{name} is a {worker.role.value} worker, not {spec.role.value}")
+        elif worker.spec == spec and worker.peer.state in _THERE:
+            return
+        worker.spec = spec
+        self._emit(Dial(spec.address))
+        if worker.peer.state not in _THERE:
+            self._greet(worker, now)
+        if spec.role is Role.PREFILL:
+            for decode in self.of(Role.DECODE):
+                self._send_hello(decode)  # tells it where the prefill worker is
+
     def ask_snapshot(self, worker: Worker, now: float) -> None:
         """Its answer to a Hello brings a snapshot; asked for at a bounded rate."""
         if now >= worker.next_hello:
@@ -161,11 +178,12 @@ class Workers:
         self._send_hello(worker)
 
     def _send_hello(self, worker: Worker) -> None:
+        prefills = tuple(w.spec.address for w in self._workers.values() if w.role is Role.PREFILL)
         hello = Hello(
             role=Role.FRONT.value,
             compat={},
             facts=Facts(keys_seed_check=self._seed_check),
-            peers=self._prefills if worker.role is Role.DECODE else (),
+            peers=prefills if worker.role is Role.DECODE else (),
         )
         # To whatever boot is there: a restarted worker must not refuse it as meant for its former life.
         envelope = Envelope(src=self._config.name, src_boot=self._config.boot, dst_boot=None, body=hello)
