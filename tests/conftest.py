@@ -24,7 +24,7 @@ _FIXTURES = Path(__file__).parent / "fixtures"
 @pytest.fixture(scope="session")
 def tiny_models(request: pytest.FixtureRequest) -> Path:
     """A folder with one model folder per variant of fixtures/tiny_models.py (`llama`, `qwen3`, ...)."""
-    cache = request.config.cache
-    assert cache is not None
+    cache = request.config.rootpath / ".pytest_cache" / "tiny_models"
+    cache.mkdir(parents=True, exist_ok=True)
     sources = [_FIXTURES / "tiny_models.py", _FIXTURES / "tiny_tokenizer.py"]
-    return built_once(cache.mkdir("tiny_models"), "tests.fixtures.tiny_models", sources)
+    return built_once(cache, "tests.fixtures.tiny_models", sources)
