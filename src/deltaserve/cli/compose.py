@@ -1,0 +1,144 @@
+"""From settings to processes: what a checkpoint and this machine allow, and the spec of each worker and the front."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, ResolvedConfig, resolve
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
+from deltaserve.engine.child import ChildSpec, Kind
+from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.models.config import load_spec
+from deltaserve.models.files import weight_files
+from deltaserve.models.fingerprint import model_fingerprint
+from deltaserve.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model folder, looked at without loading it."""
+
+    path: Path
+    spec: ModelSpec
+    fingerprint: str
+    num_bytes: int
+    """Of all weight files."""
+
+    @classmethod
+    def open(cls, folder: str | None) -> "Checkpoint":
+        """Raises ConfigError naming the file and field that is wrong."""
+        if folder is None:
+            raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint")
+        path = Path(folder)
+        if not path.is_dir():
+            raise ConfigError(f"MODEL {folder[:200]}: not a folder; models are never downloaded")
+        files, _ = weight_files(path)
+        spec = load_spec(path)
+        return cls(path.resolve(), spec, model_fingerprint(path), sum(f.stat().st_size for f in files))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def facts(self) -> ModelFacts:
+        def weight_bytes(dtype: str) -> int:
+            return self.num_bytes * DType(dtype).itemsize // self.spec.dtype.itemsize
+
+        def page_bytes(page_size: int, kv_dtype: str) -> tuple[int, ...]:
+            return pool_page_bytes(self.spec.cache_spec(page_size, DType(kv_dtype)))
+
+        return ModelFacts(self.spec.dtype.value, weight_bytes, self.spec.max_position, page_bytes)
+
+
+def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
+    """What there is to use now."""
+    device = _visible_device() if settings.model.device != "cpu" else "cpu"
+    free = _free_gpu_bytes() if device == "cuda" else psutil.virtual_memory().available
+    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers)
+
+
+def _visible_device() -> Device:
+    return "cuda" if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else "cpu"
+
+
+def _free_gpu_bytes() -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        return int(lines[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        raise ConfigError("--device cuda: nvidia-smi does not tell the free memory") from None
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def resolve_settings(settings: Settings, checkpoint: Checkpoint, num_workers: int) -> ResolvedConfig:
+    return resolve(settings, checkpoint.facts(), machine_facts(settings, num_workers))
+
+
+def worker_spec(
+    name: str, role: Role, settings: Settings, checkpoint: Checkpoint, resolved: ResolvedConfig, secret_path: Path
+) -> WorkerSpec:
+    """One worker; where it listens is added by whoever starts it."""
+    scheduling, disaggregation = settings.scheduling, settings.disaggregation
+    return WorkerSpec(
+        name=name,
+        role=role,
+        model_path=str(checkpoint.path),
+        device="cuda:0" if resolved.device == "cuda" else "cpu",
+        dtype=DType(resolved.dtype),
+        kv_dtype=DType(resolved.kv_cache_dtype),
+        page_size=resolved.page_size,
+        num_pages=resolved.num_pages,
+        num_aux_slots=2 * resolved.max_running_requests + 8,
+        max_running_requests=resolved.max_running_requests,
+        max_context_len=resolved.context_len,
+        secret_path=str(secret_path),
+        chunked_prefill_size=resolved.chunk_len,
+        max_prefill_tokens=resolved.step_len,
+        attention_split_tokens=resolved.split_tokens,
+        num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
+        decode_extend_tokens=scheduling.decode_extend_tokens,
+        park_fraction=disaggregation.park_fraction,
+        max_queued_requests=scheduling.max_queued_requests * 8,
+        radix_cache=not settings.memory.disable_radix_cache,
+        verify_checksums=disaggregation.verify == "crc",
+        drain_timeout_s=disaggregation.drain_timeout_s,
+        num_threads=resolved.num_threads,
+        log_level=settings.logging.log_level,
+    )
+
+
+def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
+    """A worker process of this machine, for the supervisor."""
+    path = folder / f"{spec.name}.json"
+    write_spec(spec, path)
+    kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
+    argv = (sys.executable, "-m", "deltaserve.engine.worker", str(path))
+    return ChildSpec(spec.name, argv, kind, worker_environment(spec))
+
+
+def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
+    """The workers `serve` starts."""
+    disaggregation = settings.disaggregation
+    if disaggregation.disaggregation_mode == "null":
+        return [("unified-0", Role.UNIFIED)]
+    prefill = [(f"prefill-{i}", Role.PREFILL) for i in range(disaggregation.prefill)]
+    decode = [(f"decode-{i}", Role.DECODE) for i in range(disaggregation.decode)]
+    return [*prefill, *decode]

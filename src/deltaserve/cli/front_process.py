@@ -1,0 +1,176 @@
+"""`python -m deltaserve.cli.front_process SPEC.json`: the front, one asyncio process: HTTP, tokenizer, router."""
+
+import asyncio
+import gc
+import logging
+import secrets
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.engine.child import ChildSpec, Kind
+from deltaserve.engine.exits import Exit, end_process, leave
+from deltaserve.link.links import Links
+from deltaserve.link.notices import PeerDown
+from deltaserve.link.parent import Parent
+from deltaserve.link.security import LinkSecurity
+from deltaserve.router.engine import RouterEngine
+from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.server.app import create_app
+from deltaserve.server.serve import Listening, serve
+from deltaserve.server.settings import ServerSettings, read_api_keys
+from deltaserve.server.text import TextCodec
+from deltaserve.wire.messages import PeerAddress
+
+_READY_POLL_S = 0.05
+
+
+class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker the front dials."""
+
+    name: str
+    role: Role
+    url: str
+
+
+class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a front process is told: resolved and checked by the command line."""
+
+    model_path: str
+    model_name: str
+    fingerprint: str
+    kv_bytes_per_token: float
+    secret_path: str
+    host: str
+    port: int
+    api_key_file: str | None
+    max_queue: int
+    stream_interval: int
+    default_deadline_s: float
+    log_level: str
+    curve: bool = False
+    workers: tuple[FrontWorker, ...] = ()
+
+
+def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:
+    """The front process of this machine, for the supervisor."""
+    path = write_front_spec(spec, folder)
+    argv = (sys.executable, "-m", "deltaserve.cli.front_process", str(path))
+    return ChildSpec("front", argv, Kind.FRONT, {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})
+
+
+def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
+    path = folder / "front.json"
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    return path
+
+
+def run_front(path: Path, parent: Parent | None) -> None:
+    """Serve until told to stop. Raises ConfigError."""
+    spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
+    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(spec, parent))
+
+
+async def _serve(spec: FrontSpec, parent: Parent | None) -> None:
+    if parent is not None:
+        parent.progress("loading the tokenizer")
+    text = TextCodec.load(Path(spec.model_path))
+    settings = _settings(spec)
+    boot = Boot(secrets.randbits(64))
+    secret = read_cluster_key(Path(spec.secret_path))
+    links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
+    engine = RouterEngine(_front_config(spec, boot, secret), links)
+    app = create_app(engine, text, settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if parent is not None:
+        loop.add_reader(parent.fileno(), _hear, parent, engine, stop)
+    gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
+    announcer: list[asyncio.Task[None]] = []
+
+    def on_listening(where: Listening) -> None:
+        url = f"http://{where.api[0]}:{where.api[1]}"
+        announcer.append(loop.create_task(_announce(engine, parent, url, boot)))
+
+    try:
+        await serve(app, settings, stop=stop, on_listening=on_listening)
+    finally:
+        for task in announcer:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        engine.close()
+
+
+async def _announce(engine: RouterEngine, parent: Parent | None, url: str, boot: Boot) -> None:
+    """Ready means that a request sent now is served."""
+    while engine.ready() is not None:
+        await asyncio.sleep(_READY_POLL_S)
+    if parent is not None:
+        parent.ready(url, boot)
+    else:
+        print(f"deltaserve: serving at {url}/v1", file=sys.stderr, flush=True)
+
+
+def _hear(parent: Parent, engine: RouterEngine, stop: asyncio.Event) -> None:
+    for notice in parent.receive():
+        if isinstance(notice, PeerDown):
+            engine.peer_died(PeerName(notice.name))
+    if parent.is_gone:
+        asyncio.get_running_loop().remove_reader(parent.fileno())
+        stop.set()
+
+
+def _settings(spec: FrontSpec) -> ServerSettings:
+    return ServerSettings(
+        model_name=spec.model_name,
+        host=spec.host,
+        port=spec.port,
+        api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
+        max_queue=spec.max_queue,
+        stream_interval=spec.stream_interval,
+        default_deadline_s=spec.default_deadline_s,
+        max_deadline_s=max(3600.0, spec.default_deadline_s),
+    )
+
+
+def _front_config(spec: FrontSpec, boot: Boot, secret: bytes) -> FrontConfig:
+    return FrontConfig(
+        name=PeerName("front"),
+        boot=boot,
+        workers=tuple(WorkerSpec(PeerAddress(name=w.name, url=w.url), w.role) for w in spec.workers),
+        cluster_secret=secret,
+        fingerprint=spec.fingerprint,
+        kv_bytes_per_token=spec.kv_bytes_per_token,
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Be the front that the file argv[1] describes; ends the process."""
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        run_front(Path(argv[1]), parent)
+    except ConfigError as error:
+        message = " ".join(str(error).split())
+        print(f"deltaserve: {message}", file=sys.stderr)
+        if parent is not None:
+            parent.refuse(message)
+        leave(Exit.CONFIG)
+    except BaseException:
+        end_process(Exit.FAILED, "the front failed")
+    leave(Exit.OK)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,143 @@
+"""`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
+
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import ResolvedConfig
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import (
+    Checkpoint,
+    free_port,
+    resolve_settings,
+    worker_child,
+    worker_names,
+    worker_spec,
+)
+from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
+from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.engine.child import ChildSpec
+from deltaserve.engine.happenings import AllReady, Happening
+from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import pool_page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything `serve` starts."""
+
+    children: tuple[ChildSpec, ...]
+    resolved: ResolvedConfig
+    base_url: str
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Raises ConfigError before any process is started."""
+    with private_folder() as folder:
+        cluster = compose(settings, folder)
+        print(describe(cluster), file=sys.stderr, flush=True)
+        supervisor = Supervisor(cluster.children, SupervisorOptions(log_dir=folder), teller(cluster))
+        return int(supervisor.run())
+
+
+def compose(settings: Settings, folder: Path) -> Cluster:
+    """Resolve everything, write the specs of all processes into `folder` (private)."""
+    checkpoint = Checkpoint.open(settings.model.model_path)
+    names = worker_names(settings)
+    resolved = resolve_settings(settings, checkpoint, len(names))
+    network = settings.network
+    require_free_port(network.host, network.port)
+    secret_path = cluster_secret(settings, folder)
+    specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
+    placed = [msgspec.structs.replace(spec, port=free_port()) for spec in specs]
+    front = front_spec(settings, checkpoint, resolved, secret_path)
+    workers = tuple(FrontWorker(name=s.name, role=s.role, url=f"tcp://127.0.0.1:{s.port}") for s in placed)
+    children = [worker_child(spec, folder) for spec in placed]
+    children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
+    return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
+
+
+def front_spec(settings: Settings, checkpoint: Checkpoint, resolved: ResolvedConfig, secret_path: Path) -> FrontSpec:
+    """The front, its workers left out."""
+    scheduling = settings.scheduling
+    page_bytes = pool_page_bytes(checkpoint.spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype)))
+    return FrontSpec(
+        model_path=str(checkpoint.path),
+        model_name=settings.model.served_model_name or checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        kv_bytes_per_token=sum(page_bytes) / resolved.page_size,
+        secret_path=str(secret_path),
+        host=settings.network.host,
+        port=settings.network.port,
+        api_key_file=settings.security.api_key_file,
+        max_queue=scheduling.max_queued_requests,
+        stream_interval=scheduling.stream_interval,
+        default_deadline_s=scheduling.request_timeout_s,
+        log_level=settings.logging.log_level,
+    )
+
+
+def cluster_secret(settings: Settings, folder: Path) -> Path:
+    """The file of the key that seeds every page key: the user's, or one made for this start."""
+    if settings.security.cluster_key_file is not None:
+        path = Path(settings.security.cluster_key_file)
+        read_cluster_key(path)
+        return path.resolve()
+    path = folder / "cluster.key"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_urlsafe(48))
+    return path
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ConfigError when nobody could listen there."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"--port {port}: cannot listen on {host}: {error.strerror or error}") from None
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """For specs, secrets and logs of the children; only the owner can look into it. Removed in the end."""
+    folder = Path(tempfile.mkdtemp(prefix="deltaserve-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def describe(cluster: Cluster) -> str:
+    """What was decided, in one line."""
+    r = cluster.resolved
+    return (
+        f"deltaserve: {r.device}, weights {r.dtype}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
+        f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB), context {r.context_len}, "
+        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker"
+    )
+
+
+def teller(cluster: Cluster) -> Callable[[Happening], None]:
+    """Prints what happens; says how to use the server once it is ready."""
+    is_told = False
+
+    def tell(happening: Happening) -> None:
+        nonlocal is_told
+        print(f"deltaserve: {happening}", file=sys.stderr, flush=True)
+        if isinstance(happening, AllReady) and not is_told:
+            is_told = True
+            print(f"deltaserve: serving at {cluster.base_url}/v1  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+
+    return tell
