@@ -19,7 +19,8 @@ import torch
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.device.kv_pool import page_bytes, torch_dtype
+from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.config import load_spec
 from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
@@ -82,7 +83,7 @@ class Bench:
         self.context = max(*DECODE_CONTEXTS, *(start + length for start, length in CHUNKS)) + PAGE_SIZE
         self.pages_per_row = cache.num_pages(self.context)
         num_pages = self.pages_per_row * rows
-        self.token_bytes = page_bytes(cache, PoolId(0)) // PAGE_SIZE
+        self.token_bytes = pool_page_bytes(cache)[0] // PAGE_SIZE
         sizes = ExecutorSizes((num_pages,), rows, self.context, num_aux_slots=1)
         self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, num_threads=threads)
         self.machine = measure_machine(torch_dtype(self.spec.dtype), device)

@@ -8,7 +8,6 @@ import torch
 
 from deltaserve.base.ids import AuxSlot, PageId, PoolId
 from deltaserve.base.tokens import unpack_u32
-from deltaserve.device.kv_pool import page_bytes
 from deltaserve.device.memory import AUX_COMPONENT, DeviceMemory
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
@@ -38,11 +37,6 @@ def test_regions_name_real_memory() -> None:
     assert ctypes.string_at(regions[3][1].base + 2048, 4) == b"abc\0"
     ctypes.memset(regions[0][1].base, 7, 1)  # as a peer's write would
     assert owner.kv.arenas[0].bytes[0] == 7
-
-
-def test_page_bytes_count_every_group_of_the_pool() -> None:
-    assert page_bytes(CACHE, PoolId(0)) == KvLayout(FULL, 4).page_bytes + KvLayout(DRAFT, 4).page_bytes
-    assert page_bytes(CACHE, PoolId(1)) == KvLayout(WINDOW, 4).page_bytes
 
 
 def test_arena_has_the_layout_of_the_contract() -> None:

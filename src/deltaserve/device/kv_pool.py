@@ -30,12 +30,6 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return _TORCH_DTYPES[dtype]
 
 
-def page_bytes(cache: CacheSpec, pool: PoolId, shard: Shard | None = None) -> int:
-    """Bytes one page id of `pool` costs over all its groups: what a pool is sized by, before anything is loaded."""
-    where = shard or Shard()
-    return sum(KvLayout(group, cache.page_size, where).page_bytes for group in cache.groups_of(pool))
-
-
 class KvArena:
     """One page group's memory on one device.
 
