@@ -1,0 +1,182 @@
+"""RouterEngine: FrontCore with real sockets, real time and real clients.
+
+All of it runs in one event loop: frames come from the links' callback, time from one timer, clients are async
+generators. FrontCore decides; this file performs.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from typing import assert_never
+
+from deltaserve.base.errors import FailReason, IntegrityError
+from deltaserve.base.ids import PeerName, Room
+from deltaserve.link.aio import AsyncLinks
+from deltaserve.link.links import Links
+from deltaserve.peer.link import Dial, FrameIn, HangUp, PeerDied, SendFrame
+from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.router.stream import Stream
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, FrontEvent, WorkerSpec, WorkerUp
+from deltaserve.routing.front import FrontCore
+from deltaserve.wire.messages import Envelope, Submit
+
+_log = logging.getLogger(__name__)
+_CHECK_EVERY_TICKS = 1000
+_CLOSE_LINGER_MS = 200
+_AFTER_BUG_S = 1.0
+
+
+class RouterEngine:
+    """Implements request.client.Engine over worker links. Made, used and closed inside one running event loop."""
+
+    def __init__(self, config: FrontConfig, links: Links) -> None:
+        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
+        self._core = FrontCore(config)
+        self._loop = asyncio.get_running_loop()
+        self._links = AsyncLinks(links, self._on_envelope)
+        self._streams: dict[Room, Stream] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_ticks = 0
+        self._num_errors = 0
+        self._breach: str | None = None
+        self._is_closed = False
+        self._perform(self._core.start(self._loop.time()))
+
+    # ------------------------------------------------------------ the client's side
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[OutputDelta, None]:
+        """As request.client.Engine. A slow reader gets fewer, larger deltas."""
+        actions = self._core.submit(generation, self._loop.time())
+        stream = self._streams[generation.room] = Stream()
+        try:
+            self._perform(actions)
+            while True:
+                delta = await stream.take()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            del self._streams[generation.room]
+            self._perform(self._core.cancel(generation.room, FailReason.CANCELLED, self._loop.time()))
+
+    def finish(self, room: Room, output_len: int) -> None:
+        """As request.client.Engine. Raises ValueError when more is to be kept than was delivered."""
+        self._perform(self._core.finish(room, output_len))
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """End a room from outside; its client gets RequestFailed with the reason. Nothing when it is over."""
+        self._perform(self._core.cancel(room, reason, self._loop.time()))
+
+    def limits(self) -> Limits | None:
+        return self._core.limits()
+
+    def ready(self) -> str | None:
+        return self._breach or self._core.ready()
+
+    def stats(self) -> dict[str, object]:
+        return {
+            **self._core.stats(),
+            "links": self._links.links.stats.as_metrics(),
+            "internal_errors": self._num_errors,
+            "integrity": self._breach,
+        }
+
+    # ------------------------------------------------------------ the supervisor's side
+
+    def worker_up(self, worker: WorkerSpec) -> None:
+        """A worker listens: known by whoever started it. Raises ValueError when it had another role."""
+        self._handle(WorkerUp(worker))
+
+    def peer_died(self, worker: PeerName) -> None:
+        """A worker's process ended: known by whoever reaped it."""
+        self._handle(PeerDied(worker))
+
+    def drain(self) -> None:
+        """Refuse new generations; those on their way end as they would."""
+        self._core.drain()
+
+    def is_drained(self) -> bool:
+        return self._core.is_drained()
+
+    def close(self) -> None:
+        """End every generation (DRAINING), tell the workers, close the links. Idempotent."""
+        if self._is_closed:
+            return
+        self._core.drain()
+        for room in list(self._streams):
+            self._perform(self._core.cancel(room, FailReason.DRAINING, self._loop.time()))
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._links.close(_CLOSE_LINGER_MS)
+
+    # ------------------------------------------------------------ driving
+
+    def _on_envelope(self, envelope: Envelope) -> None:
+        """A bug met while handling one frame must not stop the frames behind it."""
+        try:
+            self._handle(FrameIn(envelope))
+        except Exception:
+            self._num_errors += 1
+            _log.exception("bug: while handling %s from %s", type(envelope.body).__name__, envelope.src[:80])
+
+    def _handle(self, event: FrontEvent) -> None:
+        self._perform(self._core.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        """A bug met here must not stop time."""
+        self._timer = None
+        self._num_ticks += 1
+        try:
+            self._perform(self._core.tick(self._loop.time()))
+        except Exception:
+            self._num_errors += 1
+            _log.exception("bug: while handling a timer")
+            self._timer = self._loop.call_later(_AFTER_BUG_S, self._tick)
+        if not self._streams or self._num_ticks % _CHECK_EVERY_TICKS == 0:
+            self._check()
+
+    def _check(self) -> None:
+        """A breach of accounting is reported and ends service in order; it fails no request."""
+        try:
+            self._core.check_integrity()
+        except IntegrityError as error:
+            if self._breach is None:
+                _log.error("accounting is wrong, draining: %s", error)
+            self._breach = f"accounting is wrong: {error}"
+            self._core.drain()
+
+    def _perform(self, actions: Iterable[FrontAction]) -> None:
+        if self._is_closed:
+            return
+        for action in actions:
+            match action:
+                case SendFrame(peer, envelope):
+                    self._send(peer, envelope)
+                case Dial(address):
+                    self._links.dial(address)
+                case HangUp(peer):
+                    self._links.hang_up(peer)
+                case Deliver(room, delta):
+                    if room in self._streams:
+                        self._streams[room].put(delta)
+                case Fail(room, error):
+                    if room in self._streams:
+                        self._streams[room].fail(error)
+                case _:
+                    assert_never(action)
+        self._set_timer()
+
+    def _send(self, peer: PeerName, envelope: Envelope) -> None:
+        """A Submit that could not leave ends its room now. Of other frames deadlines and heartbeats notice the loss."""
+        if self._links.send(peer, envelope) or not isinstance(envelope.body, Submit):
+            return
+        self._perform(self._core.cancel(Room(envelope.body.room), FailReason.OVERLOADED, self._loop.time()))
+
+    def _set_timer(self) -> None:
+        when = self._core.next_timer()
+        if self._timer is not None:
+            if self._timer.when() == when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._tick)

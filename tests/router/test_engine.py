@@ -1,0 +1,343 @@
+"""The front over real sockets, against workers that follow a script."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Boot, PeerName
+from deltaserve.link.links import Links
+from deltaserve.request.client import Engine, Generation, OutputDelta
+from deltaserve.router.engine import RouterEngine
+from deltaserve.routing.api import FrontConfig
+from deltaserve.wire.messages import Cancel, Facts, Finish, FinishReason, Hello, Submit
+from tests.router.worker import FRONT, PATIENCE_S, ScriptedWorker, until
+from tests.routing.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room
+
+
+class House:
+    """A front and its workers, in one event loop."""
+
+    def __init__(self, workers: Sequence[ScriptedWorker], peer_lost_s: float = 1.5) -> None:
+        self.workers = {worker.name: worker for worker in workers}
+        config = FrontConfig(
+            name=FRONT,
+            boot=Boot(1),
+            workers=tuple(worker.spec for worker in workers),
+            cluster_secret=SECRET,
+            fingerprint=FINGERPRINT,
+            kv_bytes_per_token=1e5,
+            peer_lost_s=peer_lost_s,
+        )
+        self.engine = RouterEngine(config, Links())
+
+    def __getitem__(self, name: str) -> ScriptedWorker:
+        return self.workers[name]
+
+    def collect(self, sample: Generation) -> "asyncio.Task[list[OutputDelta]]":
+        """All deltas of a generation."""
+
+        async def deltas() -> list[OutputDelta]:
+            return [delta async for delta in self.engine.generate(sample)]
+
+        return asyncio.create_task(deltas())
+
+    async def ready(self) -> None:
+        await until(lambda: self.engine.ready() is None)
+
+    async def restart(self, name: str) -> None:
+        """The same worker again, same port, another life."""
+        old = self.workers[name]
+        self.workers[name] = ScriptedWorker(name, old.boot + 1000, old.port)
+
+
+@asynccontextmanager
+async def house(*names: str, peer_lost_s: float = 1.5) -> AsyncIterator[House]:
+    made = House([ScriptedWorker(name, 100 + i) for i, name in enumerate(names)], peer_lost_s)
+    try:
+        await made.ready()
+        yield made
+        assert made.engine.stats()["internal_errors"] == 0
+    finally:
+        made.engine.close()
+        for worker in made.workers.values():
+            await worker.vanish()
+
+
+async def outcome(task: "asyncio.Task[list[OutputDelta]]") -> list[OutputDelta] | FailReason:
+    try:
+        return await asyncio.wait_for(task, PATIENCE_S)
+    except RequestFailed as error:
+        return error.reason
+
+
+def test_a_stream_from_submit_to_finish() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            engine: Engine = h.engine
+            assert engine.limits() is not None
+            task = h.collect(generation(1))
+            submit = (await h["decode-0"].hears(Submit))[0]
+            assert submit.prefill == h["prefill-0"].spec.address
+            h["decode-0"].tokens(submit.room, 0, [7])
+            h["decode-0"].tokens(submit.room, 1, [8, 9])
+            h["decode-0"].finished(submit.room, 3)
+            deltas = await outcome(task)
+            assert isinstance(deltas, list)
+            assert [token for delta in deltas for token in delta.tokens] == [7, 8, 9]
+            assert [delta.finish for delta in deltas][-1] is FinishReason.LENGTH
+            assert deltas[-1].usage is not None and deltas[-1].usage.first_token_s > 0
+            assert h["decode-0"].heard.count(submit) == 1
+
+    asyncio.run(scenario())
+
+
+def test_many_streams_at_once_each_get_their_own_tokens() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0", "decode-1") as h:
+            tasks = [h.collect(generation(number)) for number in range(40)]
+
+            async def serve(name: str) -> None:
+                served = 0
+                while served < 20:
+                    for submit in (await h[name].hears(Submit, served + 1))[served:]:
+                        number = int.from_bytes(submit.room, "big")
+                        for i in range(5):
+                            h[name].tokens(submit.room, i, [10 * number + i])
+                        h[name].finished(submit.room, 5)
+                        served += 1
+
+            await asyncio.gather(serve("decode-0"), serve("decode-1"))
+            for number, task in enumerate(tasks):
+                deltas = await outcome(task)
+                assert isinstance(deltas, list)
+                tokens = [token for delta in deltas for token in delta.tokens]
+                assert tokens == [10 * number + i for i in range(5)]
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_iterator_cancels_the_room() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            async with aclosing(h.engine.generate(generation(1))) as stream:
+                first = asyncio.ensure_future(anext(stream))
+                await h["decode-0"].hears(Submit)
+                h["decode-0"].tokens(room(1), 0, [7])
+                assert (await first).tokens == (7,)
+            cancel = (await h["decode-0"].hears(Cancel))[0]
+            assert (cancel.room, cancel.reason) == (room(1), FailReason.CANCELLED)
+            assert h.engine.stats()["rooms"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_client_task_that_is_cancelled_cancels_the_room() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            task = h.collect(generation(1))
+            await h["decode-0"].hears(Submit)
+            task.cancel()
+            await h["decode-0"].hears(Cancel)
+            assert h.engine.stats()["rooms"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_generation_that_is_never_started_is_never_submitted() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            await h.engine.generate(generation(1)).aclose()
+            assert h.engine.stats()["counts"] == {}
+
+    asyncio.run(scenario())
+
+
+def test_finish_reaches_decode_and_its_usage_comes_back() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h, aclosing(h.engine.generate(generation(1))) as stream:
+            first = asyncio.ensure_future(anext(stream))
+            await h["decode-0"].hears(Submit)
+            h["decode-0"].tokens(room(1), 0, [7, 8, 9])
+            await first
+            h.engine.finish(room(1), 2)
+            assert (await h["decode-0"].hears(Finish))[0].output_len == 2
+            h["decode-0"].finished(room(1), 2)
+            last = await anext(stream)
+            assert last.usage is not None and last.usage.output_len == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_client_gets_everything_in_fewer_deltas() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h, aclosing(h.engine.generate(generation(1))) as stream:
+            first = asyncio.ensure_future(anext(stream))
+            await h["decode-0"].hears(Submit)
+            for i in range(200):
+                h["decode-0"].tokens(room(1), i, [i])
+            h["decode-0"].finished(room(1), 200)
+            deltas = [await first]
+            await until(lambda: h.engine.stats()["rooms"] == 0)
+            deltas += [delta async for delta in stream]
+            assert [t for d in deltas for t in d.tokens] == list(range(200))
+            assert len(deltas) <= 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_restart(is_told: bool) -> None:
+    """By a death notice at once, without one by the missing heartbeats."""
+
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            task = h.collect(generation(1))
+            await h["decode-0"].hears(Submit)
+            h["decode-0"].tokens(room(1), 0, [7])
+            await until(lambda: h.engine.stats()["waiting_tokens"] == 0)
+            await h["decode-0"].vanish()
+            if is_told:
+                h.engine.peer_died(PeerName("decode-0"))
+            assert await outcome(task) is FailReason.PEER_LOST
+            assert "decode-0" in (h.engine.ready() or "")
+            with pytest.raises(RequestFailed) as caught:
+                await anext(h.engine.generate(generation(2)))
+            assert caught.value.reason is FailReason.NO_PEER
+            await h.restart("decode-0")
+            if is_told:
+                h.engine.worker_up(h["decode-0"].spec)
+            await h.ready()
+            task = h.collect(generation(3))
+            submit = (await h["decode-0"].hears(Submit))[0]
+            assert submit.room == room(3)
+            h["decode-0"].finished(room(3), 0)
+            assert isinstance(await outcome(task), list)
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_nobody_noticed_ends_the_streams_of_the_former_life() -> None:
+    """Quicker than the missing heartbeats, and without a death notice: the new boot says it all."""
+
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0", peer_lost_s=600.0) as h:
+            task = h.collect(generation(1))
+            await h["decode-0"].hears(Submit)
+            h["decode-0"].tokens(room(1), 0, [7])
+            await until(lambda: h.engine.stats()["waiting_tokens"] == 0)
+            await h["decode-0"].vanish()
+            await h.restart("decode-0")
+            assert await outcome(task) is FailReason.PEER_LOST
+            await h.ready()
+
+    asyncio.run(scenario())
+
+
+def test_a_room_without_a_token_moves_to_the_other_decode_worker() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0", "decode-1") as h:
+            task = h.collect(generation(1))
+            await h["decode-0"].hears(Submit)
+            await h["decode-0"].vanish()
+            h.engine.peer_died(PeerName("decode-0"))
+            submit = (await h["decode-1"].hears(Submit))[0]
+            h["decode-1"].tokens(submit.room, 0, [4])
+            h["decode-1"].finished(submit.room, 1)
+            deltas = await outcome(task)
+            assert isinstance(deltas, list) and deltas[0].tokens == (4,)
+
+    asyncio.run(scenario())
+
+
+def test_an_incompatible_pair_is_reported_with_both_values() -> None:
+    async def scenario() -> None:
+        prefill = ScriptedWorker("prefill-0", 100)
+        other = Hello(role="decode", compat=COMPAT | {"dtype": "bfloat16"}, facts=facts())
+        decode = ScriptedWorker("decode-0", 101, hello=other)
+        h = House([prefill, decode])
+        try:
+            await until(lambda: "dtype: ours" in (h.engine.ready() or ""))
+            reason = h.engine.ready() or ""
+            assert "float32" in reason and "bfloat16" in reason
+            assert h.engine.limits() is None
+            assert await outcome(h.collect(generation(1))) is FailReason.NO_PEER
+        finally:
+            h.engine.close()
+            await prefill.vanish()
+            await decode.vanish()
+
+    asyncio.run(scenario())
+
+
+def test_the_deadline_is_kept_when_the_workers_say_nothing() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            task = h.collect(generation(1, deadline_s=0.3))
+            await h["decode-0"].hears(Submit)
+            assert await outcome(task) is FailReason.DEADLINE
+            assert (await h["decode-0"].hears(Cancel))[0].reason is FailReason.DEADLINE
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_engine_ends_every_stream_and_tells_the_workers() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            tasks = [h.collect(generation(number)) for number in range(3)]
+            await h["decode-0"].hears(Submit, 3)
+            h.engine.close()
+            h.engine.close()
+            assert [await outcome(task) for task in tasks] == [FailReason.DRAINING] * 3
+            await h["decode-0"].hears(Cancel, 3)
+            assert h.engine.is_drained()
+
+    asyncio.run(scenario())
+
+
+def test_a_draining_front_serves_out_what_it_has() -> None:
+    async def scenario() -> None:
+        async with house("unified-0") as h:
+            task = h.collect(generation(1))
+            submit = (await h["unified-0"].hears(Submit))[0]
+            assert submit.prefill is None
+            h.engine.drain()
+            assert h.engine.ready() == "the server is shutting down"
+            assert await outcome(h.collect(generation(2))) is FailReason.DRAINING
+            assert not h.engine.is_drained()
+            h["unified-0"].finished(room(1), 0)
+            assert isinstance(await outcome(task), list)
+            assert h.engine.is_drained()
+
+    asyncio.run(scenario())
+
+
+def test_a_prompt_no_frame_can_carry_fails_at_once() -> None:
+    """17 MiB with its keys. Such workers tell of no limits; those of real ones refuse it long before."""
+    boundless = Hello(role="unified", compat=COMPAT, facts=Facts(page_size=4, vocab_size=500))
+
+    async def scenario() -> None:
+        worker = ScriptedWorker("unified-0", 100, hello=boundless)
+        h = House([worker])
+        try:
+            await h.ready()
+            assert await outcome(h.collect(generation(1, prompt_len=2_200_000))) is FailReason.OVERLOADED
+            assert h.engine.stats()["rooms"] == 0
+        finally:
+            h.engine.close()
+            await worker.vanish()
+
+    asyncio.run(scenario())
+
+
+def test_stats_are_json_and_name_every_worker() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            stats = json.loads(json.dumps(h.engine.stats()))
+            assert [w["name"] for w in stats["workers"]] == ["prefill-0", "decode-0"]
+            assert {w["state"] for w in stats["workers"]} == {"ready"}
+
+    asyncio.run(scenario())
