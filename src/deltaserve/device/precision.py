@@ -16,7 +16,11 @@ def may_round(dtype: torch.dtype, num_keys: int, dim: int) -> bool:
 
 @contextmanager
 def rounded_products() -> Iterator[None]:
-    """Within: CPU products of float32 matrices round factors to bfloat16, sums stay float32. Twice as fast."""
+    """Within: CPU products of float32 matrices may round factors to bfloat16; sums stay float32.
+
+    It sends them to oneDNN, which rounds only where the processor gains by it. Measured on Zen 5: no rounding, and
+    still twice as fast as the default library.
+    """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
