@@ -1,10 +1,10 @@
-"""A room's life in the front: submit, tokens, ends, retries, deadlines, shedding."""
+"""A room's life in the front: submit, tokens, ends; and where it is placed."""
 
 import json
 
 import pytest
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot
 from deltaserve.base.keys import extend_keys, num_keys, seed_key
 from deltaserve.base.sampling import TokenLogprobs
@@ -23,15 +23,6 @@ from deltaserve.wire.messages import (
 from tests.routing.cluster import FINGERPRINT, PAGE_SIZE, SECRET, Cluster, generation, room, status
 
 TWO_AND_TWO = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-
-
-def refusal(cluster: Cluster, number: int = 1, deadline_s: float = 60.0) -> FailReason:
-    before = len(cluster.actions)
-    with pytest.raises(RequestFailed) as caught:
-        cluster.submit(number, generation(number, deadline_s=deadline_s))
-    assert cluster.actions[before:] == []
-    cluster.front.check_integrity()
-    return caught.value.reason
 
 
 # -------------------------------------------------------------------- an ordinary room
@@ -222,208 +213,6 @@ def test_a_finished_client_is_not_told_of_a_late_failure(how: str) -> None:
     end = cluster.end(1)
     assert isinstance(end, OutputDelta) and end.usage is not None
     assert (end.finish, end.usage.first_token_s) == (FinishReason.STOP, 0.25)
-
-
-# -------------------------------------------------------------------- retries
-
-
-def test_a_prefill_failure_is_tried_once_on_another_prefill_worker() -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    first = cluster.submit(1)
-    decode = "decode-0"
-    assert first.prefill is not None and first.prefill.name == "prefill-0"
-    cluster.now = 2.0
-    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
-    second = cluster.submits(decode)[1]
-    assert second.prefill is not None and second.prefill.name == "prefill-1"
-    assert (second.room, second.prompt, second.keys) == (first.room, first.prompt, first.keys)
-    assert second.remaining_ms == 58_000
-    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
-    assert len(cluster.submits(decode)) == 2
-    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
-
-
-def test_the_only_prefill_worker_gets_a_second_chance() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.failed("decode-0", 1, FailReason.PEER_FENCED, retryable=True)
-    assert len(cluster.submits("decode-0")) == 2
-    cluster.tokens("decode-0", 1, 0, [3])
-    cluster.finished("decode-0", 1, output_len=1)
-    assert cluster.output(1) == (3,)
-
-
-def test_without_a_prefill_worker_the_failure_is_told() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.die("prefill-0")
-    assert cluster.end(1) is None, "a lost prefill worker is decode's matter"
-    cluster.failed("decode-0", 1, FailReason.PEER_LOST, retryable=True)
-    assert cluster.failure(1) is FailReason.PEER_LOST
-
-
-def test_nothing_is_retried_after_the_first_token_or_unless_decode_says_so() -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    cluster.submit(1)
-    cluster.tokens("decode-0", 1, 0, [1])
-    cluster.failed("decode-0", 1, FailReason.TRANSFER_FAILED, retryable=True)
-    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
-    cluster.submit(2)
-    cluster.failed("decode-0", 2, FailReason.NUMERICAL)
-    assert cluster.failure(2) is FailReason.NUMERICAL
-
-
-@pytest.mark.parametrize("how", ["death", "silence", "reboot"])
-def test_a_lost_decode_worker_is_replaced_before_the_first_token(how: str) -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    cluster.submit(1)
-    if how == "death":
-        cluster.die("decode-0")
-    elif how == "silence":
-        cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
-    else:
-        cluster.reboot("decode-0")
-        cluster.hello("decode-0")
-    assert [s.room for s in cluster.submits("decode-1")] == [room(1)]
-    cluster.die("decode-1")
-    assert cluster.failure(1) is FailReason.PEER_LOST
-
-
-def test_a_lost_decode_worker_ends_what_it_had_begun() -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    cluster.submit(1)
-    cluster.tokens("decode-0", 1, 0, [1])
-    cluster.die("decode-0")
-    assert cluster.failure(1) is FailReason.PEER_LOST
-    assert cluster.submits("decode-1") == []
-
-
-def test_the_only_decode_worker_lost_ends_its_rooms() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.die("decode-0")
-    assert cluster.failure(1) is FailReason.PEER_LOST
-
-
-def test_a_decode_worker_back_from_a_pause_is_told_to_drop_what_it_lost() -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    cluster.submit(1)
-    cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
-    cluster.hello("decode-0")  # the same boot: it was only paused
-    cluster.tokens("decode-0", 1, 0, [66])
-    cluster.tokens("decode-1", 1, 0, [5])
-    cluster.finished("decode-0", 1, output_len=1)
-    cluster.finished("decode-1", 1, output_len=1)
-    assert cluster.output(1) == (5,)
-    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
-
-
-def test_a_full_decode_worker_passes_the_room_on_and_a_full_cluster_tells() -> None:
-    cluster = Cluster(TWO_AND_TWO).all_ready()
-    cluster.submit(1)
-    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
-    assert len(cluster.submits("decode-1")) == 1
-    cluster.failed("decode-1", 1, FailReason.OVERLOADED, retryable=True)
-    assert cluster.failure(1) is FailReason.OVERLOADED
-
-
-def test_capacity_is_not_asked_twice_of_the_same_pair() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
-    assert len(cluster.submits("decode-0")) == 1
-    assert cluster.failure(1) is FailReason.OVERLOADED
-
-
-def test_a_failing_prefill_worker_is_left_alone_and_tried_again_later() -> None:
-    cluster = Cluster(("prefill-0", "prefill-1", "decode-0")).all_ready()
-    for number in range(3):
-        first = cluster.submit(number)
-        assert first.prefill is not None and first.prefill.name == "prefill-0"
-        cluster.failed("decode-0", number, FailReason.TRANSFER_FAILED, retryable=True)
-        cluster.tokens("decode-0", number, 0, [1])
-        cluster.finished("decode-0", number, output_len=1)
-    used = [s.prefill.name for s in (cluster.submit(10), cluster.submit(11)) if s.prefill]
-    assert used == ["prefill-1", "prefill-1"]
-    cluster.now = 1.1
-    probe = cluster.submit(12)
-    assert probe.prefill is not None and probe.prefill.name == "prefill-0"
-
-
-# -------------------------------------------------------------------- deadlines and shedding
-
-
-def test_the_deadline_ends_the_room_on_both_sides() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1, generation(1, deadline_s=2.0))
-    cluster.run_until(1.99, heartbeats_of=("prefill-0", "decode-0"))
-    assert cluster.end(1) is None
-    cluster.run_until(2.0, heartbeats_of=("prefill-0", "decode-0"))
-    assert cluster.failure(1) is FailReason.DEADLINE
-    assert [c.reason for c in cluster.cancels("decode-0")] == [FailReason.DEADLINE]
-
-
-def test_timers_of_ended_rooms_do_not_pile_up() -> None:
-    """The bound is part of check_integrity, which runs after every step."""
-    cluster = Cluster().all_ready()
-    for number in range(300):
-        cluster.submit(number, generation(number, deadline_s=600.0))
-        cluster.cancel(number)
-
-
-def test_remaining_time_is_rounded_up_and_never_zero() -> None:
-    for deadline_s, expected in ((0.9991, 1000), (1e-6, 1)):
-        cluster = Cluster().all_ready()
-        assert cluster.submit(1, generation(1, deadline_s=deadline_s)).remaining_ms == expected
-
-
-def test_a_full_front_sheds() -> None:
-    cluster = Cluster(max_rooms=2).all_ready()
-    cluster.submit(1)
-    cluster.submit(2)
-    assert refusal(cluster, 3) is FailReason.OVERLOADED
-    cluster.cancel(1)
-    cluster.submit(3)
-
-
-def test_waiting_prompt_tokens_are_bounded() -> None:
-    cluster = Cluster(max_waiting_tokens=100).all_ready()
-    cluster.submit(1)
-    cluster.submit(2)
-    assert refusal(cluster, 3) is FailReason.OVERLOADED
-    cluster.tokens("decode-0", 1, 0, [1])
-    cluster.submit(3)
-
-
-def test_a_wait_beyond_the_deadline_is_refused_at_once() -> None:
-    cluster = Cluster().all_ready()
-    cluster.say("prefill-0", status(waiting_tokens=10_000))  # 10 s at 1,000 tokens/s
-    assert refusal(cluster, 1, deadline_s=5.0) is FailReason.OVERLOADED
-    cluster.submit(1, generation(1, deadline_s=15.0))
-
-
-def test_a_room_in_use_is_refused() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    assert refusal(cluster, 1) is FailReason.ROOM_IN_USE
-
-
-def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:
-    cluster = Cluster().all_ready()
-    with pytest.raises(RequestFailed, match="prompt of 2041 tokens, 2049 with the output, limit 2048") as caught:
-        cluster.submit(1, generation(1, prompt_len=2041))
-    assert caught.value.reason is FailReason.TOO_LONG
-    cluster.submit(1, generation(1, prompt_len=2040))
-
-
-def test_a_draining_front_takes_nothing_and_is_drained_after_its_last_room() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.front.drain()
-    assert refusal(cluster, 2) is FailReason.DRAINING
-    assert not cluster.front.is_drained()
-    cluster.finished("decode-0", 1)
-    assert cluster.front.is_drained()
 
 
 # -------------------------------------------------------------------- placing

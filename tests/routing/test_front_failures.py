@@ -1,0 +1,131 @@
+"""Rooms whose workers fail: who is tried next, and what the client is told."""
+
+import pytest
+
+from deltaserve.base.errors import FailReason
+from tests.routing.cluster import Cluster, room
+
+TWO_AND_TWO = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+
+
+def test_a_prefill_failure_is_tried_once_on_another_prefill_worker() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    first = cluster.submit(1)
+    decode = "decode-0"
+    assert first.prefill is not None and first.prefill.name == "prefill-0"
+    cluster.now = 2.0
+    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
+    second = cluster.submits(decode)[1]
+    assert second.prefill is not None and second.prefill.name == "prefill-1"
+    assert (second.room, second.prompt, second.keys) == (first.room, first.prompt, first.keys)
+    assert second.remaining_ms == 58_000
+    cluster.failed(decode, 1, FailReason.TRANSFER_FAILED, retryable=True)
+    assert len(cluster.submits(decode)) == 2
+    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
+
+
+def test_the_only_prefill_worker_gets_a_second_chance() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.PEER_FENCED, retryable=True)
+    assert len(cluster.submits("decode-0")) == 2
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.finished("decode-0", 1, output_len=1)
+    assert cluster.output(1) == (3,)
+
+
+def test_without_a_prefill_worker_the_failure_is_told() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.die("prefill-0")
+    assert cluster.end(1) is None, "a lost prefill worker is decode's matter"
+    cluster.failed("decode-0", 1, FailReason.PEER_LOST, retryable=True)
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_nothing_is_retried_after_the_first_token_or_unless_decode_says_so() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.failed("decode-0", 1, FailReason.TRANSFER_FAILED, retryable=True)
+    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
+    cluster.submit(2)
+    cluster.failed("decode-0", 2, FailReason.NUMERICAL)
+    assert cluster.failure(2) is FailReason.NUMERICAL
+
+
+@pytest.mark.parametrize("how", ["death", "silence", "reboot"])
+def test_a_lost_decode_worker_is_replaced_before_the_first_token(how: str) -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    if how == "death":
+        cluster.die("decode-0")
+    elif how == "silence":
+        cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+    else:
+        cluster.reboot("decode-0")
+        cluster.hello("decode-0")
+    assert [s.room for s in cluster.submits("decode-1")] == [room(1)]
+    cluster.die("decode-1")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_a_lost_decode_worker_ends_what_it_had_begun() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.die("decode-0")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+    assert cluster.submits("decode-1") == []
+
+
+def test_the_only_decode_worker_lost_ends_its_rooms() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.die("decode-0")
+    assert cluster.failure(1) is FailReason.PEER_LOST
+
+
+def test_a_decode_worker_back_from_a_pause_is_told_to_drop_what_it_lost() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+    cluster.hello("decode-0")  # the same boot: it was only paused
+    cluster.tokens("decode-0", 1, 0, [66])
+    cluster.tokens("decode-1", 1, 0, [5])
+    cluster.finished("decode-0", 1, output_len=1)
+    cluster.finished("decode-1", 1, output_len=1)
+    assert cluster.output(1) == (5,)
+    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
+
+
+def test_a_full_decode_worker_passes_the_room_on_and_a_full_cluster_tells() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
+    assert len(cluster.submits("decode-1")) == 1
+    cluster.failed("decode-1", 1, FailReason.OVERLOADED, retryable=True)
+    assert cluster.failure(1) is FailReason.OVERLOADED
+
+
+def test_capacity_is_not_asked_twice_of_the_same_pair() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, FailReason.OVERLOADED, retryable=True)
+    assert len(cluster.submits("decode-0")) == 1
+    assert cluster.failure(1) is FailReason.OVERLOADED
+
+
+def test_a_failing_prefill_worker_is_left_alone_and_tried_again_later() -> None:
+    cluster = Cluster(("prefill-0", "prefill-1", "decode-0")).all_ready()
+    for number in range(3):
+        first = cluster.submit(number)
+        assert first.prefill is not None and first.prefill.name == "prefill-0"
+        cluster.failed("decode-0", number, FailReason.TRANSFER_FAILED, retryable=True)
+        cluster.tokens("decode-0", number, 0, [1])
+        cluster.finished("decode-0", number, output_len=1)
+    used = [s.prefill.name for s in (cluster.submit(10), cluster.submit(11)) if s.prefill]
+    assert used == ["prefill-1", "prefill-1"]
+    cluster.now = 1.1
+    probe = cluster.submit(12)
+    assert probe.prefill is not None and probe.prefill.name == "prefill-0"

@@ -1,0 +1,88 @@
+"""Deadlines, shedding, draining: what the front refuses or ends by itself."""
+
+import pytest
+
+from deltaserve.base.errors import FailReason, RequestFailed
+from tests.routing.cluster import Cluster, generation, status
+
+
+def refusal(cluster: Cluster, number: int = 1, deadline_s: float = 60.0) -> FailReason:
+    before = len(cluster.actions)
+    with pytest.raises(RequestFailed) as caught:
+        cluster.submit(number, generation(number, deadline_s=deadline_s))
+    assert cluster.actions[before:] == []
+    cluster.front.check_integrity()
+    return caught.value.reason
+
+
+def test_the_deadline_ends_the_room_on_both_sides() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, deadline_s=2.0))
+    cluster.run_until(1.99, heartbeats_of=("prefill-0", "decode-0"))
+    assert cluster.end(1) is None
+    cluster.run_until(2.0, heartbeats_of=("prefill-0", "decode-0"))
+    assert cluster.failure(1) is FailReason.DEADLINE
+    assert [c.reason for c in cluster.cancels("decode-0")] == [FailReason.DEADLINE]
+
+
+def test_timers_of_ended_rooms_do_not_pile_up() -> None:
+    """The bound is part of check_integrity, which runs after every step."""
+    cluster = Cluster().all_ready()
+    for number in range(300):
+        cluster.submit(number, generation(number, deadline_s=600.0))
+        cluster.cancel(number)
+
+
+def test_remaining_time_is_rounded_up_and_never_zero() -> None:
+    for deadline_s, expected in ((0.9991, 1000), (1e-6, 1)):
+        cluster = Cluster().all_ready()
+        assert cluster.submit(1, generation(1, deadline_s=deadline_s)).remaining_ms == expected
+
+
+def test_a_full_front_sheds() -> None:
+    cluster = Cluster(max_rooms=2).all_ready()
+    cluster.submit(1)
+    cluster.submit(2)
+    assert refusal(cluster, 3) is FailReason.OVERLOADED
+    cluster.cancel(1)
+    cluster.submit(3)
+
+
+def test_waiting_prompt_tokens_are_bounded() -> None:
+    cluster = Cluster(max_waiting_tokens=100).all_ready()
+    cluster.submit(1)
+    cluster.submit(2)
+    assert refusal(cluster, 3) is FailReason.OVERLOADED
+    cluster.tokens("decode-0", 1, 0, [1])
+    cluster.submit(3)
+
+
+def test_a_wait_beyond_the_deadline_is_refused_at_once() -> None:
+    cluster = Cluster().all_ready()
+    cluster.say("prefill-0", status(waiting_tokens=10_000))  # 10 s at 1,000 tokens/s
+    assert refusal(cluster, 1, deadline_s=5.0) is FailReason.OVERLOADED
+    cluster.submit(1, generation(1, deadline_s=15.0))
+
+
+def test_a_room_in_use_is_refused() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    assert refusal(cluster, 1) is FailReason.ROOM_IN_USE
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers() -> None:
+    cluster = Cluster().all_ready()
+    with pytest.raises(RequestFailed, match="prompt of 2041 tokens, 2049 with the output, limit 2048") as caught:
+        cluster.submit(1, generation(1, prompt_len=2041))
+    assert caught.value.reason is FailReason.TOO_LONG
+    cluster.submit(1, generation(1, prompt_len=2040))
+
+
+def test_a_draining_front_takes_nothing_and_is_drained_after_its_last_room() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.front.drain()
+    assert refusal(cluster, 2) is FailReason.DRAINING
+    assert not cluster.front.is_drained()
+    cluster.finished("decode-0", 1)
+    assert cluster.front.is_drained()
