@@ -57,6 +57,7 @@ _PREFILL_FAULTS = frozenset(
         FailReason.STALE_PEER,
         FailReason.INCOMPATIBLE,
         FailReason.PREFIX_MISMATCH,
+        FailReason.NO_PEER,
     }
 )
 
