@@ -380,7 +380,7 @@ class DecodeInstance:
         return self._is_draining and not self._rooms and len(self.receiver) == 0
 
     def _status(self) -> Status:
-        return self._meter.status(self.parts, self._is_draining, len(self.receiver))
+        return self._meter.status(self.parts, self._is_draining, len(self.receiver), self.metrics())
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()

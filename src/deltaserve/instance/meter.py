@@ -59,7 +59,7 @@ class Meter:
         else:
             self._decode_step_s = _smooth(self._decode_step_s, result.seconds)
 
-    def status(self, parts: Parts, is_draining: bool, open_tickets: int) -> Status:
+    def status(self, parts: Parts, is_draining: bool, open_tickets: int, metrics: dict[str, float]) -> Status:
         def per_pool(count: Callable[[int], int]) -> tuple[int, ...]:
             return tuple(count(pool) for pool in range(len(parts.pools)))
 
@@ -76,6 +76,7 @@ class Meter:
             draining=is_draining,
             open_tickets=open_tickets,
             leases=parts.cache.num_leases,
+            metrics=metrics,
         )
 
     def metrics(self) -> dict[str, float]:

@@ -379,7 +379,7 @@ class PrefillInstance:
         return self._is_draining and not self._rooms and len(self.sender) == 0
 
     def _status(self) -> Status:
-        return self._meter.status(self.parts, self._is_draining, len(self.sender))
+        return self._meter.status(self.parts, self._is_draining, len(self.sender), self.metrics())
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()

@@ -278,6 +278,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     ready: bool = True
     open_tickets: int = 0
     leases: int = 0
+    metrics: dict[str, float] = {}
+    """Everything the instance counts: `name{label="x"}` |-> value, for the front's /metrics."""
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
