@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from deltaserve.server.worker_metrics import WorkerMetrics
+
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5)
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -41,6 +43,7 @@ class ServerMetrics:
         self.running = Gauge("deltaserve_num_requests_running", "Samples that have a first token", registry=registry)
         self.queued = Gauge("deltaserve_num_requests_waiting", "Samples before their first token", registry=registry)
         registry.register(_EngineStats(stats))
+        registry.register(WorkerMetrics(stats))
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
@@ -56,7 +59,7 @@ class ServerMetrics:
 
 
 class _EngineStats(Collector):
-    """Every number in `Engine.stats()` as one sample, named by its path."""
+    """Every number in `Engine.stats()` as one sample, named by its path; the workers' own metrics are apart."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
@@ -73,7 +76,8 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float]]:
         yield path, float(value)
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _numbers(inner, f"{path}.{key}" if path else str(key))
+            if key != "metrics":
+                yield from _numbers(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from _numbers(inner, f"{path}.{index}")
