@@ -27,6 +27,8 @@ from deltaserve.transport.nixl import NixlOptions, NixlTransport
 from deltaserve.wire.messages import RegionInfo
 
 TRANSPORT = "nixl"
+_WARM_UP = PeerName("warm-up")
+"""No peer: names of peers are those of instances."""
 
 
 def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
@@ -156,6 +158,8 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
         transport = NixlTransport(PeerName(spec.name), boot, options)
         for _, region in regions:
             transport.register(region)
+        transport.open(_WARM_UP)  # loads the library's plugins: half a second that the first request would wait for
+        transport.fence(_WARM_UP)
     except TransportError as error:
         raise ConfigError(str(error)) from None
     config = EndpointConfig(
