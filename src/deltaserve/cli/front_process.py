@@ -6,6 +6,7 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit, end_process, leave
 from deltaserve.link.links import Links
-from deltaserve.link.notices import PeerDown
+from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
 from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
@@ -94,7 +95,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if parent is not None:
-        loop.add_reader(parent.fileno(), _hear, parent, engine, stop)
+        roles = {worker.name: worker.role for worker in spec.workers}
+        loop.add_reader(parent.fileno(), _hear, parent, engine, roles, stop)
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
     announcer: list[asyncio.Task[None]] = []
 
@@ -122,10 +124,13 @@ async def _announce(engine: RouterEngine, parent: Parent | None, url: str, boot:
         print(f"deltaserve: serving at {url}/v1", file=sys.stderr, flush=True)
 
 
-def _hear(parent: Parent, engine: RouterEngine, stop: asyncio.Event) -> None:
+def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[str, Role], stop: asyncio.Event) -> None:
     for notice in parent.receive():
-        if isinstance(notice, PeerDown):
-            engine.peer_died(PeerName(notice.name))
+        match notice:
+            case PeerDown(name):
+                engine.peer_died(PeerName(name))
+            case PeerUp(name, url) if name in roles:
+                engine.worker_up(WorkerSpec(PeerAddress(name=name, url=url), roles[name]))
     if parent.is_gone:
         asyncio.get_running_loop().remove_reader(parent.fileno())
         stop.set()

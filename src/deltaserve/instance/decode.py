@@ -6,6 +6,7 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
+from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
 from deltaserve.instance.checks import Refusal, refuse_submit
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
@@ -43,8 +44,6 @@ from deltaserve.wire.messages import (
     Submit,
 )
 
-_BOOTSTRAP_S = 5.0
-"""A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 _REMOTE = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING)
 
 
@@ -96,13 +95,8 @@ class DecodeInstance:
             self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
         elif room.state in _REMOTE:
             self.intake.repeat(room, now)
-            waited = now - (room.times.started or room.times.submitted)
-            if room.state is DecodeState.OFFERED and room.prefill and not self.links.is_ready(room.prefill):
-                refusal = self.links.refusals.get(room.prefill)
-                if refusal is not None:
-                    self._fail(room, FailReason.INCOMPATIBLE, refusal, now)
-                elif waited > _BOOTSTRAP_S:
-                    self._attempt_failed(room, FailReason.NO_PEER, "the prefill worker does not answer", now)
+            if (failed := self.intake.unanswered(room, now)) is not None:
+                self._attempt_failed(room, failed.reason, failed.message, now)
 
     def next_timer(self) -> float | None:
         return self._meter.next_timer(is_busy=bool(self._rooms) or len(self.receiver) > 0)
@@ -124,10 +118,11 @@ class DecodeInstance:
             room = self._rooms.of_request(request)
             if room is not None:
                 self._resume(room, now)
-        admitted = self.parts.scheduler.admit(now)
-        if self._is_stuck():
-            self.intake.drop_leases(self._rooms)
-            admitted = self.parts.scheduler.admit(now)
+        scheduler = self.parts.scheduler
+        admitted = scheduler.admit(now)
+        if scheduler.waiting and not scheduler.num_running and not self.intake.num_open:
+            self.intake.drop_leases(self._rooms)  # nobody else would give memory back
+            admitted = scheduler.admit(now)
         for room in filter(None, map(self._rooms.of_request, admitted)):
             room.move(DecodeEvent.RUN)
             if room.times.running is None:
@@ -135,7 +130,7 @@ class DecodeInstance:
             if room.prefill is None and room.request.num_retractions == 0:
                 room.decode_cached_len = room.request.num_computed
         entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms)
-        entering += len(self.parts.scheduler.waiting)
+        entering += len(scheduler.waiting)
         self.intake.try_grants(self._rooms, entering, now)
         self._outbox.flush()
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
@@ -144,11 +139,6 @@ class DecodeInstance:
         actions = list(self._out)
         self._out.clear()
         return actions
-
-    def _is_stuck(self) -> bool:
-        """Requests wait for memory and nobody is there who would give some back."""
-        scheduler = self.parts.scheduler
-        return len(scheduler.waiting) > 0 and scheduler.num_running == 0 and self.intake.num_open == 0
 
     # ------------------------------------------------------------ frames
 
@@ -196,7 +186,7 @@ class DecodeInstance:
                 if body.reason is FailReason.PEER_FENCED:
                     self._lose(peer.name, now)
             case PromptLogprobs():
-                self.links.send(room.front, body)
+                self._tell_prompt_logprobs(room, body.start, body.values, now)
             case _:
                 pass  # of an attempt that is over
 
@@ -267,9 +257,22 @@ class DecodeInstance:
                 case AttemptFailed():
                     self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
 
+    def _tell_prompt_logprobs(
+        self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
+    ) -> None:
+        told = room.new_prompt_logprobs(start, values)
+        if told is not None:
+            self.links.send(room.front, told)
+        if room.arrived is not None and not room.lacks_prompt_logprobs:
+            first, room.arrived = room.arrived, None
+            self._arrived(Arrived(room, first), now)
+
     def _arrived(self, arrived: Arrived, now: float) -> None:
         """The prompt's pages are ours: share them, take the first token, queue for a row."""
         room, first = arrived.room, arrived.first
+        if room.lacks_prompt_logprobs:  # they come over another connection
+            room.arrived = first
+            return
         request = room.request
         request.num_computed = room.attempt_len
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
@@ -288,8 +291,7 @@ class DecodeInstance:
             self._fail(room, FailReason.NUMERICAL, "the model's output is not finite", now)
             return
         if progress.prompt_logprobs:
-            start = progress.computed_from + 1
-            self.links.send(room.front, PromptLogprobs(room=room.room, start=start, values=progress.prompt_logprobs))
+            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
         if progress.request.num_computed - progress.computed_from > 1:
             self.parts.scheduler.share_computed(room.request)
         if progress.sampled is not None:

@@ -28,6 +28,8 @@ from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, 
 
 _SCAN = 16
 _MAX_GAP_S = 8.0
+_BOOTSTRAP_S = 5.0
+"""A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Intake:
         room.times.started = room.times.granted = room.times.landed = None
         room.waits_since = None
         self._take_lease(room)
-        room.repeat_gap_s, room.next_repeat = 1.0, now
+        room.repeat_gap_s, room.next_repeat, room.offered_at = 1.0, now, now
         self.repeat(room, now)
 
     def repeat(self, room: DecodeRoom, now: float) -> None:
@@ -88,6 +90,17 @@ class Intake:
             return
         room.next_repeat = now + room.repeat_gap_s
         room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
+
+    def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
+        """Whether an offer has nobody to go to: refused for good, or not there for too long."""
+        if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):
+            return None
+        refusal = self._links.refusals.get(room.prefill)
+        if refusal is not None:
+            return AttemptFailed(room, FailReason.INCOMPATIBLE, refusal)
+        if now - room.offered_at > _BOOTSTRAP_S:
+            return AttemptFailed(room, FailReason.NO_PEER, "the prefill worker does not answer")
+        return None
 
     def _offer(self, room: DecodeRoom, now: float) -> Offer:
         request = room.request

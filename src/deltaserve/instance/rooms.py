@@ -4,9 +4,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.base.machine import advance
+from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, token_len
 from deltaserve.instance.links import Links
 from deltaserve.request.request import Request
@@ -15,7 +18,7 @@ from deltaserve.sched.plan import Sampled
 from deltaserve.transfer.receiver import Ticket
 from deltaserve.transfer.sender import SendTicket
 from deltaserve.wire.aux import FirstToken
-from deltaserve.wire.messages import Finished, FinishReason, Offer, Submit, TokenRun, Tokens, Usage
+from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogprobs, Submit, TokenRun, Tokens, Usage
 
 _ATTEMPTS_REMEMBERED = 4096
 
@@ -67,6 +70,7 @@ class DecodeRoom:
     ticket: Ticket | None = None
     attempt_len: int = 0
     """Tokens of the current attempt's prompt."""
+    offered_at: float = 0.0
     next_repeat: float = 0.0
     repeat_gap_s: float = 1.0
     waits_since: float | None = None
@@ -76,6 +80,27 @@ class DecodeRoom:
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
     transferred_bytes: int = 0
+    arrived: FirstToken | None = None
+    """The first token, held back until the prompt's log-probabilities are here."""
+    num_prompt_logprobs: int = 0
+    """Told to the front so far: of positions 1, 2, ..."""
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether some asked-for ones are still to come: the first token must not overtake them."""
+        return self.request.sampling.prompt_logprobs is not None
+
+    def new_prompt_logprobs(self, start: int, values: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+        """What of these is to be told next; None for a repeat. Once all are told the request asks for none."""
+        known = self.num_prompt_logprobs + 1 - start
+        fresh = values[known:] if known >= 0 else ()
+        if not fresh:
+            return None
+        first = self.num_prompt_logprobs + 1
+        self.num_prompt_logprobs += len(fresh)
+        if self.num_prompt_logprobs >= self.request.prompt_len - 1:
+            self.request.sampling = msgspec.structs.replace(self.request.sampling, prompt_logprobs=None)
+        return PromptLogprobs(room=self.room, start=first, values=fresh)
 
     @property
     def has_output(self) -> bool:
@@ -199,7 +224,10 @@ class RoomBook:
 
     def open(self, front: PeerName, submit: Submit, now: float) -> DecodeRoom:
         """A room's attempts are numbered on when the front sends it again after a failure."""
-        request = make_request(submit, token_len(submit.prompt), now)
+        prompt_len = token_len(submit.prompt)
+        request = make_request(submit, prompt_len, now)
+        if prompt_len == 1:  # no position of it has a log-probability
+            request.sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=None)
         attempt = Attempt(self._attempts.pop(request.room, Attempt(0)) + 1)
         room = DecodeRoom(front, request.room, submit, request, attempt, Timeline(now), DecodeState.OFFERED)
         self._rooms[room.room] = room

@@ -6,7 +6,7 @@ pages    [0, lease.num_pages)         the tree's, shared, read only
          [lease.num_pages, ...)       `owned`, this request's alone
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.base.keys import extend_keys, num_keys
@@ -41,7 +41,6 @@ class Request:
     """How often a later request was admitted before this one."""
     pages_dirty_from: int = 0
     """First page index the executor's table does not hold yet."""
-    prompt_logprobs_from: int = field(default=1)
 
     @property
     def num_tokens(self) -> int:
