@@ -80,9 +80,9 @@ def test_memory_freed_by_the_fence_belongs_to_the_next_peer(troupe: Troupe) -> N
     """What the fence is for: D hands the same pages to another writer at once, and only that one's bytes are there."""
     d = troupe.call("d")
     for turn in range(1, 3):
-        dying, _ = writing_prefill(troupe, d, value=turn)
         following = troupe.call("following")
         join(following, d)
+        dying, _ = writing_prefill(troupe, d, value=turn)
         dying.kill()
         assert d.do("fence", peer="p") == "closed"
         following.do("fill", value=100 + turn)

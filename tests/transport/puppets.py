@@ -78,7 +78,7 @@ class Puppet:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def exit_code(self) -> int:
-        """Tell it to end without closing its transport, and wait."""
+        """Tell it to end without closing its transport, and wait. Negative: killed by that signal."""
         self.start("exit")
         code = self._process.wait(GIVE_UP_S)
         self.kill()

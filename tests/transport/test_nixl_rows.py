@@ -7,7 +7,7 @@ noticed here, not in production. P writes, D is written to. Measured with nixl 1
 |---|---|
 | D does not poll, no progress thread | nothing lands; P reads PENDING; all of it lands once D polls |
 | D has a progress thread | lands and reads DONE without D ever polling |
-| notification | leaves P only when P polls the write, although the bytes are there |
+| notification | leaves P only when P polls (or in the post, if the write ends there), although the bytes are there |
 | DONE at P | all bytes visible at D, 12 of 12 windows |
 | P killed and reaped, then D polls | megabytes land after P's death |
 | connection cut | P reads ERROR; megabytes land afterwards |
@@ -17,7 +17,7 @@ noticed here, not in production. P writes, D is written to. Measured with nixl 1
 | shared memory (cma) and a live P, same fence | megabytes land afterwards: the adapter says IMPOSSIBLE |
 | D killed | P reads ERROR; the next write is refused or reads ERROR |
 | D stopped | P reads PENDING without end; DONE after D goes on |
-| agent alive at exit | the adapter's atexit closes it: exit code 0 |
+| process ends without `close`, mid-write | the adapter's atexit closes the agents: exit code 0 |
 | idle progress thread | under 5 % of a core at a delay of 10 ms |
 | listeners | only 127.0.0.1 with UCX_NET_DEVICES=lo |
 """
@@ -86,10 +86,10 @@ def test_progress_thread_lands_bytes_without_polling(troupe: Troupe) -> None:
 
 
 def test_notification_leaves_only_when_the_writer_polls(troupe: Troupe) -> None:
-    p, d = joined(troupe)
+    p, d = joined(troupe, POLLING_ONLY)  # with a thread at D a write may end inside the post, which counts as a poll
     write = p.do("write", peer="d", offset=0, num_bytes=MIB)
     while d.do("count", value=1) < MIB:
-        pass
+        assert d.do("listen", count=1, give_up_s=0.01) == []
     assert d.do("listen", count=1, give_up_s=0.3) == []
     assert p.do("finish", write=write) == "done"
     assert d.do("listen", count=1) == ["landed 0"]
@@ -161,7 +161,7 @@ def test_destroying_the_reader_s_endpoint_is_the_fence(troupe: Troupe, options: 
     writes = post_windows(p)
     assert d.do("fence", peer="p") == "closed"
     d.do("snapshot")
-    assert p.do("finish", write=writes[-1]) == "error"
+    assert p.do("finish", write=writes[-1]) != "pending"
     assert d.do("settle", polls=True) == 0
     other.do("fill", value=2)
     undisturbed = other.do("write", peer="d", offset=0, num_bytes=WINDOW)
@@ -190,7 +190,7 @@ def test_shared_memory_cannot_be_fenced_and_the_adapter_says_so(troupe: Troupe) 
 
 
 def test_death_of_the_reader_is_an_error_not_an_exception(troupe: Troupe) -> None:
-    p, d = joined(troupe)
+    p, d = joined(troupe, POLLING_ONLY)
     writes = post_windows(p)
     d.kill()
     assert [p.do("finish", write=write) for write in writes] == ["error"] * NUM_WINDOWS

@@ -83,8 +83,10 @@ class Transport(Protocol):
         ...
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
-        """Start writing; returns at once. When all bytes are visible at the peer, it receives `notification`
-        (None: nothing is announced).
+        """Start writing. When all bytes are visible at the peer, it receives `notification` (None: nothing is announced).
+
+        Never waits for the peer, but may move bytes while the wire takes them: a call has lasted 70 ms for 64 MiB on a
+        busy machine, with the interpreter lock released; `poll` likewise.
 
         Zero copies are legal: only the notification travels. Raises TransportError if nothing was started: also for
         spans outside a region, unequal lengths, an empty notification, neither copies nor a notification. If it is not
