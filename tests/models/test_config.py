@@ -185,3 +185,15 @@ def test_older_rope_scaling_is_understood() -> None:
     fields = Fields({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2}}, "config.json")
     spec = rope_spec(fields, 512)
     assert (spec.kind, spec.theta, spec.factor) == (RopeKind.LINEAR, 1e6, 2.0)
+
+
+def test_overrides_replace_keys(tiny_models: Path) -> None:
+    spec = load_spec(tiny_models / "llama", '{"max_position_embeddings": 77}')
+    assert spec.max_position == 77
+    assert load_spec(tiny_models / "llama").max_position != 77
+
+
+@pytest.mark.parametrize("overrides", ["[1]", "{", '{"architectures": ["X"]}', '{"hidden_size": -1}'])
+def test_wrong_overrides_are_named(tiny_models: Path, overrides: str) -> None:
+    with pytest.raises(ConfigError, match="json-model-override-args|hidden_size"):
+        load_spec(tiny_models / "llama", overrides)

@@ -34,9 +34,10 @@ class Checkpoint:
     fingerprint: str
     num_bytes: int
     """Of all weight files."""
+    overrides: str | None = None
 
     @classmethod
-    def open(cls, folder: str | None) -> "Checkpoint":
+    def open(cls, folder: str | None, overrides: str | None = None) -> "Checkpoint":
         """Raises ConfigError naming the file and field that is wrong."""
         if folder is None:
             raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint")
@@ -44,8 +45,9 @@ class Checkpoint:
         if not path.is_dir():
             raise ConfigError(f"MODEL {folder[:200]}: not a folder; models are never downloaded")
         files, _ = weight_files(path)
-        spec = load_spec(path)
-        return cls(path.resolve(), spec, model_fingerprint(path), sum(f.stat().st_size for f in files))
+        spec = load_spec(path, overrides)
+        num_bytes = sum(f.stat().st_size for f in files)
+        return cls(path.resolve(), spec, model_fingerprint(path), num_bytes, overrides)
 
     @property
     def name(self) -> str:
@@ -101,6 +103,7 @@ def worker_spec(
         name=name,
         role=role,
         model_path=str(checkpoint.path),
+        model_overrides=checkpoint.overrides,
         device="cuda:0" if resolved.device == "cuda" else "cpu",
         dtype=DType(resolved.dtype),
         kv_dtype=DType(resolved.kv_cache_dtype),

@@ -20,7 +20,7 @@ def run(settings: Settings) -> int:
         raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
-    checkpoint = Checkpoint.open(settings.model.model_path)
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     resolved = resolve_settings(settings, checkpoint, 1)
     require_free_port(settings.network.host, settings.network.port)
     secret_path = Path(settings.security.cluster_key_file).resolve()

@@ -27,6 +27,7 @@ from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.happenings import AllReady, Happening
+from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
@@ -50,16 +51,23 @@ def run(settings: Settings) -> int:
         return int(supervisor.run())
 
 
-def compose(settings: Settings, folder: Path) -> Cluster:
-    """Resolve everything, write the specs of all processes into `folder` (private)."""
-    checkpoint = Checkpoint.open(settings.model.model_path)
+def as_resolved(spec: WorkerSpec) -> WorkerSpec:
+    return spec
+
+
+def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], WorkerSpec] = as_resolved) -> Cluster:
+    """Resolve everything, write the specs of all processes into `folder` (private).
+
+    `adjust`: the last word about each worker, for what settings say of all workers alike.
+    """
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     names = worker_names(settings)
     resolved = resolve_settings(settings, checkpoint, len(names))
     network = settings.network
     require_free_port(network.host, network.port)
     secret_path = cluster_secret(settings, folder)
     specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
-    placed = [msgspec.structs.replace(spec, port=free_port()) for spec in specs]
+    placed = [msgspec.structs.replace(adjust(spec), port=free_port()) for spec in specs]
     front = front_spec(settings, checkpoint, resolved, secret_path)
     workers = tuple(FrontWorker(name=s.name, role=s.role, url=f"tcp://127.0.0.1:{s.port}") for s in placed)
     children = [worker_child(spec, folder) for spec in placed]

@@ -23,7 +23,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
-    checkpoint = Checkpoint.open(settings.model.model_path)
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     resolved = resolve_settings(settings, checkpoint, 1)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port(host, port)

@@ -34,7 +34,7 @@ _WARM_UP = PeerName("warm-up")
 def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
     """Loads the weights and allocates the pools. Raises ConfigError."""
     path = Path(spec.model_path)
-    model = load_spec(path)
+    model = load_spec(path, spec.model_overrides)
     cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     fingerprint = model_fingerprint(path)
     progress(f"loading {path.name} ({spec.dtype.value}) on {spec.device}")
@@ -111,6 +111,7 @@ def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tup
         "dtype": spec.dtype.value,
         "page_size": str(cache.page_size),
         "transport": TRANSPORT,
+        "overrides": spec.model_overrides or "",
         "checksums": "crc" if spec.verify_checksums else "off",
         **groups,
     }

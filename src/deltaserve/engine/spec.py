@@ -31,6 +31,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tokens."""
     secret_path: str
     """File of the cluster secret: at least 32 bytes without surrounding white space."""
+    model_overrides: str | None = None
+    """JSON object that replaces keys of config.json."""
     host: str = "127.0.0.1"
     port: int = 0
     """Of worker links; 0 takes any."""

@@ -17,9 +17,12 @@ FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
 _MAX_JSON_BYTES = 16 << 20
 
 
-def load_spec(model_path: Path) -> ModelSpec:
-    """Raises ConfigError, one line naming file and field, for a folder that cannot be served."""
-    fields = read_json(model_path / "config.json")
+def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
+    """`overrides`: JSON object that replaces keys of config.json, one level deep.
+
+    Raises ConfigError, one line naming file and field, for a folder that cannot be served.
+    """
+    fields = _override(read_json(model_path / "config.json"), overrides)
     spec = family_of(fields).build(fields)
     generation = model_path / "generation_config.json"
     if generation.is_file():
@@ -29,6 +32,21 @@ def load_spec(model_path: Path) -> ModelSpec:
     if wrong:
         raise ConfigError(f"config.json: eos_token_id {wrong[0]} is outside the vocabulary of {spec.vocab_size}")
     return spec
+
+
+def _override(fields: Fields, overrides: str | None) -> Fields:
+    if not overrides:
+        return fields
+    try:
+        changes = json.loads(overrides)
+    except (ValueError, RecursionError):
+        changes = None
+    if not isinstance(changes, dict):
+        raise ConfigError(f"--json-model-override-args {overrides[:80]!r}: must be a JSON object")
+    for name in ("architectures", "model_type"):
+        if name in changes:
+            raise ConfigError(f"--json-model-override-args: {name} belongs to the weights and cannot be replaced")
+    return Fields({**fields.values, **changes}, fields.where)
 
 
 def load_family(model_path: Path) -> Family:
