@@ -195,5 +195,5 @@ def test_overrides_replace_keys(tiny_models: Path) -> None:
 
 @pytest.mark.parametrize("overrides", ["[1]", "{", '{"architectures": ["X"]}', '{"hidden_size": -1}'])
 def test_wrong_overrides_are_named(tiny_models: Path, overrides: str) -> None:
-    with pytest.raises(ConfigError, match="json-model-override-args|hidden_size"):
+    with pytest.raises(ConfigError, match=r"json-model-override-args|hidden_size"):
         load_spec(tiny_models / "llama", overrides)
