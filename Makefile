@@ -14,8 +14,8 @@ help: ## List the targets
 
 venv: $(STAMP) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
 
-demo: $(STAMP) ## A tiny model on this machine: prefill and decode apart, two turns of a chat, the delta counted
-	@$(PYTHON) -m deltaserve.cli.main demo
+demo: $(STAMP) ## A tiny model, prefill and decode apart, decode's cache off and on; KEEP=1 leaves it running
+	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
 
 check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check

@@ -87,6 +87,7 @@ class Client:
                     tokens_right=num_right(answer, turn.expected),
                     tokens_expected=len(turn.expected or ()),
                     error=error,
+                    usage=completion.usage,
                 )
             )
             self._on_record(records[-1])

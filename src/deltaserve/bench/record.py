@@ -1,6 +1,8 @@
 """What is measured about one request."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class RequestRecord:
     tokens_expected: int
     """0 where no right answer can be computed."""
     error: str | None
+    usage: Mapping[str, Any] | None = None
+    """As the server sent it, timings included where it tells them."""
 
     @property
     def ttft_s(self) -> float | None:

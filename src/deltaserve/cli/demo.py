@@ -1,0 +1,131 @@
+"""`deltaserve demo`: a tiny model, real prefill and decode processes, and what the decode cache saves."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import free_port
+from deltaserve.cli.demo_chat import ask, commands, make_example
+from deltaserve.cli.demo_report import Comparison, in_words, make_table
+from deltaserve.cli.demo_server import DecodeCache, DemoError, T, Work, demo_settings, serve_while
+from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
+
+MODEL = Path("models") / "recall-micro"
+NUM_ASKERS = 48
+NUM_ASKERS_QUICK = 8
+_PLAIN_WIDTH = 96
+
+Acts = tuple[Figures, Figures]
+"""Of the shared documents, of the conversations."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `deltaserve demo`."""
+    parser.add_argument("--keep", action="store_true", help="leave the server running until Ctrl-C, to talk to it")
+    parser.add_argument("--quick", action="store_true", help="a sixth of the requests")
+    parser.add_argument("--port", type=int, metavar="PORT", help="of the API; by default any that is free")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: every answer was right; 1: some were not, or the server failed. Raises ConfigError, KeyboardInterrupt."""
+    model = find_model(Path.cwd(), Path(__file__).resolve().parents[3])
+    num_askers = NUM_ASKERS_QUICK if arguments.quick else NUM_ASKERS
+    demo = Demo(make_console(), model, arguments.port or free_port(), scenes(num_askers))
+    try:
+        return demo.run(arguments.keep)
+    except (DemoError, httpx.HTTPError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+def find_model(*roots: Path) -> Path:
+    """Raises ConfigError: the model lies beside the sources, and nothing is downloaded."""
+    for root in roots:
+        if (root / MODEL / "config.json").is_file():
+            return root / MODEL
+    raise ConfigError(f"no {MODEL} here: run the demo in the folder of the sources")
+
+
+def make_console() -> Console:
+    """Colours and a moving bar on a terminal, plain lines elsewhere."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+class Demo:
+    """Two servers, one after the other, the same traffic to both, one table."""
+
+    def __init__(self, console: Console, model: Path, port: int, acts: tuple[Scene, Scene]) -> None:
+        self._console = console
+        self._model = model
+        self._settings = demo_settings(model, port)
+        self._acts = acts
+        self._example = make_example(model)
+
+    def run(self, is_kept: bool) -> int:
+        """The exit code."""
+        self._say("One prefill and one decode worker on this machine's CPU; prefill's cache is on in both runs.")
+        off = self._serve("1 of 2", DecodeCache.OFF, self._play)
+        is_right = self._serve("2 of 2", DecodeCache.ON, partial(self._finish, off, is_kept))
+        return 0 if is_right else 1
+
+    def _serve(self, number: str, cache: DecodeCache, work: Work[T]) -> T:
+        self._say(f"run {number}, decode cache {cache.value}: starting")
+        return serve_while(self._settings, cache, work, self._say)
+
+    def _play(self, url: str, stopping: Event) -> Acts:
+        """All traffic once."""
+        self._say("  ready")
+        ask_all(url, self._model.name, warm_up(), lambda record: None)
+        first, second = (self._act(url, scene, stopping) for scene in self._acts)
+        return first, second
+
+    def _act(self, url: str, scene: Scene, stopping: Event) -> Figures:
+        is_plain = not self._console.is_terminal
+        with Progress(console=self._console, transient=True, disable=is_plain) as progress:
+            task = progress.add_task(f"  {scene.title}", total=scene.num_requests)
+            figures = ask_all(url, self._model.name, scene, lambda record: progress.advance(task))
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        right = f"{figures.answers_right} of {figures.num_requests} right"
+        self._say(f"  {scene.title}: {right}, {figures.wall_s:.1f} s")
+        return figures
+
+    def _finish(self, off: Acts, is_kept: bool, url: str, stopping: Event) -> bool:
+        """The second run and the report; whether every answer of both was right."""
+        on = self._play(url, stopping)
+        answer = ask(url, self._model.name, self._example)
+        documents, turns = (
+            Comparison(scene.title, *figures) for scene, *figures in zip(self._acts, off, on, strict=True)
+        )
+        self._console.print(make_table((documents, turns)))
+        self._say(in_words(documents, turns))
+        self._tell_chat(answer)
+        self._tell_commands(url, is_kept)
+        if is_kept:
+            stopping.wait()
+        return all(figures.is_right for figures in (*off, *on)) and self._example.is_answered_by(answer)
+
+    def _tell_chat(self, answer: str) -> None:
+        verdict = "right" if self._example.is_answered_by(answer) else f"wrong: {' '.join(self._example.answer)}"
+        self._say("\nThe same in plain text, as a chat (each name leads to the next; it answers with the chain):")
+        self._say(f"  user       {self._example.content}")
+        self._say(f"  assistant  {answer.strip()}   ({verdict})")
+
+    def _tell_commands(self, url: str, is_kept: bool) -> None:
+        if not is_kept:
+            self._say("\n`make demo KEEP=1` leaves the server running and prints commands to talk to it.")
+            return
+        self._say("\nThe server is still running; Ctrl-C ends it. From another terminal:\n")
+        for command in commands(url, self._model.name, self._example):
+            self._console.print(command, soft_wrap=True, markup=False)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False)

@@ -1,0 +1,192 @@
+"""The demo's traffic: questions whose answers can be computed, and what the server tells about them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from deltaserve.bench.client import Client, Load, Measurement
+from deltaserve.bench.completions import LENIENT, Dialect
+from deltaserve.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.bench.record import RequestRecord
+from deltaserve.bench.report import summarize
+from deltaserve.bench.traffic import Conversation
+from deltaserve.cli.demo_server import DECODE
+
+_LOOK_EVERY_S = 0.1
+_SETTLED_WITHIN_S = 10.0
+_TIMEOUT_S = 60.0
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One kind of traffic."""
+
+    title: str
+    traffic: RecallTraffic
+
+    @property
+    def num_requests(self) -> int:
+        traffic = self.traffic
+        return traffic.num_documents * traffic.conversations_per_document * traffic.num_turns
+
+    def conversations(self) -> list[Conversation]:
+        return self.traffic.generate(_SEED)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one scene cost. Times in seconds; None where no request answered."""
+
+    num_requests: int
+    num_failed: int
+    answers_right: int
+    prompt_tokens: int
+    cached_on_prefill: int
+    """Prompt tokens, as is the next."""
+    cached_on_decode: int
+    bytes_moved: int
+    """From prefill to decode."""
+    ttft_p50_s: float | None
+    tpot_p50_s: float | None
+    """Time per output token of a request after its first."""
+    running_peak: int
+    """Requests decode had in its batch at a time, seen every 0.1 s, as is the next."""
+    pages_peak: int
+    """Pages of decode's pool that could not be evicted."""
+    wall_s: float
+    tokens_read: int
+    """Positions of KV that decode's attention needed, summed over requests and steps."""
+    shared_tokens_read: int
+    """Of these, positions that were read once for several requests."""
+
+    @property
+    def is_right(self) -> bool:
+        return self.num_failed == 0 and self.answers_right == self.num_requests
+
+
+def scenes(num_askers: int) -> tuple[Scene, Scene]:
+    """Shared documents, then conversations, which are longer: an eighth as many. `num_askers`: of each document."""
+    documents = RecallTraffic(3, num_askers, num_turns=1, answer_len=64, shape=DocumentShape(120, 240))
+    turns = RecallTraffic(4, max(1, num_askers // 8), num_turns=6, answer_len=24, shape=DocumentShape(96, 48))
+    return (
+        Scene(f"{3 * num_askers} questions about 3 documents of 600 tokens", documents),
+        Scene(f"{4 * turns.conversations_per_document} conversations of 6 turns about 4 documents", turns),
+    )
+
+
+def warm_up() -> Scene:
+    """The first requests of a server find everything cold; they are not measured."""
+    return Scene("warm-up", RecallTraffic(1, 4, num_turns=2, answer_len=8, shape=DocumentShape(16)))
+
+
+# ---------------------------------------------------------------- what decode tells
+
+
+@dataclass(slots=True)
+class Sight:
+    """What was seen of decode's load so far."""
+
+    running_peak: int = 0
+    pages_peak: int = 0
+    num_running: int = 0
+    leases: int = 0
+    tokens_read: int = 0
+    shared_tokens_read: int = 0
+
+    def take(self, server_info: dict[str, Any]) -> None:
+        """`server_info`: the reply of GET /server_info."""
+        for worker in server_info["engine"]["workers"]:
+            if worker["name"] == DECODE and worker["status"] is not None:
+                self._take_status(worker["status"])
+
+    def _take_status(self, status: dict[str, Any]) -> None:
+        metrics = status["metrics"]
+        held = sum(status["num_pages"]) - sum(status["free_pages"]) - sum(status["evictable_pages"])
+        self.num_running, self.leases = status["num_running"], status["leases"]
+        self.running_peak = max(self.running_peak, self.num_running)
+        self.pages_peak = max(self.pages_peak, held)
+        self.tokens_read = int(metrics["deltaserve_attention_tokens_read_total"])
+        self.shared_tokens_read = int(metrics["deltaserve_attention_shared_tokens_read_total"])
+
+
+async def _look(http: httpx.AsyncClient, sight: Sight) -> None:
+    reply = await http.get("/server_info")
+    sight.take(reply.raise_for_status().json())
+
+
+async def _watch(http: httpx.AsyncClient, sight: Sight) -> None:
+    """Until cancelled. A server that goes away is seen by the requests themselves."""
+    while True:
+        with suppress(httpx.HTTPError):
+            await _look(http, sight)
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _settle(http: httpx.AsyncClient, sight: Sight) -> None:
+    """Until decode has told that nothing runs any more: then its counters are complete."""
+    with suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(_SETTLED_WITHIN_S):
+            await asyncio.sleep(2 * _LOOK_EVERY_S)  # what it told before the last request ended is over by then
+            await _look(http, sight)
+            while sight.num_running or sight.leases:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                await _look(http, sight)
+
+
+# ---------------------------------------------------------------- asking
+
+
+def ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[RequestRecord], None]) -> Figures:
+    """Send a scene's conversations, all at once. A failed request is a figure, not an exception."""
+    return asyncio.run(_ask_all(base_url, model, scene, on_record))
+
+
+async def _ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[RequestRecord], None]) -> Figures:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    conversations = scene.conversations()
+    dialect = Dialect(model, {**LENIENT, "timings": True})
+    async with httpx.AsyncClient(base_url=base_url, limits=limits, timeout=_TIMEOUT_S, trust_env=False) as http:
+        before, sight = Sight(), Sight()
+        await _settle(http, before)
+        watcher = asyncio.create_task(_watch(http, sight))
+        client = Client(http, dialect, on_record=on_record)
+        measurement = await client.measure(conversations, Load([0.0] * len(conversations)))
+        watcher.cancel()
+        await _settle(http, sight)
+    return make_figures(measurement, scene.num_requests, before, sight)
+
+
+def make_figures(measurement: Measurement, num_requests: int, before: Sight, after: Sight) -> Figures:
+    """Requests that were never sent, because the turn before them failed, count as failed."""
+    summary = summarize(measurement)
+    timings = [timing for record in measurement.records for timing in _timings(record)]
+    ttft, tpot = summary.latencies_s.get("ttft"), summary.latencies_s.get("tpot")
+    return Figures(
+        num_requests=num_requests,
+        num_failed=num_requests - summary.num_completed,
+        answers_right=summary.answers_right,
+        prompt_tokens=summary.input_len,
+        cached_on_prefill=_total(timings, "prefill_cached_tokens"),
+        cached_on_decode=_total(timings, "decode_cached_tokens"),
+        bytes_moved=_total(timings, "transferred_bytes"),
+        ttft_p50_s=ttft.p50 if ttft else None,
+        tpot_p50_s=tpot.p50 if tpot else None,
+        running_peak=after.running_peak,
+        pages_peak=after.pages_peak,
+        wall_s=summary.duration_s,
+        tokens_read=after.tokens_read - before.tokens_read,
+        shared_tokens_read=after.shared_tokens_read - before.shared_tokens_read,
+    )
+
+
+def _timings(record: RequestRecord) -> Iterable[dict[str, int]]:
+    return record.usage.get("timings", ()) if record.usage else ()
+
+
+def _total(timings: Sequence[dict[str, int]], field: str) -> int:
+    return sum(timing[field] for timing in timings)
