@@ -299,10 +299,14 @@ async def test_a_request_leaves_one_line_without_its_text(codec: TextCodec, capl
     engine = OracleEngine()
     with caplog.at_level(logging.INFO, "deltaserve.server.requests"):
         async with served(codec, engine, SETTINGS) as case:
-            job_id = (await _post(case, prompt="my secret")).json()["id"]
+            reply = await _post(case, JSON | {"x-request-id": "mine-1"}, prompt="my secret")
+            await _post(case, JSON | {"x-request-id": 'mine"2'})
+            job_id = reply.json()["id"]
             remembered = (await case.client.get(f"/admin/requests/{job_id}")).json()
-    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == "deltaserve.server.requests"]
+    line, other = [json.loads(r.getMessage()) for r in caplog.records if r.name == "deltaserve.server.requests"]
     assert line == remembered
+    assert (line["request_id"], line["client_id"]) == (reply.headers["x-request-id"], "mine-1")
+    assert other["client_id"] == "", "a name that could break a log line is not written"
     assert (line["id"], line["outcome"]) == (job_id, "ok")
     assert line["samples"][0]["room"] == engine.opened[0].room.hex()
     assert line["samples"][0]["prefill_s"] == 0.25

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from deltaserve.server.completions import check_length
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Part
@@ -75,24 +76,31 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     budget.check(asker.limits)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
-    prompt = Prompt(encode_messages(body.messages, _options(body.chat_template_kwargs or {}), asker.codec))
+    messages = template_messages(body.messages)
+    for message in messages:
+        check_length(str(message["content"]), "messages", asker.codec, asker.limits)
+    prompt = Prompt(encode_messages(messages, _options(body.chat_template_kwargs or {}), asker.codec))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
     return compose(body, asker, [prompt], [asked], Wanted("chatcmpl-"))
 
 
-def encode_messages(
-    messages: Sequence[ChatMessage], options: Mapping[str, object], codec: TextCodec
-) -> tuple[int, ...]:
-    """Ids of a conversation. Raises ApiError 400 naming the message."""
-    if not codec.has_chat_template:
-        raise unsupported("messages", "this model has no chat template; use /v1/completions")
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
+    """A conversation as templates expect it. Raises ApiError 400 naming the message."""
     if not messages:
         raise invalid("messages", "messages is empty")
     _check_order(messages)
-    shown = [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def encode_messages(
+    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec
+) -> tuple[int, ...]:
+    """Ids of what `template_messages` made. Raises ApiError 400."""
+    if not codec.has_chat_template:
+        raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
-        tokens = codec.encode_chat(shown, options)
+        tokens = codec.encode_chat(messages, options)
     except TemplateError as error:
         raise invalid("messages", str(error)) from error
     if not tokens:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from deltaserve.request.client import Limits
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
-from deltaserve.server.errors import excerpt, invalid
+from deltaserve.server.errors import ApiError, excerpt, invalid
 from deltaserve.server.jobs import Job, Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
@@ -64,6 +64,7 @@ def _is_ids(value: object) -> bool:
 
 def _prompt(value: object, param: str, codec: TextCodec, limits: Limits, *, add_special_tokens: bool) -> Prompt:
     if isinstance(value, str):
+        check_length(value, param, codec, limits)
         prompt = Prompt(codec.encode(value, add_special_tokens=add_special_tokens), value) if value else Prompt(())
     elif isinstance(value, list):
         prompt = Prompt(read_ids(value, param, limits.vocab_size))
@@ -72,6 +73,14 @@ def _prompt(value: object, param: str, codec: TextCodec, limits: Limits, *, add_
     if not prompt.tokens:
         raise invalid(param, f"{param} is empty")
     return prompt
+
+
+def check_length(text: str, param: str, codec: TextCodec, limits: Limits) -> None:
+    """Refuse a text that cannot fit however it is cut into tokens, before work is spent on cutting it."""
+    least = codec.least_tokens(text)
+    if least > limits.max_context_len:
+        message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
+        raise ApiError(400, "context_length_exceeded", message, param)
 
 
 def read_ids(value: list[object], param: str, vocab_size: int) -> tuple[int, ...]:

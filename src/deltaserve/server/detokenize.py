@@ -27,6 +27,8 @@ class TokenBytes:
             if added.special:
                 special.add(token)
         self.special_ids = frozenset(special)
+        self.longest = max(map(len, self._bytes))
+        """Bytes of the longest token."""
 
     def of(self, token: int) -> bytes:
         """Bytes of one token; of an added token, its content."""

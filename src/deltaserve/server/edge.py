@@ -7,12 +7,11 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaserve.base.ids import Namespace
+from deltaserve.server.caller import SCOPE_KEY, Caller
 from deltaserve.server.errors import CLIENT_CLOSED, ApiError, ClientGone
 from deltaserve.server.front import Front
 from deltaserve.server.replies import error_reply
@@ -24,23 +23,6 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 """Probes need no key: they tell nothing but their state and start no work."""
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request, when it was read."""
-
-    request_id: str
-    namespace: Namespace
-    received: float
-    """`time.monotonic()` seconds."""
-
-
-def caller_of(request: Request) -> Caller:
-    """The caller the edge found. Only valid inside an app that it wraps."""
-    caller = request.scope["deltaserve.caller"]
-    assert isinstance(caller, Caller)
-    return caller
 
 
 class Edge:
@@ -62,7 +44,7 @@ class Edge:
             headers = _checked_headers(scope, self._front.settings.http)
             key = self._authenticate(scope["path"], headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
-            scope["deltaserve.caller"] = Caller(reply.request_id, namespace, time.monotonic())
+            scope[SCOPE_KEY] = Caller(reply.request_id, _client_id(headers), namespace, time.monotonic())
             await self._app(scope, receive, reply.send)
         except ClientGone:
             self._front.metrics.clients_gone.inc()
@@ -106,9 +88,6 @@ class Edge:
     def _record(self, scope: Scope, reply: "_Reply") -> None:
         path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
         self._front.metrics.responses.labels(path, str(reply.status)).inc()
-        client_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        shown = client_id if _SAFE_ID.match(client_id) else ""
-        _log.debug("request %s client id %r path %s status %s", reply.request_id, shown, path, reply.status)
 
 
 class _Reply:
@@ -130,6 +109,11 @@ class _Reply:
 
 def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
+
+
+def _client_id(headers: Mapping[bytes, bytes]) -> str:
+    name = headers.get(b"x-request-id", b"").decode("latin-1")
+    return name if _SAFE_ID.match(name) else ""
 
 
 def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deltaserve.server.completions import read_ids
+from deltaserve.server.completions import check_length, read_ids
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Body as Fields
@@ -69,6 +69,7 @@ def _prompt(body: GenerateBody, asker: Asker) -> Prompt:
     if (body.text is None) == (body.input_ids is None):
         raise invalid("text", "give either text or input_ids")
     if body.text is not None:
+        check_length(body.text, "text", asker.codec, asker.limits)
         prompt = Prompt(asker.codec.encode(body.text) if body.text else (), body.text)
     else:
         prompt = Prompt(read_ids(body.input_ids or [], "input_ids", asker.limits.vocab_size))

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from deltaserve.server.admission import Admitted
 from deltaserve.server.answers import event_answer, whole_answer
+from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
 from deltaserve.server.compose import Asker
-from deltaserve.server.edge import Caller, caller_of
 from deltaserve.server.fields import parse
 from deltaserve.server.formats import ChatChoices, CompletionChoices, Format, OpenAiFormat
 from deltaserve.server.front import Front
@@ -69,7 +69,7 @@ async def _read_job(front: Front, request: Request, dialect: Dialect[Body], call
 
 
 async def _answer(front: Front, request: Request, job: Job, form: Format, caller: Caller, place: Admitted) -> Response:
-    record = front.recorder.start(job, caller.received)
+    record = front.recorder.start(job, caller)
     if job.options.streaming is Streaming.WHOLE:
         return json_reply(await unless_gone(whole_answer(front, job, record, form), request.receive))
     return await start_stream(front, request, event_answer(front, job, record, form), place)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve import __version__
-from deltaserve.server.chat import ChatMessage, encode_messages
+from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
 from deltaserve.server.completions import read_ids
 from deltaserve.server.compose import check_model
 from deltaserve.server.errors import ApiError, invalid
@@ -73,7 +73,7 @@ class InfoRoutes:
             raise invalid("prompt", "give either prompt or messages")
         text = self.front.text
         if body.messages is not None:
-            messages = body.messages
+            messages = template_messages(body.messages)
             tokens = await in_thread_if(True, lambda: encode_messages(messages, {}, text))
         else:
             prompt, add = body.prompt or "", body.add_special_tokens is not False

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from deltaserve.server.caller import Caller
 from deltaserve.server.jobs import Job
 from deltaserve.server.metrics import ServerMetrics
 from deltaserve.server.pieces import Piece
@@ -34,9 +35,9 @@ class Recorder:
         self.now = now
         self._lines: deque[tuple[str, Mapping[str, object]]] = deque(maxlen=MAX_REMEMBERED)
 
-    def start(self, job: Job, received: float) -> "JobRecord":
-        """Begin a job whose request was read at `received`."""
-        return JobRecord(self, job, received)
+    def start(self, job: Job, caller: Caller) -> "JobRecord":
+        """Begin a job."""
+        return JobRecord(self, job, caller)
 
     def remember(self, job_id: str, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
@@ -54,7 +55,7 @@ class JobRecord:
 
     recorder: Recorder
     job: Job
-    received: float
+    caller: Caller
     _samples: dict[int, _SampleClock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class JobRecord:
         metrics, clock, now = self.recorder.metrics, self._samples[piece.index], self.recorder.now()
         if piece.tokens:
             if clock.last_token is None:
-                metrics.ttft_s.observe(now - self.received)
+                metrics.ttft_s.observe(now - self.caller.received)
                 metrics.queued.dec()
                 metrics.running.inc()
             else:
@@ -85,7 +86,7 @@ class JobRecord:
 
     def end(self, outcome: str) -> None:
         """The job is over: `ok` or an error code."""
-        metrics, elapsed = self.recorder.metrics, self.recorder.now() - self.received
+        metrics, elapsed = self.recorder.metrics, self.recorder.now() - self.caller.received
         for clock in self._samples.values():
             (metrics.queued if clock.last_token is None else metrics.running).dec()
             if clock.usage is not None:
@@ -101,6 +102,8 @@ class JobRecord:
     def _line(self, outcome: str, elapsed: float) -> dict[str, object]:
         return {
             "id": self.job.id,
+            "request_id": self.caller.request_id,
+            "client_id": self.caller.client_id,
             "outcome": outcome,
             "e2e_s": round(elapsed, 6),
             "samples": [

@@ -78,6 +78,13 @@ class GuardedProtocol(H11Protocol):
             self._linger_timer = self.loop.call_later(self._limits.linger_s, self._stop_lingering, self.cycle)
         self._watch_head()
 
+    def shutdown(self) -> None:
+        """The server stops: a connection that was refused has nothing to finish."""
+        if self._is_refused:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """The parser gave up: 400, or what it suggests, and close."""
         cause = sys.exception()

@@ -100,28 +100,37 @@ class EventStream(Response):
         async with aclosing(self._rest):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             buffer.put(self._first)
-            fill = asyncio.create_task(_fill(self._rest, buffer))
-            drain = asyncio.create_task(_drain(buffer, send))
-            watch = asyncio.create_task(gone(receive))
+            tasks = {
+                "fill": asyncio.create_task(_fill(self._rest, buffer)),
+                "drain": asyncio.create_task(_drain(buffer, send)),
+                "watch": asyncio.create_task(gone(receive)),
+            }
             try:
-                await self._wait(fill, drain, watch)
+                await self._wait(buffer, tasks)
             except SlowReader:
                 self._ends.on_cut()
                 await _abort(scope)
             finally:
-                await _end(fill, drain, watch)
+                await _end(*tasks.values())
 
-    @staticmethod
-    async def _wait(fill: asyncio.Task[None], drain: asyncio.Task[None], watch: asyncio.Task[None]) -> None:
+    async def _wait(self, buffer: "_Buffer", tasks: Mapping[str, asyncio.Task[None]]) -> None:
         """Until all is sent. A failed `fill` or `drain` raises at once."""
-        pending = {fill, drain, watch}
+        drain, fill, watch = tasks["drain"], tasks["fill"], tasks["watch"]
+        pending = {drain, fill, watch}
         while not drain.done():
-            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            _, pending = await asyncio.wait(
+                pending, timeout=self._limits.stall_s / 4, return_when=asyncio.FIRST_COMPLETED
+            )
             if fill.done():
                 fill.result()
             if watch.done() and not drain.done():
                 raise ClientGone
+            buffer.check_stall()
         drain.result()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _Buffer:
@@ -133,6 +142,7 @@ class _Buffer:
         self._parts: list[bytes] = []
         self._num_bytes = 0
         self._changed = asyncio.Event()
+        self._taken_at: float | None = None
 
     def put(self, part: bytes) -> None:
         """Raises SlowReader when the reader is too far behind."""
@@ -147,11 +157,18 @@ class _Buffer:
         self.closed = True
         self._changed.set()
 
+    def check_stall(self) -> None:
+        """Raises SlowReader when what was taken has not gone out for too long."""
+        if self._taken_at is not None and _now() - self._taken_at > self.limits.stall_s:
+            raise SlowReader
+
     async def take(self) -> bytes:
-        """All that is waiting; b"" when nothing is and nothing follows."""
+        """All that is waiting; b"" when nothing is and nothing follows. What was taken before has gone out."""
+        self._taken_at = None
         while not self._parts and not self.closed:
             self._changed.clear()
             await self._changed.wait()
+        self._taken_at = _now()
         taken, self._parts, self._num_bytes = b"".join(self._parts), [], 0
         return taken
 
@@ -164,16 +181,8 @@ async def _fill(source: AsyncGenerator[bytes], buffer: _Buffer) -> None:
 
 async def _drain(buffer: _Buffer, send: Callable[[Message], Awaitable[None]]) -> None:
     while data := await buffer.take():
-        await _send(send, data, buffer.limits, more=True)
-    await _send(send, b"", buffer.limits, more=False)
-
-
-async def _send(send: Callable[[Message], Awaitable[None]], data: bytes, limits: StreamLimits, *, more: bool) -> None:
-    try:
-        async with asyncio.timeout(limits.stall_s):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-    except TimeoutError as error:
-        raise SlowReader from error
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _abort(scope: Scope) -> None:

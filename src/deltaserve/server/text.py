@@ -102,6 +102,10 @@ class TextCodec:
             ids += self._plain.encode(text, add_special_tokens=False).ids
         return tuple(ids)
 
+    def least_tokens(self, text: str) -> int:
+        """No fewer ids than this can spell `text`: a bound that needs no tokenizing (normalization is not foreseen)."""
+        return -(-len(text) // self._table.longest)
+
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Text of a complete list of ids, invalid UTF-8 replaced."""
         return decode_all(self._table, tokens, self._hidden(skip_special_tokens))

@@ -1,0 +1,29 @@
+"""Who sent a request: known to the edge, read by everything behind it."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from deltaserve.base.ids import Namespace
+
+SCOPE_KEY = "deltaserve.caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One request's sender, and when it was read."""
+
+    request_id: str
+    """Ours; in the X-Request-Id of the answer."""
+    client_id: str
+    """The client's own X-Request-Id if it is short and harmless, for the log only."""
+    namespace: Namespace
+    received: float
+    """`time.monotonic()` seconds."""
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller the edge found. Only valid inside an app that it wraps."""
+    caller = request.scope[SCOPE_KEY]
+    assert isinstance(caller, Caller)
+    return caller
