@@ -1,0 +1,240 @@
+"""Real servers: `deltaserve serve|prefill|decode|router` as processes, and what their users can see of them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deltaserve.cli.compose import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+"""Far beyond what anything here takes: a test that needs it fails."""
+_BEAT_S = 0.5
+_TAIL_LINES = 40
+Json = dict[str, Any]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Logs of the children lie below `folder` as long as the server runs."""
+    paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "TMPDIR": str(folder)}
+    return {**os.environ, **paths, "PYTHONUNBUFFERED": "1"}
+
+
+class Process:
+    """A `deltaserve` command that was started; its stderr goes to a file."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._log_path = folder / "stderr.log"
+        with self._log_path.open("wb") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "deltaserve.cli.main", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(folder),
+                cwd=folder,
+            )
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def wait_for_log(self, text: str) -> None:
+        wait_until(lambda: text in self.log(), f"{text!r} in the log", self)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Signal it; its exit code."""
+        self.popen.send_signal(number)
+        return self.popen.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """Its children end with it: the kernel sees to that."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def tail(self) -> str:
+        """The last lines of this process and of its children."""
+        files = [self._log_path, *sorted(self.folder.glob("deltaserve-*/*.log"))]
+        return "\n".join(f"--- {f.name}\n" + "\n".join(_last_lines(f)) for f in files)
+
+
+def _last_lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+
+
+def wait_until(condition: Callable[[], bool], what: str, process: Process | None = None) -> None:
+    """Raises AssertionError when it takes too long or the process ended meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process is None or process.popen.poll() is None, f"ended while waiting for {what}: {process.tail()}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice of a completion of token ids."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    tops: list[list[float]]
+    """Per output token: the values of the most likely tokens."""
+    prompt_logprobs: list[float]
+    """Of prompt tokens 1 .. n-1; empty when not asked for."""
+    finish: str
+    usage: Json
+
+    @property
+    def cached_len(self) -> int:
+        return int(self.usage["prompt_tokens_details"]["cached_tokens"])
+
+    @property
+    def timings(self) -> Json:
+        found: Json = self.usage["timings"][0]
+        return found
+
+
+class Api:
+    """What a client of a running server can do."""
+
+    def __init__(self, base_url: str, model: str) -> None:
+        self.base_url = base_url
+        self.model = model
+        self.http = httpx.Client(base_url=base_url, timeout=PATIENCE_S)
+
+    def body(self, prompt: list[int] | str, **fields: object) -> Json:
+        return {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "timings": True, **fields}
+
+    def complete(self, prompt: list[int], max_tokens: int = 8, **fields: object) -> Answer:
+        """Greedy unless told; with logprobs. Raises httpx.HTTPStatusError."""
+        body = self.body(prompt, max_tokens=max_tokens, return_token_ids=True, **{"logprobs": 5, **fields})
+        reply = self.http.post("/v1/completions", json=body)
+        if reply.is_error:
+            raise httpx.HTTPStatusError(reply.text, request=reply.request, response=reply)
+        return _answer(reply.json(), prompt)
+
+    def info(self) -> Json:
+        found: Json = self.http.get("/server_info").json()
+        return found
+
+    def workers(self) -> dict[str, Json]:
+        """Name |-> what the front knows of it."""
+        return {worker["name"]: worker for worker in self.info()["engine"]["workers"]}
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Worker |-> name |-> value, as of its last report."""
+        return {name: (worker["status"] or {}).get("metrics", {}) for name, worker in self.workers().items()}
+
+    def is_ready(self) -> bool:
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+class Server(Process, Api):
+    """`deltaserve serve MODEL FLAGS`, ready when made."""
+
+    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+        self.port = free_port()
+        Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name)
+        Process.__init__(self, folder, "serve", str(model), "--port", str(self.port), *flags)
+
+    def pid(self, name: str) -> int:
+        """Of the latest start of a child."""
+        return int(re.findall(rf"deltaserve: {re.escape(name)}: starting, process (\d+)", self.log())[-1])
+
+    def pids(self) -> dict[str, int]:
+        """Of the supervisor and its children."""
+        found = re.findall(r"deltaserve: (\S+): starting, process (\d+)", self.log())
+        return {"supervisor": self.popen.pid, **{name: int(pid) for name, pid in found}}
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def deaths(self) -> list[str]:
+        """Every end of a child so far: `prefill-0: ended with signal SIGKILL`."""
+        return re.findall(r"deltaserve: (\S+: ended with .+)", self.log())
+
+    def wait_ready(self) -> None:
+        """All processes say so, and the front takes requests."""
+        self.wait_for_log("all processes are ready")
+        wait_until(self.is_ready, "readiness", self)
+
+    def wait_quiet(self) -> dict[str, Json]:
+        """Nothing is held for any request on any worker, by reports made after now; what the front knows of them.
+
+        Raises AssertionError naming what stays.
+        """
+        time.sleep(2.2 * _BEAT_S)  # a report made before the last request ended must not count
+        deadline = time.monotonic() + PATIENCE_S / 4
+        while held := self._held():
+            assert time.monotonic() < deadline, f"still held: {held}; {self.tail()}"
+            time.sleep(_BEAT_S / 2)
+        return self.workers()
+
+    def _held(self) -> dict[str, float]:
+        info = self.info()
+        held = {"front rooms": info["engine"]["rooms"], "front requests": info["requests"]}
+        for name, values in self.metrics().items():
+            held |= {f"{name} {key}": value for key, value in values.items() if _is_held(key)}
+            held |= {} if values else {f"{name} unreported": 1}
+        return {key: value for key, value in held.items() if value}
+
+
+def _is_held(metric: str) -> bool:
+    """What must be 0 when no request is there."""
+    states = ("granted", "owned", "quarantined")
+    names = ("leases", "num_running_reqs", "num_queue_reqs", "aux_slots_used", "tickets_open", "pages_protected")
+    return any(f'state="{state}"' in metric for state in states) or any(
+        metric.startswith(f"deltaserve_{name}") for name in names
+    )
+
+
+def _answer(body: Json, prompt: list[int]) -> Answer:
+    choice = body["choices"][0]
+    listed = choice.get("prompt_logprobs") or []
+    asked = zip(prompt[1:], listed[1:], strict=True) if listed else []
+    logprobs = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
+    return Answer(
+        tokens=choice["token_ids"],
+        logprobs=logprobs["token_logprobs"],
+        tops=[sorted(top.values(), reverse=True) for top in logprobs["top_logprobs"]],
+        prompt_logprobs=[values[str(token)]["logprob"] for token, values in asked],
+        finish=choice["finish_reason"],
+        usage=body["usage"],
+    )
+
+
+@contextmanager
+def serving(folder: Path, model: Path, *flags: str, deaths: int = 0) -> Iterator[Server]:
+    """A ready server with checksums on, drained and ended afterwards.
+
+    Asserts that exactly `deaths` children died before the end, that nothing stayed held, and exit codes of 0.
+    """
+    server = Server(folder, model, "--verify", "crc", *flags)
+    try:
+        server.wait_ready()
+        yield server
+        server.wait_quiet()
+        assert len(server.deaths()) == deaths, server.tail()
+        code = server.end()
+        assert code == 0, server.tail()
+        assert all(line.endswith("exit code 0") for line in server.deaths()[deaths:]), server.log()
+    except BaseException as error:
+        error.add_note(server.tail())
+        raise
+    finally:
+        server.http.close()
+        server.kill()

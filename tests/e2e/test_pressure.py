@@ -1,0 +1,96 @@
+"""Little memory: retraction, eviction, aborted requests. Answers stay those of transformers, nothing stays held."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.reference import assert_true, random_prompt
+from tests.e2e.server import PATIENCE_S, Answer, Server, serving
+
+PAGE = 16
+FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", str(PAGE))
+
+
+def at_once(server: Server, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: server.complete(prompt, max_tokens), prompts))
+
+
+@pytest.mark.parametrize("extend", [0, 256], ids=["refetched", "extended"])
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "off"])
+def test_retracted_requests_go_on_as_if_nothing_had_happened(
+    tiny_models: Path, folder: Path, extend: int, cache: bool
+) -> None:
+    """8 requests that grow to 11 pages each in a pool of 40. Resumed through prefill, or extended on decode."""
+    model = tiny_models / "llama"
+    flags = [*FLAGS, "--num-pages", "40", "--num-reserved-decode-tokens", "0", "--decode-extend-tokens", str(extend)]
+    flags += [] if cache else ["--disable-radix-cache"]
+    with serving(folder, model, *flags) as server:
+        prompts = [random_prompt(40 + i, seed=i) for i in range(8)]
+        answers = at_once(server, prompts, 120)
+        assert sum(answer.timings["num_retractions"] for answer in answers) > 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert_true(model, prompt, answer)
+        for prompt, answer in zip(prompts[:2], answers[:2], strict=True):
+            turn = [*prompt, *answer.tokens, 1, 2, 3]
+            assert_true(model, turn, server.complete(turn, 4))
+
+
+def test_eviction_pressure(tiny_models: Path, folder: Path) -> None:
+    """Six times the pool in prefixes, in random order, some at once; and requests as large as the whole pool."""
+    model = tiny_models / "qwen3_moe"
+    with serving(folder, model, *FLAGS, "--num-pages", "24", "--num-reserved-decode-tokens", "0") as server:
+        prefixes = [random_prompt(5 * PAGE, seed=i) for i in range(30)]
+        order = random.Random(0)
+        hits = 0
+        for turn in range(12):
+            prompts = [order.choice(prefixes) + random_prompt(1 + turn, seed=100 + turn) for _ in range(4)]
+            answers = at_once(server, prompts, 6)
+            hits += sum(answer.timings["decode_cached_tokens"] > 0 for answer in answers)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                assert_true(model, prompt, answer)
+        assert hits > 0
+        large = random_prompt(24 * PAGE - 8, seed=999)
+        assert_true(model, large, server.complete(large, 8, prompt_logprobs=0))
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            server.complete([*large, 1], 8)
+        assert refused.value.response.status_code == 400
+        assert refused.value.response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_clients_that_leave(tiny_models: Path, folder: Path) -> None:
+    """At any moment: in the queue, during prefill, during the transfer, in the middle of the output."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--num-pages", "256") as server:
+        prompts = [random_prompt(30 * PAGE + i, seed=i) for i in range(6)]
+        leaving = random.Random(1)
+        for _ in range(3):
+            with ThreadPoolExecutor(len(prompts)) as pool:
+                list(
+                    pool.map(
+                        lambda prompt, seconds: leave_after(server, prompt, seconds),
+                        prompts,
+                        [leaving.uniform(0.0, 0.4) for _ in prompts],
+                    )
+                )
+        workers = server.wait_quiet()
+        assert workers["decode-0"]["status"]["leases"] == 0
+        assert server.info()["engine"]["counts"]["failed_cancelled"] > 0
+        for prompt in prompts:
+            assert_true(model, prompt, server.complete(prompt, 4))
+
+
+def leave_after(server: Server, prompt: list[int], seconds: float) -> None:
+    """Hang up when nothing was read for that long, or after two events."""
+    timeout = httpx.Timeout(PATIENCE_S, read=seconds)
+    body = server.body(prompt, max_tokens=400, stream=True)
+    try:
+        with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=timeout) as reply:
+            for number, _ in enumerate(reply.iter_lines()):
+                if number > 2:
+                    return
+    except httpx.ReadTimeout:
+        return
