@@ -45,7 +45,8 @@ class Coverage:
 
     def _is_sound(self, done: Done) -> bool:
         end = done.first_page + done.num_pages
-        inside = done.first_page >= 0 and done.num_pages >= 0 and end <= self.num_pages and done.chunk >= 0
+        is_sized = done.num_pages > 0 or (done.num_pages == 0 and done.is_last)  # else their number had no bound
+        inside = is_sized and done.first_page >= 0 and end <= self.num_pages and done.chunk >= 0
         if not inside or any(self._landed[done.first_page : end]):
             return False
         if done.is_last:

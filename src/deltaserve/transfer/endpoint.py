@@ -100,7 +100,8 @@ class Endpoint:
             case AttachEndpoint():
                 return self._attach(command.peer, command.metadata, command.regions)
             case OpenGate():
-                self._link(command.peer).gates[command.ticket] = Gate(command.ticket)
+                if command.peer in self._links:  # else fenced meanwhile
+                    self._links[command.peer].gates[command.ticket] = Gate(command.ticket)
                 return []
             case PostChunk():
                 self._enqueue(command)
@@ -130,9 +131,6 @@ class Endpoint:
 
     # ------------------------------------------------------------ endpoints
 
-    def _link(self, peer: PeerName) -> _Link:
-        return self._links.setdefault(peer, _Link())
-
     def _open(self, command: OpenEndpoint) -> list[TransferReport]:
         if command.peer in self._links:
             self._fence(command.peer)
@@ -147,13 +145,16 @@ class Endpoint:
         return opened
 
     def _attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RegionInfo]) -> list[TransferReport]:
-        remote = [RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in regions]
+        by_component = {r.component: RegionId(r.id) for r in regions}
+        missing = self._config.regions.keys() - by_component.keys()
         try:
-            self._transport.attach(peer, metadata, remote)
+            if missing:
+                raise TransportError(f"{peer} announced no region for {', '.join(sorted(missing))}")
+            self._transport.attach(peer, metadata, [RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in regions])
         except TransportError as error:
             self._fence(peer)
             return [EndpointFailed(peer, str(error))]
-        self._link(peer).regions = {r.component: RegionId(r.id) for r in regions}
+        self._links.setdefault(peer, _Link()).regions = by_component
         return [EndpointAttached(peer)]
 
     def _fence(self, peer: PeerName) -> PeerFenced:

@@ -21,6 +21,7 @@ from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
 from deltaserve.wire.messages import Done, Drain
 
+_CHECKSUM_BYTES = 4
 _TERMINAL = (ReceiverState.DONE, ReceiverState.CLOSED)
 
 
@@ -116,7 +117,7 @@ class Receiver:
         if ticket is None or ticket.peer != peer:
             self.late_dones += 1
             return None, Heard.NOTHING
-        landing = ticket.coverage.land(done)
+        landing = ticket.coverage.land(done) if self._checksums_fit(done) else Landing.REFUSED
         if landing is Landing.REFUSED:
             return ticket, Heard.NOTHING if ticket.is_revoked else Heard.BREACH
         if landing is Landing.REPEATED or not ticket.coverage.is_complete:
@@ -126,6 +127,11 @@ class Receiver:
             return ticket, Heard.RELEASED
         self._move(ticket, ReceiverEvent.COMPLETE)
         return ticket, Heard.COMPLETE
+
+    def _checksums_fit(self, done: Done) -> bool:
+        """None at all, or one of every page in every pool."""
+        lengths = [len(checksums) for checksums in done.checksums]
+        return lengths in ([], [done.num_pages * _CHECKSUM_BYTES] * len(self._pools))
 
     def drained(self, key: TicketId, outcome: Drain) -> Heard:
         """Answer to a Revoke. Dirty: only a fence can give the pages back."""

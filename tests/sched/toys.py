@@ -1,0 +1,144 @@
+"""A scheduler over a small cache, requests spelled as token ids, and an executor that only keeps page tables."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
+from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32, token_len
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.pages import PageState
+from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.request.request import Request
+from deltaserve.sched.budget import Budget
+from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.scheduler import Progress, SchedConfig, Scheduler
+from deltaserve.wire.messages import CacheUse
+
+SPACE = Namespace("alice")
+_rooms = itertools.count(1)
+
+
+def seed_of(namespace: Namespace, page_size: int = 4) -> bytes:
+    return seed_key(b"secret", "model", page_size, namespace)
+
+
+def make_request(
+    prompt: Iterable[int],
+    max_tokens: int,
+    arrival: float = 0.0,
+    page_size: int = 4,
+    namespace: Namespace = SPACE,
+    cache: CacheUse = CacheUse.NORMAL,
+    prompt_logprobs: int | None = None,
+) -> Request:
+    """A request as an instance makes it: keys of the prompt's full pages included."""
+    tokens = pack_u32(prompt)
+    return Request(
+        room=Room(next(_rooms).to_bytes(16, "little")),
+        namespace=namespace,
+        sampling=SamplingParams(max_tokens=max_tokens, seed=1, prompt_logprobs=prompt_logprobs),
+        prompt_len=token_len(tokens),
+        tokens=bytearray(tokens),
+        keys=bytearray(extend_keys(seed_of(namespace, page_size), tokens, 0, page_size)),
+        arrival=arrival,
+        deadline=arrival + 60.0,
+        cache=cache,
+    )
+
+
+def taken_pages(pages: Sequence[Sequence[PageId]]) -> tuple[list[PageId], ...]:
+    """Pages as a request owns them."""
+    return tuple(list(of_pool) for of_pool in pages)
+
+
+@dataclass
+class Tables:
+    """The executor's half of a plan, page tables and tokens only; refuses plans that do not add up."""
+
+    num_pools: int
+    rows: dict[RowId, list[list[PageId]]] = field(default_factory=dict)
+    tokens: dict[RowId, bytearray] = field(default_factory=dict)
+
+    def apply(self, plan: StepPlan) -> None:
+        for row in plan.closes:
+            del self.rows[row], self.tokens[row]
+        for opened in plan.opens:
+            assert opened.row not in self.rows, "a row is opened twice"
+            self.rows[opened.row] = [[] for _ in range(self.num_pools)]
+            self.tokens[opened.row] = bytearray(opened.tokens)
+        for update in plan.pages:
+            table = self.rows[update.row][update.pool]
+            assert update.first_index <= len(table), "a hole in a page table"
+            table[update.first_index : update.first_index + len(update.pages)] = update.pages
+        for item in plan.items:
+            assert isinstance(item.inputs, TokenValues)
+            assert token_len(item.inputs.tokens) == item.q_len > 0
+            tokens = self.tokens[item.row]
+            assert len(tokens) >= item.q_start * 4, "inputs leave a hole"
+            tokens[item.q_start * 4 : (item.q_start + item.q_len) * 4] = item.inputs.tokens
+
+
+class Bench:
+    """Pools, tree, scheduler and tables, stepped by hand."""
+
+    def __init__(self, config: SchedConfig, num_pages: Sequence[int] = (64,)) -> None:
+        self.pools = tuple(PagePool(count) for count in num_pages)
+        self.cache = PrefixCache(config.page_size, self.pools)
+        self.budget = Budget(self.cache, self.pools)
+        self.scheduler = Scheduler(config, self.cache, self.budget, lambda ns: seed_of(ns, config.page_size))
+        self.config = config
+        self.tables = Tables(len(self.pools))
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add(request)
+
+    def step(self, token: int = 7) -> tuple[StepPlan, list[Progress]]:
+        """Admit at time 0, plan, answer every sampling row with `token`, commit."""
+        self.scheduler.admit(0.0)
+        plan = self.plan()
+        return plan, self.commit(plan, token)
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.tables.apply(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, token: int = 7) -> list[Progress]:
+        items = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
+        progress = self.scheduler.commit(StepResult(plan.step, items))
+        for item in progress:
+            self.scheduler.share_computed(item.request)
+        self.scheduler.check_integrity()
+        self.cache.check_integrity()
+        return progress
+
+    def used(self) -> tuple[int, ...]:
+        """Pages of each pool that no request could have now, cached ones not counted."""
+        return tuple(p.num_pages - p.num_free - p.count(PageState.CACHED) for p in self.pools)
+
+    def check_empty(self) -> None:
+        """Nothing is held: every page is free or evictable."""
+        assert self.used() == (0,) * len(self.pools)
+        assert self.cache.num_leases == 0
+        assert all(self.cache.protected_pages(p) == 0 for p in range(len(self.pools)))
+        self.scheduler.check_integrity()
+
+
+def config(**changes: int | bool) -> SchedConfig:
+    """A small configuration: page 4, four rows, chunks of 8, steps of 16."""
+    base = SchedConfig(page_size=4, max_running=4, chunk_len=8, step_len=16, split_tokens=8, reserve_len=0)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def q_lens(plan: StepPlan) -> list[int]:
+    return [item.q_len for item in plan.items]
+
+
+def page_lists(bench: Bench, request: Request) -> list[list[PageId]]:
+    """Per pool: the pages the scheduler says a request has."""
+    return [list(request.pages(PoolId(p), 0, request.num_pages)) for p in range(len(bench.pools))]

@@ -1,0 +1,141 @@
+"""A writer's and a reader's endpoint over the loopback transport, with real bytes in their pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltaserve.base.extents import Copy
+from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, TicketSeq
+from deltaserve.sim.oracle import STAMP_BYTES, StampMemory, stamp_spec
+from deltaserve.sim.world import region_infos
+from deltaserve.transfer.commands import (
+    AuxWrite,
+    Collect,
+    Landed,
+    OpenEndpoint,
+    OpenGate,
+    PageCheck,
+    PagePairs,
+    PostChunk,
+    TicketId,
+    TransferReport,
+)
+from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.transport.base import WriteId
+from deltaserve.transport.loopback import Fabric, LoopbackTransport
+from deltaserve.wire.messages import Done
+from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT
+
+PAGE_SIZE = 4
+PAGE_BYTES = PAGE_SIZE * STAMP_BYTES
+PAYLOAD = b"first token"
+
+
+@dataclass(frozen=True)
+class Write:
+    """One post, as the transport saw it."""
+
+    copies: tuple[Copy, ...]
+    notification: bytes | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(copy.src.num_bytes for copy in self.copies)
+
+
+class WatchedTransport(LoopbackTransport):
+    """Keeps a list of what was posted."""
+
+    def __init__(self, me: PeerName, fabric: Fabric, memory: StampMemory) -> None:
+        super().__init__(me, fabric, memory.memory)
+        self.posts: list[Write] = []
+
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
+        write = super().write(peer, copies, notification)
+        self.posts.append(Write(tuple(copies), notification))
+        return write
+
+
+class Rank:
+    """Memory, transport and endpoint of one process."""
+
+    def __init__(self, me: PeerName, fabric: Fabric, num_pools: int, window_bytes: int, checksums: bool) -> None:
+        cache = stamp_spec(PAGE_SIZE, num_pools)
+        self.memory = StampMemory(cache, (32,) * num_pools, 4)
+        self.transport = WatchedTransport(me, fabric, self.memory)
+        for _, region in self.memory.regions:
+            self.transport.register(region)
+        config = EndpointConfig(
+            cache=cache,
+            layouts=self.memory.layouts,
+            regions={component: region.id for component, region in self.memory.regions},
+            window_bytes=window_bytes,
+            checksums=checksums,
+        )
+        self.endpoint = Endpoint(config, self.transport, self.memory)
+        self.regions = region_infos(self.memory)
+
+    def fill(self, pool: int, pages: Sequence[int]) -> None:
+        """Bytes that no other page has."""
+        for page in pages:
+            for offset in range(PAGE_SIZE):
+                stamp = bytes([pool + 1, page, offset]) + b"\x55" * (STAMP_BYTES - 3)
+                self.memory.write_stamp(PoolId(pool), PageId(page), offset, stamp)
+
+    def pages(self, pool: int, pages: Sequence[int]) -> bytes:
+        return self.memory.pages(PoolId(pool), [PageId(p) for p in pages])
+
+
+class Pair:
+    """Attached writer and reader."""
+
+    def __init__(self, num_pools: int = 1, window_bytes: int = 1 << 20, checksums: bool = True) -> None:
+        self.fabric = Fabric()
+        self.writer = Rank(PREFILL, self.fabric, num_pools, window_bytes, checksums)
+        self.reader = Rank(DECODE, self.fabric, num_pools, window_bytes, checksums)
+        self.num_pools = num_pools
+        self.connect()
+
+    def connect(self) -> None:
+        """(Re-)open both endpoints, as the greeting does."""
+        (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL))
+        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, self.reader.regions))  # type: ignore[union-attr]
+        metadata = reports[0].metadata  # type: ignore[union-attr]
+        self.reader.transport.attach(PREFILL, metadata, [])
+
+    def open(self, seq: int = 1) -> TicketId:
+        ticket = TicketId(Boot(DECODE_BOOT), Boot(PREFILL_BOOT), TicketSeq(seq))
+        assert self.writer.endpoint.perform(OpenGate(DECODE, ticket)) == []
+        return ticket
+
+    def chunk(
+        self, ticket: TicketId, index: int, first: int, src: Sequence[int], dst: Sequence[int], slot: int | None = None
+    ) -> PostChunk:
+        """A chunk of equal page lists in every pool; `slot`: the reader's aux slot, which makes it the last."""
+        pairs = tuple(
+            PagePairs(PoolId(p), tuple(map(PageId, src)), tuple(map(PageId, dst))) for p in range(self.num_pools)
+        )
+        aux = None if slot is None else AuxWrite(AuxSlot(1), AuxSlot(slot), 7, PAYLOAD)
+        return PostChunk(DECODE, ticket, index, first, pairs, aux)
+
+    def post(self, chunk: PostChunk) -> list[TransferReport]:
+        return self.writer.endpoint.perform(chunk)
+
+    def until(self, now: float) -> list[TransferReport]:
+        """The writer's reports up to a time."""
+        self.fabric.advance(now)
+        return [report for _ in range(4) for report in self.writer.endpoint.poll()]
+
+    def dones(self) -> list[Done]:
+        """What the reader heard since the last call."""
+        reports = self.reader.endpoint.poll()
+        assert all(isinstance(r, Landed) and r.peer == PREFILL for r in reports)
+        return [r.done for r in reports if isinstance(r, Landed)]
+
+    def collect(self, ticket: TicketId, slot: int, dones: Sequence[Done], dst: Sequence[int]) -> TransferReport:
+        """The reader's look at the aux record and the checksums of pages `dst`."""
+        checks = []
+        for done in dones:
+            pages = tuple(PageId(p) for p in dst[done.first_page : done.first_page + done.num_pages])
+            checks += [PageCheck(PoolId(pool), pages, sums) for pool, sums in enumerate(done.checksums)]
+        (report,) = self.reader.endpoint.perform(Collect(ticket, AuxSlot(slot), 7, tuple(checks)))
+        return report

@@ -1,0 +1,209 @@
+"""Decode's half: pages leave a ticket by Done, a clean drain or a fence, and by nothing else."""
+
+import pytest
+
+from deltaserve.base.errors import IntegrityError, StateError
+from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId
+from deltaserve.cache.pages import PageState
+from deltaserve.transfer.receiver import Heard
+from deltaserve.transfer.tables import ReceiverState
+from deltaserve.wire.messages import Drain
+from tests.transfer.toys import DRAIN_TIMEOUT_S, PREFILL, PREFILL_BOOT, ROOM, DecodeSide, done
+
+OTHER = PeerName("prefill-1")
+
+
+@pytest.mark.parametrize("num_pages", [0, 1, 5])
+def test_a_complete_transfer_hands_its_pages_to_the_caller(num_pages: int) -> None:
+    side = DecodeSide((32, 40))
+    ticket = side.grant(num_pages)
+    side.check()
+    assert side.receiver.landed(PREFILL, done(ticket, 0, 0, num_pages, is_last=True)) == (ticket, Heard.COMPLETE)
+    assert ticket.state is ReceiverState.LANDED
+    assert side.receiver.accept(ticket) == ticket.pages
+    assert side.states(ticket.pages) <= {PageState.OWNED}
+    assert side.aux.num_free == side.aux.num_pages
+    assert len(side.receiver) == 0
+    side.check()
+    for pool, pages in zip(side.pools, ticket.pages, strict=True):
+        pool.free(pages)
+    assert side.all_free
+
+
+def test_a_grant_takes_all_or_nothing() -> None:
+    side = DecodeSide((8, 4), num_aux=2)
+    receiver = side.receiver
+    assert receiver.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), 5) is None
+    assert side.all_free
+    side.grant(1)
+    side.grant(1)
+    assert receiver.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), 1) is None  # no aux slot
+    side.check()
+
+
+def test_tickets_are_numbered_per_pair_of_boots() -> None:
+    side = DecodeSide()
+    assert [side.grant(0).id.seq for _ in range(2)] == [1, 2]
+    assert side.grant(0, peer=OTHER, boot=Boot(102)).id.seq == 1
+    assert side.grant(0, boot=Boot(103)).id.seq == 1
+
+
+def test_generations_are_those_of_the_granted_pages() -> None:
+    side = DecodeSide()
+    ticket = side.grant(3)
+    assert side.receiver.generations(ticket, PoolId(0)) == (1, 1, 1)
+    side.receiver.revoke(ticket, 0.0)
+    side.receiver.fenced(PREFILL)
+    again = side.grant(3)
+    assert again.pages == ticket.pages
+    assert side.receiver.generations(again, PoolId(0)) == (2, 2, 2)
+
+
+def test_the_mark_follows_the_oldest_live_ticket() -> None:
+    side = DecodeSide()
+    assert side.receiver.closed_below(PREFILL, PREFILL_BOOT) == 1
+    first, second = side.grant(1), side.grant(1)
+    assert side.receiver.closed_below(PREFILL, PREFILL_BOOT) == 1
+    side.receiver.revoke(first, 0.0)
+    assert side.receiver.closed_below(PREFILL, PREFILL_BOOT) == 1
+    side.receiver.drained(first.id, Drain.CLEAN)
+    assert side.receiver.closed_below(PREFILL, PREFILL_BOOT) == 2
+    side.receiver.landed(PREFILL, done(second, 0, 0, 1, is_last=True))
+    side.receiver.accept(second)
+    assert side.receiver.closed_below(PREFILL, PREFILL_BOOT) == 3
+
+
+def test_revoked_pages_stay_quarantined_until_a_clean_drain() -> None:
+    side = DecodeSide()
+    ticket = side.grant(3)
+    assert side.receiver.revoke(ticket, 5.0) is Heard.NOTHING
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}
+    side.check()
+    assert side.receiver.overdue(5.0 + DRAIN_TIMEOUT_S - 0.01) == set()
+    assert side.receiver.overdue(5.0 + DRAIN_TIMEOUT_S) == {PREFILL}
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}  # a timer frees nothing
+    assert side.receiver.drained(ticket.id, Drain.CLEAN) is Heard.RELEASED
+    assert side.all_free
+    assert side.receiver.drained(ticket.id, Drain.CLEAN) is Heard.NOTHING
+
+
+def test_a_dirty_drain_frees_nothing_before_the_fence() -> None:
+    side = DecodeSide()
+    ticket, other = side.grant(3), side.grant(2, peer=OTHER, boot=Boot(102))
+    side.receiver.revoke(ticket, 0.0)
+    side.receiver.revoke(other, 0.0)
+    assert side.receiver.drained(ticket.id, Drain.DIRTY) is Heard.FENCE
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}
+    assert side.receiver.fenced(PREFILL) == [ticket]
+    assert side.states(ticket.pages) == {PageState.FREE}
+    assert side.states(other.pages) == {PageState.QUARANTINED}
+    side.check()
+
+
+def test_a_fence_leaves_open_tickets_to_be_revoked_by_their_rooms() -> None:
+    side = DecodeSide()
+    ticket = side.grant(3)
+    assert side.receiver.fenced(PREFILL) == []
+    assert side.states(ticket.pages) == {PageState.GRANTED}
+
+
+def test_drained_means_nothing_for_an_open_ticket() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    assert side.receiver.drained(ticket.id, Drain.CLEAN) is Heard.NOTHING
+    assert side.receiver.drained(ticket.id, Drain.DIRTY) is Heard.NOTHING
+    assert side.states(ticket.pages) == {PageState.GRANTED}
+
+
+def test_a_complete_done_while_revoked_is_a_clean_drain() -> None:
+    side = DecodeSide()
+    ticket = side.grant(4)
+    side.receiver.landed(PREFILL, done(ticket, 0, 0, 2))
+    side.receiver.revoke(ticket, 0.0)
+    assert side.receiver.landed(PREFILL, done(ticket, 1, 2, 2, is_last=True)) == (ticket, Heard.RELEASED)
+    assert side.all_free
+    side.check()
+
+
+def test_a_revoke_after_everything_landed_frees_at_once() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, is_last=True))
+    assert side.receiver.revoke(ticket, 0.0) is Heard.RELEASED
+    assert side.all_free
+
+
+def test_announcements_without_a_live_ticket_are_counted_and_dropped() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    last = done(ticket, 0, 0, 2, is_last=True)
+    assert side.receiver.landed(OTHER, last) == (None, Heard.NOTHING)  # another peer's ticket
+    side.receiver.landed(PREFILL, last)
+    side.receiver.accept(ticket)
+    assert side.receiver.landed(PREFILL, last) == (None, Heard.NOTHING)
+    assert side.receiver.late_dones == 2
+
+
+def test_repeats_have_no_effect_and_breaches_are_told() -> None:
+    side = DecodeSide()
+    ticket = side.grant(4)
+    side.receiver.landed(PREFILL, done(ticket, 0, 0, 2))
+    assert side.receiver.landed(PREFILL, done(ticket, 0, 0, 2)) == (ticket, Heard.NOTHING)
+    assert side.receiver.landed(PREFILL, done(ticket, 1, 1, 3, is_last=True)) == (ticket, Heard.BREACH)
+    assert side.states(ticket.pages) == {PageState.GRANTED}
+    side.receiver.revoke(ticket, 0.0)
+    assert side.receiver.landed(PREFILL, done(ticket, 1, 1, 3, is_last=True)) == (ticket, Heard.NOTHING)
+
+
+@pytest.mark.parametrize("checksums", [(b"abcd",), (b"abcd", b"abcd", b"abcd"), (b"abcd", b"abcdabcd")])
+def test_checksums_that_do_not_fit_the_pools_are_a_breach(checksums: tuple[bytes, ...]) -> None:
+    side = DecodeSide((32, 40))
+    ticket = side.grant(1)
+    heard = side.receiver.landed(PREFILL, done(ticket, 0, 0, 1, is_last=True, checksums=checksums))
+    assert heard == (ticket, Heard.BREACH)
+    assert ticket.state is ReceiverState.OPEN
+
+
+def test_collect_names_the_pages_of_each_chunk() -> None:
+    side = DecodeSide((32, 40))
+    ticket = side.grant(3)
+    side.receiver.landed(PREFILL, done(ticket, 1, 2, 1, is_last=True, checksums=(b"cccc", b"dddd")))
+    side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, checksums=(b"aaaaaaaa", b"bbbbbbbb")))
+    collect = side.receiver.collect(ticket)
+    assert (collect.ticket, collect.slot, collect.generation) == (ticket.id, ticket.aux_slot, ticket.aux_generation)
+    assert {(c.pool, c.pages, c.checksums) for c in collect.checks} == {
+        (0, ticket.pages[0][:2], b"aaaaaaaa"),
+        (1, ticket.pages[1][:2], b"bbbbbbbb"),
+        (0, ticket.pages[0][2:], b"cccc"),
+        (1, ticket.pages[1][2:], b"dddd"),
+    }
+
+
+def test_illegal_moves_raise_and_change_nothing() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    with pytest.raises(StateError):
+        side.receiver.accept(ticket)
+    assert side.states(ticket.pages) == {PageState.GRANTED}
+    side.receiver.revoke(ticket, 0.0)
+    with pytest.raises(StateError):
+        side.receiver.revoke(ticket, 1.0)
+    assert ticket.drain_by == DRAIN_TIMEOUT_S
+    side.check()
+
+
+def test_integrity_sees_pages_no_ticket_names() -> None:
+    side = DecodeSide()
+    side.grant(2)
+    side.pools[0].grant(1)
+    with pytest.raises(IntegrityError, match="pool 0"):
+        side.receiver.check_integrity()
+
+
+def test_integrity_sees_a_page_in_two_tickets() -> None:
+    side = DecodeSide()
+    first, second = side.grant(1), side.grant(1)
+    second.pages = first.pages
+    with pytest.raises(IntegrityError):
+        side.receiver.check_integrity()
+    assert first.pages[0] != (PageId(99),)

@@ -1,0 +1,169 @@
+"""Prefill's half: a ticket opens once, chunks go out once, source pages stay pinned until nothing reads them."""
+
+import pytest
+
+from deltaserve.base.errors import IntegrityError, StateError
+from deltaserve.base.ids import Boot, PageId
+from deltaserve.transfer.commands import PostChunk
+from deltaserve.transfer.sender import GrantVerdict, SendTicket
+from deltaserve.transfer.tables import SenderState
+from deltaserve.wire.messages import Drain
+from tests.transfer.toys import DECODE, DECODE_BOOT, DecodeSide, PrefillSide
+
+
+class Pair:
+    """An accepted grant of `num_pages` pages, and pages to send."""
+
+    def __init__(self, num_pages: int = 4, pools: tuple[int, ...] = (32,)) -> None:
+        self.decode, self.prefill = DecodeSide(pools), PrefillSide(pools)
+        self.granted = self.decode.grant(num_pages)
+        self.grant = self.decode.message(self.granted)
+        ticket, verdict = self.prefill.sender.accept(DECODE, DECODE_BOOT, self.grant)
+        assert verdict is GrantVerdict.OPENED
+        assert ticket is not None
+        self.ticket: SendTicket = ticket
+        self.sender = self.prefill.sender
+        self.source = self.prefill.allocate(num_pages)
+
+    def post(self, first: int, end: int, payload: bytes | None = None) -> PostChunk:
+        return self.sender.post(self.ticket, tuple(pages[first:end] for pages in self.source), payload)
+
+
+def test_chunks_follow_the_coverage_and_are_pinned() -> None:
+    pair = Pair(5, (32, 40))
+    first = pair.post(0, 3)
+    assert (first.chunk, first.first_page, first.num_pages, first.aux) == (0, 0, 3, None)
+    for pool, pairs in enumerate(first.pairs):
+        assert (pairs.pool, pairs.src, pairs.dst) == (pool, pair.source[pool][:3], pair.granted.pages[pool][:3])
+    last = pair.post(3, 5, b"payload")
+    assert (last.chunk, last.first_page, last.num_pages) == (1, 3, 2)
+    assert last.aux is not None
+    assert (last.aux.dst_slot, last.aux.generation) == (pair.granted.aux_slot, pair.granted.aux_generation)
+    assert pair.prefill.num_pinned == 10
+    pair.sender.chunk_sent(pair.ticket.id, 0, 30)
+    assert pair.prefill.num_pinned == 4
+    pair.sender.chunk_sent(pair.ticket.id, 1, 20)
+    pair.sender.sent_all(pair.ticket)
+    assert (pair.ticket.state, pair.ticket.num_bytes) == (SenderState.SENT, 50)
+    assert pair.prefill.num_pinned == 0
+    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages
+    assert len(pair.sender) == 0
+    pair.prefill.check()
+
+
+def test_a_zero_page_ticket_still_sends_its_last_chunk() -> None:
+    pair = Pair(0)
+    last = pair.post(0, 0, b"payload")
+    assert (last.num_pages, last.first_page) == (0, 0)
+    assert last.aux is not None
+
+
+def test_pinned_pages_are_out_of_reach_though_their_owner_freed_them() -> None:
+    pair = Pair(4)
+    pair.post(0, 4)
+    pool = pair.prefill.pools[0]
+    pool.free(pair.source[0])
+    assert pool.num_free == 28
+    pair.sender.chunk_sent(pair.ticket.id, 0, 1)
+    assert pool.num_free == 32
+
+
+def test_a_grant_opens_once() -> None:
+    pair = Pair()
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (pair.ticket, GrantVerdict.REPEATED)
+    pair.sender.close(pair.ticket)
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (pair.ticket, GrantVerdict.REPEATED)
+    pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN)
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (None, GrantVerdict.CLOSED)
+
+
+def test_a_revoke_that_overtakes_its_grant_keeps_it_from_opening() -> None:
+    decode, prefill = DecodeSide(), PrefillSide()
+    grant = decode.message(decode.grant(2))
+    assert prefill.sender.revoked(DECODE, DECODE_BOOT, grant.ticket) is None
+    assert prefill.sender.accept(DECODE, DECODE_BOOT, grant) == (None, GrantVerdict.CLOSED)
+    assert prefill.sender.num_tombstones == 1
+
+
+def test_the_mark_forgets_tombstones_and_goes_forward_only() -> None:
+    prefill, decode = PrefillSide(), DecodeSide()
+    grants = [decode.message(decode.grant(0)) for _ in range(4)]
+    for seq in (1, 2, 4):
+        prefill.sender.revoked(DECODE, DECODE_BOOT, seq)
+    prefill.sender.advance_mark(DECODE, DECODE_BOOT, 3)
+    assert prefill.sender.num_tombstones == 1
+    prefill.sender.advance_mark(DECODE, DECODE_BOOT, 1)
+    assert prefill.sender.revoked(DECODE, DECODE_BOOT, 2) is None  # below the mark: nothing to remember
+    assert prefill.sender.num_tombstones == 1
+    verdicts = [prefill.sender.accept(DECODE, DECODE_BOOT, grant)[1] for grant in grants]
+    assert verdicts == [GrantVerdict.CLOSED, GrantVerdict.CLOSED, GrantVerdict.OPENED, GrantVerdict.CLOSED]
+
+
+def test_marks_and_tombstones_die_with_the_boot_they_belong_to() -> None:
+    prefill, decode = PrefillSide(), DecodeSide()
+    grant = decode.message(decode.grant(0))
+    prefill.sender.revoked(DECODE, DECODE_BOOT, 1)
+    assert prefill.sender.accept(DECODE, Boot(999), grant)[1] is GrantVerdict.OPENED  # another boot's ticket 1
+    prefill.sender.forget_boot(DECODE, DECODE_BOOT)
+    assert prefill.sender.num_tombstones == 0
+
+
+def test_a_failed_write_keeps_its_pins_until_the_fence() -> None:
+    pair = Pair(4)
+    pair.post(0, 2)
+    pair.post(2, 4, b"payload")
+    assert pair.sender.failed(pair.ticket.id) is pair.ticket
+    assert pair.ticket.state is SenderState.DIRTY
+    pair.sender.gate_drained(pair.ticket.id, Drain.DIRTY)
+    assert pair.prefill.num_pinned == 4
+    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages - 1
+    assert pair.sender.fenced(DECODE) == [pair.ticket]
+    assert pair.prefill.num_pinned == 0
+    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages
+    pair.prefill.check()
+
+
+def test_a_clean_drain_unpins() -> None:
+    pair = Pair(4)
+    pair.post(0, 2)
+    assert pair.sender.revoked(DECODE, DECODE_BOOT, pair.grant.ticket) is pair.ticket
+    assert pair.ticket.answer_revoke
+    pair.sender.close(pair.ticket)
+    assert (pair.ticket.state, pair.prefill.num_pinned) == (SenderState.CLOSING, 2)
+    pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN)
+    assert (pair.ticket.state, pair.prefill.num_pinned) == (SenderState.DRAINED, 0)
+
+
+def test_reports_about_a_ticket_that_is_over_change_nothing() -> None:
+    pair = Pair(2)
+    pair.sender.fenced(DECODE)
+    assert pair.sender.chunk_sent(pair.ticket.id, 0, 1) is None
+    assert pair.sender.failed(pair.ticket.id) is None
+    assert pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN) is None
+    assert pair.sender.fenced(DECODE) == []
+
+
+def test_illegal_moves_raise() -> None:
+    pair = Pair(2)
+    with pytest.raises(StateError):
+        pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN)  # its gate is open
+    assert pair.ticket.state is SenderState.OPEN
+    pair.sender.sent_all(pair.ticket)
+    with pytest.raises(StateError):
+        pair.sender.close(pair.ticket)
+
+
+def test_a_last_chunk_needs_an_aux_slot() -> None:
+    pair = Pair(2)
+    while pair.prefill.aux.allocate(1):
+        pass
+    assert not pair.sender.can_post_last()
+    with pytest.raises(IntegrityError):
+        pair.post(0, 2, b"payload")
+
+
+def test_free_pages_cannot_be_sent() -> None:
+    pair = Pair(2)
+    with pytest.raises(StateError):
+        pair.sender.post(pair.ticket, ((PageId(31), PageId(30)),), None)
+    assert (pair.ticket.cursor, pair.ticket.next_chunk, pair.prefill.num_pinned) == (0, 0, 0)
