@@ -46,6 +46,8 @@ def test_every_turn_is_sent_with_the_answers_before_it(tokens_per_event: int) ->
         assert (record.tokens_right, record.tokens_expected, record.output_len) == (5, 5, 5)
         assert sum(arrival.num_tokens for arrival in record.arrivals) == 5
         assert record.cached_len == 2
+        assert record.usage is not None
+        assert record.usage["prompt_tokens"] == record.prompt_len
         assert record.prompt_len == 26 + 7 * record.turn
         assert record.ttft_s is not None
         assert 0 < record.ttft_s <= record.arrivals[-1].at_s <= record.e2e_s <= measurement.duration_s

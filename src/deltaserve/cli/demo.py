@@ -71,13 +71,13 @@ class Demo:
 
     def run(self, is_kept: bool) -> int:
         """The exit code."""
-        self._say("One prefill and one decode worker on this machine's CPU; prefill's cache is on in both runs.")
+        self._say("Real processes on this machine's CPU: a front, a prefill and a decode worker, pages moved by NIXL.")
         off = self._serve("1 of 2", DecodeCache.OFF, self._play)
         is_right = self._serve("2 of 2", DecodeCache.ON, partial(self._finish, off, is_kept))
         return 0 if is_right else 1
 
     def _serve(self, number: str, cache: DecodeCache, work: Work[T]) -> T:
-        self._say(f"run {number}, decode cache {cache.value}: starting")
+        self._say(f"run {number}, decode's prefix cache {cache.value}: starting")
         return serve_while(self._settings, cache, work, self._say)
 
     def _play(self, url: str, stopping: Event) -> Acts:

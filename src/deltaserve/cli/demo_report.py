@@ -27,8 +27,8 @@ ROWS = (
     Row("moved from prefill to decode", lambda f: f"{f.bytes_moved / 2**20:.1f} MiB", lambda f: f.bytes_moved),
     Row("running on decode at once, peak", lambda f: str(f.running_peak), lambda f: f.running_peak),
     Row("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}", lambda f: f.pages_peak),
-    Row("KV positions decode's attention needed", lambda f: f"{f.tokens_read:,}"),
-    Row("  not read again: shared in the batch", lambda f: f"{f.shared_tokens_read:,}"),
+    Row("KV positions attention needed", lambda f: f"{f.tokens_read:,}"),
+    Row("  not read again, being shared", lambda f: f"{f.shared_tokens_read:,}"),
     Row("time to first token, p50", lambda f: _milliseconds(f.ttft_p50_s), lambda f: f.ttft_p50_s),
     Row("time per output token, p50", lambda f: _milliseconds(f.tpot_p50_s), lambda f: f.tpot_p50_s),
     Row("wall time", lambda f: f"{f.wall_s:.2f} s", lambda f: f.wall_s),
@@ -90,6 +90,7 @@ def in_words(documents: Comparison, turns: Comparison) -> str:
         f"anew for each request, {moved_off / 2**20:.0f} MiB in all, and held a copy of it for each: "
         f"{off.running_peak} requests filled its {DECODE_PAGES} pages. With the cache it kept one copy and was sent "
         f"only the pages it lacked, {moved_on / 2**20:.0f} MiB; {on.running_peak} requests ran at once in the same "
-        f"memory, and {shared:.0%} of what attention needed was read once for several of them. The answers were "
-        f"checked token by token against the documents."
+        f"memory, and {shared:.0%} of the KV they needed at each step was not read again, since one of them had just "
+        f"read it. Every answer was checked token by token against its document. Times are those of one short run in "
+        f"which client, front and workers share the cores of this machine."
     )

@@ -62,7 +62,7 @@ class Figures:
     tokens_read: int
     """Positions of KV that decode's attention needed, summed over requests and steps."""
     shared_tokens_read: int
-    """Of these, positions that were read once for several requests."""
+    """Of these, positions not read again, because another request of the batch read them."""
 
     @property
     def is_right(self) -> bool:
@@ -74,8 +74,8 @@ def scenes(num_askers: int) -> tuple[Scene, Scene]:
     documents = RecallTraffic(3, num_askers, num_turns=1, answer_len=64, shape=DocumentShape(120, 240))
     turns = RecallTraffic(4, max(1, num_askers // 8), num_turns=6, answer_len=24, shape=DocumentShape(96, 48))
     return (
-        Scene(f"{3 * num_askers} questions about 3 documents of 600 tokens", documents),
-        Scene(f"{4 * turns.conversations_per_document} conversations of 6 turns about 4 documents", turns),
+        Scene(f"{3 * num_askers} questions about 3 documents", documents),
+        Scene(f"{4 * turns.conversations_per_document} conversations of 6 turns", turns),
     )
 
 

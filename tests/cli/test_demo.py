@@ -1,0 +1,241 @@
+"""The demo without its processes: its traffic, what it makes of the server's figures, its words."""
+
+import json
+import shlex
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
+from deltaserve.bench.client import Measurement
+from deltaserve.bench.record import Arrival, RequestRecord
+from deltaserve.bench.report import summarize
+from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
+from deltaserve.cli.demo import NUM_ASKERS, NUM_ASKERS_QUICK, find_model
+from deltaserve.cli.demo_chat import ChatExample, commands, make_example
+from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
+from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
+from deltaserve.cli.demo_traffic import Figures, Sight, make_figures, scenes, warm_up
+from deltaserve.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "recall-micro"
+FIGURES = Figures(
+    num_requests=4,
+    num_failed=0,
+    answers_right=4,
+    prompt_tokens=400,
+    cached_on_prefill=300,
+    cached_on_decode=0,
+    bytes_moved=8 << 20,
+    ttft_p50_s=0.2,
+    tpot_p50_s=0.01,
+    running_peak=6,
+    pages_peak=240,
+    wall_s=2.0,
+    tokens_read=1000,
+    shared_tokens_read=0,
+)
+
+
+# ---------------------------------------------------------------- traffic
+
+
+@pytest.mark.parametrize("num_askers", [NUM_ASKERS, NUM_ASKERS_QUICK])
+def test_scenes_hold_what_they_say(num_askers: int) -> None:
+    for scene in (*scenes(num_askers), warm_up()):
+        conversations = scene.conversations()
+        turns = [turn for conversation in conversations for turn in conversation.turns]
+        assert len(turns) == scene.num_requests
+        assert all(turn.expected is not None and len(turn.expected) == turn.output_len for turn in turns)
+        documents = {conversation.turns[0].tokens[:-2] for conversation in conversations}
+        assert len(documents) == scene.traffic.num_documents
+
+
+def test_one_request_fits_the_pool_and_private_copies_of_all_do_not() -> None:
+    for scene in scenes(NUM_ASKERS):
+        lengths = [sum(len(t.tokens) + t.output_len for t in c.turns) for c in scene.conversations()]
+        pages = [-(-length // 16) for length in lengths]
+        assert max(pages) < DECODE_PAGES / 2
+        assert sum(pages) > 2 * DECODE_PAGES
+
+
+# ---------------------------------------------------------------- the server
+
+
+def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
+    settings = demo_settings(MODEL, 30000)
+    checkpoint = Checkpoint.open(str(MODEL))
+    resolved = resolve_settings(settings, checkpoint, 2)
+    prefill = worker_spec("prefill-0", Role.PREFILL, settings, checkpoint, resolved, Path("key"))
+    decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved, Path("key"))
+    for cache in DecodeCache:
+        assert adjusted(cache)(prefill) == prefill
+    assert (prefill.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
+    off, on = adjusted(DecodeCache.OFF)(decode), adjusted(DecodeCache.ON)(decode)
+    assert (off.radix_cache, on.radix_cache) == (False, True)
+    assert off.num_pages == on.num_pages == (DECODE_PAGES,)
+    assert on.max_context_len <= DECODE_PAGES * on.page_size
+
+
+def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["demo", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"--port {port}" in error
+    assert error.count("\n") == 1
+
+
+def test_the_model_is_found_beside_the_sources_only(tmp_path: Path) -> None:
+    assert find_model(tmp_path, ROOT) == MODEL
+    with pytest.raises(ConfigError, match="folder of the sources"):
+        find_model(tmp_path)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def worker(name: str, running: int, free: int, evictable: int, read: int) -> dict[str, object]:
+    metrics = {
+        "deltaserve_attention_tokens_read_total": float(read),
+        "deltaserve_attention_shared_tokens_read_total": read / 2,
+    }
+    status = {
+        "num_running": running,
+        "leases": running,
+        "free_pages": [free],
+        "evictable_pages": [evictable],
+        "num_pages": [100],
+        "metrics": metrics,
+    }
+    return {"name": name, "status": status}
+
+
+def test_peaks_are_kept_and_counters_are_the_last_ones() -> None:
+    sight = Sight()
+    sight.take({"engine": {"workers": [{"name": "decode-0", "status": None}]}})
+    assert sight == Sight()
+    for running, free, evictable, read in ((3, 50, 10, 100), (9, 5, 15, 200), (0, 10, 90, 300)):
+        prefill = worker("prefill-0", 99, 0, 0, 10**6)
+        sight.take({"engine": {"workers": [prefill, worker("decode-0", running, free, evictable, read)]}})
+    assert (sight.running_peak, sight.pages_peak, sight.num_running, sight.leases) == (9, 80, 0, 0)
+    assert (sight.tokens_read, sight.shared_tokens_read) == (300, 150)
+
+
+def record(turn: int, right: int, error: str | None = None) -> RequestRecord:
+    timing = {"prefill_cached_tokens": 32, "decode_cached_tokens": 16, "transferred_bytes": 1000}
+    return RequestRecord(
+        conversation=0,
+        turn=turn,
+        sent_s=float(turn),
+        prompt_len=50,
+        arrivals=(Arrival(0.25, 1), Arrival(0.5, 1)),
+        e2e_s=0.5,
+        output_len=2,
+        cached_len=32,
+        tokens_right=right,
+        tokens_expected=2,
+        error=error,
+        usage=None if error else {"timings": [timing]},
+    )
+
+
+def test_figures_are_sums_over_requests_and_differences_of_counters() -> None:
+    measurement = Measurement((record(0, 2), record(1, 2)), 1.5)
+    figures = make_figures(measurement, 2, Sight(tokens_read=10), Sight(4, 80, 0, 0, 110, 60))
+    assert figures.is_right
+    assert (figures.prompt_tokens, figures.cached_on_prefill, figures.cached_on_decode) == (100, 64, 32)
+    assert (figures.bytes_moved, figures.tokens_read, figures.shared_tokens_read) == (2000, 100, 60)
+    assert (figures.running_peak, figures.pages_peak, figures.wall_s) == (4, 80, 1.5)
+    assert (figures.ttft_p50_s, figures.tpot_p50_s) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("records", "num_failed", "answers_right"),
+    [
+        ((record(0, 2), record(1, 1)), 0, 1),
+        ((record(0, 2), record(1, 0, "the worker died")), 1, 1),
+        ((record(0, 2),), 1, 1),  # its second turn was never sent
+        ((), 2, 0),
+    ],
+)
+def test_a_wrong_failed_or_missing_answer_shows(
+    records: tuple[RequestRecord, ...], num_failed: int, answers_right: int
+) -> None:
+    measurement = Measurement(records, 1.0)
+    assert summarize(measurement).num_completed == 2 - num_failed
+    figures = make_figures(measurement, 2, Sight(), Sight())
+    assert (figures.num_failed, figures.answers_right, figures.is_right) == (num_failed, answers_right, False)
+
+
+# ---------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "words"),
+    [
+        (100, 50, "2.0x less"),
+        (50, 100, "2.0x more"),
+        (100, 101, "same"),
+        (100, 100, "same"),
+        (0, 5, ""),
+        (5, 0, ""),
+        (None, 5, ""),
+        (5, None, ""),
+    ],
+)
+def test_factor(off: float | None, on: float | None, words: str) -> None:
+    assert factor(off, on) == words
+
+
+def test_the_table_compares_row_by_row() -> None:
+    on = replace(FIGURES, bytes_moved=1 << 20, running_peak=24, shared_tokens_read=640, ttft_p50_s=None)
+    cells = {label.strip(): rest for label, *rest in cells_of(Comparison("questions", FIGURES, on))}
+    assert cells["answers right"] == ["4 of 4", "4 of 4", ""]
+    assert cells["moved from prefill to decode"] == ["8.0 MiB", "1.0 MiB", "8.0x less"]
+    assert cells["running on decode at once, peak"] == ["6", "24", "4.0x more"]
+    assert cells["not read again, being shared"] == ["0", "640", ""]
+    assert cells["time to first token, p50"] == ["200.0 ms", "-", ""]
+    assert make_table((Comparison("questions", FIGURES, on),)).row_count == 1 + len(cells)
+
+
+def test_the_paragraph_holds_the_measured_figures() -> None:
+    on = replace(FIGURES, bytes_moved=1 << 20, running_peak=24, shared_tokens_read=640)
+    words = in_words(Comparison("a", FIGURES, on), Comparison("b", FIGURES, on))
+    for part in ("16 MiB in all", "6 requests filled", "lacked, 2 MiB", "24 requests ran", "64%"):
+        assert part in words
+    nothing = replace(FIGURES, tokens_read=0)
+    assert "0%" in in_words(Comparison("a", nothing, nothing), Comparison("b", nothing, nothing))
+
+
+# ---------------------------------------------------------------- the chat
+
+
+def test_the_example_can_be_answered_from_its_own_text() -> None:
+    example = make_example(MODEL)
+    facts = dict(fact.split() for fact in example.facts.split(";") if fact)
+    chain = list(example.answer)
+    assert example.question == f"? {chain[0]}"
+    assert [facts[name] for name in chain[:-1]] == chain[1:]
+
+
+def test_an_answer_is_compared_word_by_word() -> None:
+    example = ChatExample(" a b; b a;", "? a", ("a", "b"))
+    assert example.is_answered_by(" a b")
+    assert not example.is_answered_by(" a b a")
+    assert not example.is_answered_by("")
+
+
+def test_commands_survive_a_shell() -> None:
+    example = make_example(MODEL)
+    chat, completion, metrics = (shlex.split(line) for line in commands("http://h:1", "m", example))
+    assert chat[:3] == ["curl", "-s", "http://h:1/v1/chat/completions"]
+    assert json.loads(chat[-1])["messages"] == [{"role": "user", "content": example.content}]
+    assert json.loads(completion[-1])["prompt"] == example.facts + example.question
+    assert metrics == ["curl", "-s", "http://h:1/metrics"]
