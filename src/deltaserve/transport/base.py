@@ -83,7 +83,7 @@ class Transport(Protocol):
         ...
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
-        """Start writing. When all bytes are visible at the peer, it receives `notification` (None: nothing is announced).
+        """Start writing. When all bytes are visible at the peer, it receives `notification` (None: no announcement).
 
         Never waits for the peer, but may move bytes while the wire takes them: a call has lasted 70 ms for 64 MiB on a
         busy machine, with the interpreter lock released; `poll` likewise.
