@@ -98,11 +98,11 @@ class EventStream(Response):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         buffer = _Buffer(self._limits)
         async with aclosing(self._rest):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             buffer.put(self._first)
             tasks = {
                 "fill": asyncio.create_task(_fill(self._rest, buffer)),
-                "drain": asyncio.create_task(_drain(buffer, send)),
+                "drain": asyncio.create_task(_drain(start, buffer, send)),
                 "watch": asyncio.create_task(gone(receive)),
             }
             try:
@@ -142,7 +142,8 @@ class _Buffer:
         self._parts: list[bytes] = []
         self._num_bytes = 0
         self._changed = asyncio.Event()
-        self._taken_at: float | None = None
+        self._taken_at: float | None = _now()
+        """When what is on its way out began to be; at first that is the head of the answer."""
 
     def put(self, part: bytes) -> None:
         """Raises SlowReader when the reader is too far behind."""
@@ -179,7 +180,8 @@ async def _fill(source: AsyncGenerator[bytes], buffer: _Buffer) -> None:
     buffer.close()
 
 
-async def _drain(buffer: _Buffer, send: Callable[[Message], Awaitable[None]]) -> None:
+async def _drain(start: Message, buffer: _Buffer, send: Callable[[Message], Awaitable[None]]) -> None:
+    await send(start)
     while data := await buffer.take():
         await send({"type": "http.response.body", "body": data, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
