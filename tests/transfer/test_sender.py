@@ -104,8 +104,27 @@ def test_marks_and_tombstones_die_with_the_boot_they_belong_to() -> None:
     grant = decode.message(decode.grant(0))
     prefill.sender.revoked(DECODE, DECODE_BOOT, 1)
     assert prefill.sender.accept(DECODE, Boot(999), grant)[1] is GrantVerdict.OPENED  # another boot's ticket 1
-    prefill.sender.forget_boot(DECODE, DECODE_BOOT)
+    prefill.sender.forget_boots(DECODE, DECODE_BOOT)
+    assert prefill.sender.num_tombstones == 1
+    prefill.sender.forget_boots(DECODE, Boot(999))
     assert prefill.sender.num_tombstones == 0
+
+
+def test_a_fence_here_does_not_vouch_for_what_has_left() -> None:
+    pair = Pair(4)
+    pair.post(0, 2)
+    pair.sender.fenced(DECODE)
+    assert pair.sender.revoked(DECODE, DECODE_BOOT, pair.grant.ticket) is None
+    assert pair.sender.drain_of(DECODE, DECODE_BOOT, pair.grant.ticket) is Drain.DIRTY
+    assert pair.sender.drain_of(DECODE, DECODE_BOOT, 77) is Drain.CLEAN
+
+
+def test_a_fence_with_nothing_outstanding_is_clean() -> None:
+    pair = Pair(4)
+    pair.post(0, 2)
+    pair.sender.chunk_sent(pair.ticket.id, 0, 1)
+    pair.sender.fenced(DECODE)
+    assert pair.sender.drain_of(DECODE, DECODE_BOOT, pair.grant.ticket) is Drain.CLEAN
 
 
 def test_a_failed_write_keeps_its_pins_until_the_fence() -> None:

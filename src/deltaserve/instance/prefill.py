@@ -129,9 +129,11 @@ class PrefillInstance:
             self._drop_peer(peer.name)
         if delivery.is_greeted:
             self.links.send(peer.name, snapshot_events(self.parts.cache))
+        envelope = event.envelope
+        if peer.boot is not None and (envelope.src_boot, envelope.dst_boot) == (peer.boot, self.config.boot):
+            self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)  # a Hello's mark counts as well
         if delivery.message is None or peer.boot is None:
             return
-        self.sender.advance_mark(peer.name, peer.boot, event.envelope.closed_below)
         match delivery.message:
             case Offer() as offer:
                 self._on_offer(peer, offer, now)
@@ -197,7 +199,8 @@ class PrefillInstance:
     def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
         ticket = self.sender.revoked(peer.name, boot, revoke.ticket)
         if ticket is None:
-            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.CLEAN))
+            outcome = self.sender.drain_of(peer.name, boot, revoke.ticket)
+            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=outcome))
         elif ticket.state is SenderState.DIRTY:
             self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.DIRTY))
         else:
@@ -223,6 +226,7 @@ class PrefillInstance:
                 for ticket in self.sender.fenced(report.peer):
                     if ticket.answer_revoke:
                         self.links.send(report.peer, Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
+                self.sender.forget_boots(report.peer, self.links.table.get(report.peer).boot)
             case _:
                 pass  # reader's reports do not come to a writer
 

@@ -60,10 +60,11 @@ class GrantVerdict(Enum):
 
 @dataclass(slots=True)
 class _Pair:
-    """What is remembered of one (decode boot): its mark, and tickets that must never open."""
+    """What is remembered of one decode boot: its mark, and tickets that must never open."""
 
     closed_below: int = 1
-    tombstones: set[int] = field(default_factory=set)
+    tombstones: dict[int, Drain] = field(default_factory=dict)
+    """Ticket number |-> DIRTY when it ended with writes that were never seen DONE: they may still land."""
 
 
 class Sender:
@@ -103,10 +104,12 @@ class Sender:
 
     def advance_mark(self, peer: PeerName, decode_boot: Boot, closed_below: int) -> None:
         """Decode says every ticket below is over: forget tombstones."""
+        if closed_below <= 1:
+            return
         pair = self._pair(peer, decode_boot)
         if closed_below > pair.closed_below:
             pair.closed_below = closed_below
-            pair.tombstones = {seq for seq in pair.tombstones if seq >= closed_below}
+            pair.tombstones = {seq: drain for seq, drain in pair.tombstones.items() if seq >= closed_below}
 
     def _pair(self, peer: PeerName, decode_boot: Boot) -> _Pair:
         return self._pairs.setdefault((peer, decode_boot), _Pair())
@@ -168,16 +171,20 @@ class Sender:
         self._move(ticket, SenderEvent.CLOSE)
 
     def revoked(self, peer: PeerName, decode_boot: Boot, seq: int) -> SendTicket | None:
-        """Decode withdraws a ticket. None: unknown or over; it can never open now and the answer is CLEAN."""
+        """Decode withdraws a ticket. None: unknown or over; it can never open now and `drain_of` is the answer."""
         key = TicketId(decode_boot, self._boot, TicketSeq(seq))
         ticket = self._tickets.get(key)
         if ticket is None:
             pair = self._pair(peer, decode_boot)
             if seq >= pair.closed_below:
-                pair.tombstones.add(seq)
+                pair.tombstones.setdefault(seq, Drain.CLEAN)
             return None
         ticket.answer_revoke = True
         return ticket
+
+    def drain_of(self, peer: PeerName, decode_boot: Boot, seq: int) -> Drain:
+        """What is known of a ticket's writes when it is not here (any more)."""
+        return self._pair(peer, decode_boot).tombstones.get(seq, Drain.CLEAN)
 
     def gate_drained(self, key: TicketId, outcome: Drain) -> SendTicket | None:
         """Gate closed, nothing outstanding. A clean one unpins; a dirty one keeps its pins until the fence."""
@@ -193,14 +200,17 @@ class Sender:
         return ticket
 
     def fenced(self, peer: PeerName) -> list[SendTicket]:
-        """This side's endpoint for `peer` is gone: nothing reads its source pages any more."""
+        """This side's endpoint for `peer` is gone: nothing reads its source pages any more.
+
+        It does not stop what has left them: a ticket with writes not seen DONE is remembered as dirty.
+        """
         over = self.of_peer(peer)
         for ticket in over:
             self._move(ticket, SenderEvent.FENCE)
-            self._forget(ticket)
+            self._forget(ticket, Drain.DIRTY if ticket.pins else Drain.CLEAN)
         return over
 
-    def _forget(self, ticket: SendTicket) -> None:
+    def _forget(self, ticket: SendTicket, outcome: Drain = Drain.CLEAN) -> None:
         for chunk in list(ticket.pins):
             self._unpin(ticket, chunk)
         if ticket.src_slot is not None:
@@ -208,7 +218,7 @@ class Sender:
             ticket.src_slot = None
         pair = self._pair(ticket.peer, ticket.id.decode_boot)
         if ticket.id.seq >= pair.closed_below:
-            pair.tombstones.add(ticket.id.seq)
+            pair.tombstones[ticket.id.seq] = outcome
         del self._tickets[ticket.id]
 
     def _unpin(self, ticket: SendTicket, chunk: int) -> None:
@@ -232,9 +242,10 @@ class Sender:
     def of_peer(self, peer: PeerName) -> list[SendTicket]:
         return [t for t in self._tickets.values() if t.peer == peer]
 
-    def forget_boot(self, peer: PeerName, decode_boot: Boot) -> None:
-        """The decode process is over: its marks and tombstones with it."""
-        self._pairs.pop((peer, decode_boot), None)
+    def forget_boots(self, peer: PeerName, current: Boot | None) -> None:
+        """Marks and tombstones of decode processes that are over; those of `current` stay."""
+        for key in [k for k in self._pairs if k[0] == peer and k[1] != current]:
+            del self._pairs[key]
 
     @property
     def num_tombstones(self) -> int:
