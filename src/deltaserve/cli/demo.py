@@ -14,8 +14,9 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.demo_chat import ask, commands, make_example
 from deltaserve.cli.demo_report import Comparison, in_words, make_table
-from deltaserve.cli.demo_server import DecodeCache, DemoError, T, Work, demo_settings, serve_while
+from deltaserve.cli.demo_server import DecodeCache, adjusted, demo_settings
 from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
+from deltaserve.cli.session import ServerError, T, Work, serve_while
 
 MODEL = Path("models") / "recall-micro"
 NUM_ASKERS = 48
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     demo = Demo(make_console(), model, arguments.port or free_port(), scenes(num_askers))
     try:
         return demo.run(arguments.keep)
-    except (DemoError, httpx.HTTPError) as error:
+    except (ServerError, httpx.HTTPError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
@@ -71,14 +72,14 @@ class Demo:
 
     def run(self, is_kept: bool) -> int:
         """The exit code."""
-        self._say("Real processes on this machine's CPU: a front, a prefill and a decode worker, pages moved by NIXL.")
+        self._say("Real processes on this machine's CPU: front, prefill and decode worker, pages moved by NIXL.")
         off = self._serve("1 of 2", DecodeCache.OFF, self._play)
         is_right = self._serve("2 of 2", DecodeCache.ON, partial(self._finish, off, is_kept))
         return 0 if is_right else 1
 
     def _serve(self, number: str, cache: DecodeCache, work: Work[T]) -> T:
         self._say(f"run {number}, decode's prefix cache {cache.value}: starting")
-        return serve_while(self._settings, cache, work, self._say)
+        return serve_while(self._settings, adjusted(cache), work, self._say)
 
     def _play(self, url: str, stopping: Event) -> Acts:
         """All traffic once."""

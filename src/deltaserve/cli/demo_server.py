@@ -1,22 +1,14 @@
-"""The demo's server: real processes on a small pool, its decode cache on or off, and work done while it serves."""
+"""The demo's server: small pools, and decode's cache on or off."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
-from threading import Event, Thread
-from typing import Generic, TypeVar
 
 import msgspec
 
 from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
-from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.cli.serve import Cluster, compose, private_folder
-from deltaserve.engine.exits import Exit
-from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
 from deltaserve.engine.spec import WorkerSpec
-from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 
 DECODE = "decode-0"
 PAGE_SIZE = 16
@@ -26,11 +18,6 @@ DECODE_PAGES = 256
 _CONTEXT_LEN = 2048
 _RESERVED_TOKENS = 32
 _HEARTBEAT_S = 0.1
-_LAST_WORDS_S = 10.0
-
-T = TypeVar("T")
-Work = Callable[[str, Event], T]
-"""(base URL, set when the user asks to end) -> a result."""
 
 
 class DecodeCache(Enum):
@@ -38,10 +25,6 @@ class DecodeCache(Enum):
 
     OFF = "off"
     ON = "on"
-
-
-class DemoError(Exception):
-    """The demo's server could not be kept running."""
 
 
 def demo_settings(model: Path, port: int) -> Settings:
@@ -65,8 +48,3 @@ def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
         )
 
     return adjust
-
-
-def serve_while(settings: Settings, cache: DecodeCache, work: Work[T], say: Callable[[str], None]) -> T:
-    """See session.serve_while."""
-    return session.serve_while(settings, adjusted(cache), work, say)

@@ -1,0 +1,84 @@
+"""A server for as long as some work takes: started, used from a thread, ended. For the demo and the benchmarks."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.serve import Cluster, compose, private_folder
+from deltaserve.engine.exits import Exit
+from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
+from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+
+_LAST_WORDS_S = 10.0
+
+T = TypeVar("T")
+Work = Callable[[str, Event], T]
+"""(base URL, set when the user asks to end) -> a result."""
+
+
+class ServerError(Exception):
+    """The server could not be kept running."""
+
+
+def serve_while(
+    settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec], work: Work[T], say: Callable[[str], None]
+) -> T:
+    """Start a server, do the work in a thread once it is ready, end the server; the work's result.
+
+    Call it in the main thread. No process outlives the call. Raises what the work raises; KeyboardInterrupt when the
+    user ended the server before the work began; ServerError; ConfigError.
+    """
+    with private_folder() as folder:
+        return _Run(compose(settings, folder, adjust), folder, work, say).result()
+
+
+class _Run(Generic[T]):
+    """One server and the thread that talks to it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, work: Work[T], say: Callable[[str], None]) -> None:
+        self._url = cluster.base_url
+        self._work = work
+        self._say = say
+        self._stopping = Event()
+        self._outcome: Future[T] = Future()
+        self._thread = Thread(target=self._perform, name="work", daemon=True)
+        self._given_up: str | None = None
+        self._supervisor = Supervisor(cluster.children, SupervisorOptions(log_dir=folder), self._hear)
+
+    def result(self) -> T:
+        code = self._supervisor.run()
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_LAST_WORDS_S)
+        if self._given_up is not None:
+            raise (ConfigError if code is Exit.CONFIG else ServerError)(self._given_up)
+        if not self._outcome.done():
+            raise KeyboardInterrupt
+        return self._outcome.result()
+
+    def _perform(self) -> None:
+        try:
+            self._outcome.set_result(self._work(self._url, self._stopping))
+        except BaseException as error:
+            self._outcome.set_exception(error)
+        if not self._stopping.is_set():  # a second call would cut the drain short
+            self._supervisor.stop()
+
+    def _hear(self, happening: Happening) -> None:
+        match happening:
+            case AllReady():
+                if self._thread.ident is None:
+                    self._thread.start()
+            case Stopping():
+                self._stopping.set()
+            case GivenUp(reason):
+                self._given_up = reason
+            case Ended(tail=tail) if tail:
+                self._say(str(happening))
+            case _:
+                pass
