@@ -203,12 +203,27 @@ async def test_tokens_are_bounded_too_but_a_request_alone_fits(codec: TextCodec)
         assert (await alone).status_code == 200
 
 
+async def test_every_sample_takes_a_place(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue=4)) as case:
+        alone = asyncio.create_task(_post(case, n=3))
+        await until(lambda: len(engine.opened) == 3)
+        assert (await _post(case, n=2)).status_code == 429
+        one = asyncio.create_task(_post(case))
+        await until(lambda: len(engine.opened) == 4)
+        assert engine.gate is not None
+        engine.gate.set()
+        assert [(await task).status_code for task in (alone, one)] == [200, 200]
+        assert (await _post(case, n=8)).status_code == 200, "a request alone always fits"
+
+
 def test_a_place_is_given_back_once() -> None:
     admission = Admission(SETTINGS)
     place = admission.enter(Namespace("a"))
-    admission.book(place, 10)
+    admission.book(place, 3, 10)
+    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (1, 3, 10)
     admission.leave(place)
-    assert (admission.num_requests, admission.num_tokens) == (0, 0)
+    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (0, 0, 0)
     with pytest.raises(StateError):
         admission.leave(place)
 

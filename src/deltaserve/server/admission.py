@@ -18,50 +18,59 @@ class Admitted:
     """One request's place. Given back exactly once."""
 
     tenant: Namespace
+    num_samples: int = 1
     num_tokens: int = 0
     is_open: bool = True
 
 
 @dataclass(slots=True)
 class Admission:
-    """Counts requests and tokens inside, per tenant as well. Nobody waits here: full means 429 now."""
+    """Counts samples and tokens inside, samples per tenant as well. Nobody waits here: full means 429 now."""
 
     settings: ServerSettings
+    num_requests: int = 0
     num_tokens: int = 0
-    _per_tenant: Counter[Namespace] = field(default_factory=Counter)
+    _samples: Counter[Namespace] = field(default_factory=Counter)
 
     @property
-    def num_requests(self) -> int:
-        """Requests inside."""
-        return self._per_tenant.total()
+    def num_samples(self) -> int:
+        """Samples inside; a request counts as one until it is read."""
+        return self._samples.total()
 
     def enter(self, tenant: Namespace) -> Admitted:
         """Take a place before the body is parsed. Raises ApiError 429."""
         share = self.settings.max_queue_per_tenant
-        if self.num_requests >= self.settings.max_queue:
-            raise self._full(f"{self.settings.max_queue} requests are in the server")
-        if share is not None and self._per_tenant[tenant] >= share:
-            raise ApiError(429, "rate_limited", f"this key has {share} requests in the server", headers=retry_after())
-        self._per_tenant[tenant] += 1
+        if self.num_samples >= self.settings.max_queue:
+            raise self._full(f"{self.num_samples} of {self.settings.max_queue} places are taken")
+        if share is not None and self._samples[tenant] >= share:
+            message = f"this key has {self._samples[tenant]} of {share} places"
+            raise ApiError(429, "rate_limited", message, headers=retry_after())
+        self._samples[tenant] += 1
+        self.num_requests += 1
         return Admitted(tenant)
 
-    def book(self, place: Admitted, num_tokens: int) -> None:
+    def book(self, place: Admitted, num_samples: int, num_tokens: int) -> None:
         """Add what the request may cost, once it is known. Raises ApiError 429. A request alone always fits."""
-        most = self.settings.max_queue_tokens
-        if self.num_tokens and self.num_tokens + num_tokens > most:
-            raise self._full(f"{self.num_tokens} of {most} tokens are taken")
-        place.num_tokens += num_tokens
+        if self.num_requests > 1:
+            most = self.settings.max_queue
+            if self.num_samples + num_samples - place.num_samples > most:
+                raise self._full(f"{self.num_samples} of {most} places are taken, {num_samples} are needed")
+            if self.num_tokens + num_tokens > self.settings.max_queue_tokens:
+                raise self._full(f"{self.num_tokens} of {self.settings.max_queue_tokens} tokens are taken")
+        self._samples[place.tenant] += num_samples - place.num_samples
         self.num_tokens += num_tokens
+        place.num_samples, place.num_tokens = num_samples, num_tokens
 
     def leave(self, place: Admitted) -> None:
         """Give the place back. Raises StateError the second time."""
         if not place.is_open:
             raise StateError("a place in the queue was given back twice")
         place.is_open = False
+        self.num_requests -= 1
         self.num_tokens -= place.num_tokens
-        self._per_tenant[place.tenant] -= 1
-        if not self._per_tenant[place.tenant]:
-            del self._per_tenant[place.tenant]
+        self._samples[place.tenant] -= place.num_samples
+        if not self._samples[place.tenant]:
+            del self._samples[place.tenant]
 
     @staticmethod
     def _full(why: str) -> ApiError:

@@ -49,7 +49,7 @@ async def serve_dialect(front: Front, request: Request, dialect: Dialect[Body]) 
     answer: Response | None = None
     try:
         job = await _read_job(front, request, dialect, caller)
-        front.admission.book(place, job.num_tokens)
+        front.admission.book(place, len(job.samples), job.num_tokens)
         answer = await _answer(front, request, job, dialect.format(front.text, job.options), caller, place)
         return answer
     finally:

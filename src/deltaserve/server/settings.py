@@ -60,10 +60,11 @@ class ServerSettings:
     default_max_tokens: int = 4096
     """Of chat; clamped to what the context leaves. /v1/completions defaults to 16, as OpenAI's."""
     max_queue: int = 256
-    """Requests admitted at a time; the next one gets 429 before its body is parsed."""
+    """Samples admitted at a time; when full, the next request gets 429 before its body is parsed."""
     max_queue_tokens: int = 16 * 1024 * 1024
     """Prompt plus output tokens of all admitted requests."""
     max_queue_per_tenant: int | None = None
+    """Of `max_queue`, for one key's namespace."""
     max_prompts: int = 64
     """Prompts in one /v1/completions request."""
     max_n: int = 8
