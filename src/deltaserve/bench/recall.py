@@ -3,7 +3,7 @@
 A document is a list of facts `a b ;` that form one cycle over its names, with noise between facts. After `? a` the
 answer is next(a), next(next(a)), ...: every generated token is one more lookup in the document's KV, so a page that is
 missing, stale or another request's changes the text. Ids are those of the recall tokenizer: bytes 0-255, eight special
-tokens, then one id per name.
+tokens, three for the roles of a chat, then one id per name.
 """
 
 import string
@@ -13,7 +13,7 @@ from random import Random
 
 from deltaserve.bench.traffic import Conversation, Turn
 
-FIRST_NAME = 264
+FIRST_NAME = 267
 NUM_NAMES = 128
 SEPARATOR = ord(";")
 ASK = ord("?")
