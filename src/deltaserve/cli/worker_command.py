@@ -1,11 +1,15 @@
 """`deltaserve prefill|decode MODEL`: one worker for a `router`; this process becomes it."""
 
 import os
+import socket
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
@@ -15,6 +19,9 @@ from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import require_free_port
 from deltaserve.engine.spec import worker_environment, write_spec
+
+_LOOPBACK = "127.0.0.0/8"
+"""Without a trusted network: config_rules lets only a worker on loopback do without one."""
 
 
 def run_worker_command(settings: Settings, role: Role) -> int:
@@ -33,7 +40,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         host=host,
         port=port,
         curve=not is_loopback(host),
-        transport_devices="lo" if is_loopback(host) else "all",
+        transport_devices=data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses()),
     )
     folder = Path(tempfile.mkdtemp(prefix="deltaserve-"))
     path = folder / "worker.json"
@@ -41,3 +48,21 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     print(f"deltaserve: {name}: loading {checkpoint.name}", file=sys.stderr, flush=True)
     argv = [sys.executable, "-m", "deltaserve.engine.worker", str(path)]
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+
+
+def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
+    """The interfaces on this network, as UCX_NET_DEVICES wants them. `addresses`: IPv4 addresses of each interface.
+
+    Raises ConfigError when there is none: transfers carry no authentication and may listen nowhere else.
+    """
+    trusted = IPv4Network(network, strict=False)
+    found = [name for name, own in addresses.items() if any(IPv4Address(address) in trusted for address in own)]
+    if not found:
+        known = ", ".join(address for own in addresses.values() for address in own)
+        raise ConfigError(f"--trusted-data-network {network}: this machine is not on it; its addresses are {known}")
+    return ",".join(found)
+
+
+def _addresses() -> dict[str, list[str]]:
+    interfaces = psutil.net_if_addrs().items()
+    return {name: [entry.address for entry in own if entry.family == socket.AF_INET] for name, own in interfaces}
