@@ -28,8 +28,8 @@ test-full: $(STAMP) ## As test, with the long property runs and the tests marked
 	@scripts/check
 	@scripts/test --full
 
-bench: $(STAMP) ## Shared-prefix workload against a running server; options in ARGS="..."
-	@$(PYTHON) -m deltaserve.cli.main bench $(ARGS)
+bench: $(STAMP) ## Every benchmark of docs/performance.md (about 15 minutes, idle machine); some: ARGS="cache e2e"
+	@scripts/bench $(ARGS)
 
 gpu-check: $(STAMP) ## The tests that need a CUDA device
 	@$(PYTHON) -m pytest tests/gpu $(ARGS)

@@ -41,7 +41,7 @@ PURE_PACKAGES = {
     "instance",
     "sim",
 }
-PURE_MODULES = {"deltaserve.transport.base", "deltaserve.transport.loopback"}
+PURE_MODULES = {f"deltaserve.transport.{name}" for name in ("base", "bounds", "loopback")}
 PURE_STDLIB = (
     "__future__ abc array bisect collections copy dataclasses difflib enum fractions functools hashlib heapq "
     "ipaddress itertools json math numbers operator re statistics string struct sys textwrap types typing zlib"
