@@ -43,6 +43,16 @@ def test_without_a_prefill_worker_the_failure_is_told() -> None:
     assert cluster.failure(1) is FailReason.PEER_LOST
 
 
+@pytest.mark.parametrize("reason", [FailReason.PEER_LOST, FailReason.NO_PEER])
+def test_a_prefill_worker_that_decode_does_not_reach_gets_none(reason: FailReason) -> None:
+    """The front has not missed it yet; decode would wait for its return, and the client with it."""
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.failed("decode-0", 1, reason, retryable=True)
+    assert len(cluster.submits("decode-0")) == 1
+    assert cluster.failure(1) is reason
+
+
 def test_nothing_is_retried_after_the_first_token_or_unless_decode_says_so() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.submit(1)

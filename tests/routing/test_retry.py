@@ -5,13 +5,14 @@ import itertools
 import pytest
 
 from deltaserve.base.errors import FailReason
-from deltaserve.routing.retry import REMEDIES, Cause, Remedy, Retries, blame
+from deltaserve.routing.retry import REMEDIES, Cause, Remedy, Retries, blame, cause_of
 
 
 @pytest.mark.parametrize(("cause", "started"), list(itertools.product(Cause, (False, True))))
 def test_every_row(cause: Cause, started: bool) -> None:
     before = {
         Cause.PREFILL: Remedy.NEXT_PREFILL,
+        Cause.PREFILL_LOST: Remedy.OTHER_PREFILL,
         Cause.DECODE: Remedy.OTHER_DECODE,
         Cause.CAPACITY: Remedy.OTHER_PAIR,
     }
@@ -41,3 +42,13 @@ def test_blame(reason: FailReason) -> None:
         assert blame(reason) is None
     else:
         assert blame(reason) is (Cause.DECODE if reason is FailReason.INTERNAL else Cause.PREFILL)
+
+
+@pytest.mark.parametrize("reason", FailReason)
+def test_cause(reason: FailReason) -> None:
+    if reason.value in ("overloaded", "not_ready"):
+        assert cause_of(reason, False) is cause_of(reason, True) is Cause.CAPACITY
+        return
+    assert cause_of(reason, False) is None
+    is_lost = reason in (FailReason.PEER_LOST, FailReason.NO_PEER)
+    assert cause_of(reason, True) is (Cause.PREFILL_LOST if is_lost else Cause.PREFILL)

@@ -18,7 +18,7 @@ from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
 from deltaserve.routing.policy import POLICIES
-from deltaserve.routing.retry import NO_CAPACITY, Cause, Remedy, blame
+from deltaserve.routing.retry import Cause, Remedy, blame, cause_of
 from deltaserve.routing.rooms import Echoes, LiveRoom, RoomEvent, Rooms, RoomState, Sample, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
@@ -254,7 +254,7 @@ class FrontCore:
         half = blame(reason)
         if half is not None:
             self.placer.failed(live.placement, half, now)
-        cause = Cause.CAPACITY if reason in NO_CAPACITY else Cause.PREFILL if message.retryable else None
+        cause = cause_of(reason, message.retryable)
         if cause is None or not self._retry(live, cause, now):
             self._end(live, reason, message.message or reason.value)
 

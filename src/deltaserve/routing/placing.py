@@ -75,7 +75,8 @@ class Placer:
                 return self.choose(sample, now, without=failed.decode)
             except RequestFailed:
                 return self._best(sample, Group(others, [self._worker(failed.decode)], []), now)
-        prefills = others or self._prefills_for(sample, failed)
+        again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
+        prefills = others or again
         return self._best(sample, Group(prefills, [self._worker(failed.decode)], []), now)
 
     def _prefills_for(self, sample: Sample, failed: Placement) -> list[Worker]:

@@ -1,9 +1,11 @@
 """What to do about a room whose half failed: a table, so that a new remedy is a new row.
 
 Decode owns attempts. When prefill fails before the first token, decode says so (`Finished` with `retryable`) and the
-front submits the SAME room to the same decode worker with another prefill worker; decode opens the next attempt. When
-decode is lost before the first token, the room goes to another decode worker: it is live on one at a time. When a
-worker has no capacity, the room goes to another pair. After the first token all give up.
+front submits the SAME room to the same decode worker with another prefill worker; decode opens the next attempt. The
+only prefill worker gets a second chance, unless decode says that it is not there: the front may learn of that later,
+and the client would wait for nothing. When decode is lost before the first token, the room goes to another decode
+worker: it is live on one at a time. When a worker has no capacity, the room goes to another pair. After the first token
+all give up.
 
 Sampling is counter-based, so a replay of prompt + output on another decode worker would be exact: it would be the row
 (DECODE, True).
@@ -19,6 +21,8 @@ class Cause(Enum):
     """Whose failure it was."""
 
     PREFILL = "prefill"
+    PREFILL_LOST = "prefill_lost"
+    """Decode does not reach it."""
     DECODE = "decode"
     CAPACITY = "capacity"
     """Nobody's: a worker is full or draining."""
@@ -27,6 +31,8 @@ class Cause(Enum):
 class Remedy(Enum):
     NEXT_PREFILL = "next_prefill"
     """Same decode worker; another prefill worker, or the same one where it is the only one."""
+    OTHER_PREFILL = "other_prefill"
+    """Same decode worker; another prefill worker."""
     OTHER_DECODE = "other_decode"
     """Another decode worker, any prefill worker."""
     OTHER_PAIR = "other_pair"
@@ -37,6 +43,8 @@ class Remedy(Enum):
 REMEDIES: dict[tuple[Cause, bool], Remedy] = {
     (Cause.PREFILL, False): Remedy.NEXT_PREFILL,
     (Cause.PREFILL, True): Remedy.GIVE_UP,
+    (Cause.PREFILL_LOST, False): Remedy.OTHER_PREFILL,
+    (Cause.PREFILL_LOST, True): Remedy.GIVE_UP,
     (Cause.DECODE, False): Remedy.OTHER_DECODE,
     (Cause.DECODE, True): Remedy.GIVE_UP,
     (Cause.CAPACITY, False): Remedy.OTHER_PAIR,
@@ -47,7 +55,9 @@ REMEDIES: dict[tuple[Cause, bool], Remedy] = {
 MAX_RETRIES = 1
 """Per room and cause."""
 
-NO_CAPACITY = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
+_NO_CAPACITY = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
+
+_PREFILL_LOST = frozenset({FailReason.PEER_LOST, FailReason.NO_PEER})
 
 _PREFILL_FAULTS = frozenset(
     {
@@ -60,6 +70,15 @@ _PREFILL_FAULTS = frozenset(
         FailReason.NO_PEER,
     }
 )
+
+
+def cause_of(reason: FailReason, retryable: bool) -> Cause | None:
+    """Of a failure that decode told of; None: it would fail everywhere."""
+    if reason in _NO_CAPACITY:
+        return Cause.CAPACITY
+    if not retryable:
+        return None
+    return Cause.PREFILL_LOST if reason in _PREFILL_LOST else Cause.PREFILL
 
 
 def blame(reason: FailReason) -> Cause | None:
