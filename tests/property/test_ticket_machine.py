@@ -115,7 +115,9 @@ class TicketMachine(RuleBasedStateMachine):
     @rule(data=st.data(), keep=st.booleans())
     def hear_drained(self, data: st.DataObject, keep: bool) -> None:
         index = data.draw(st.integers(0, len(self.to_decode) - 1))
-        drained = self.to_decode[index] if keep else self.to_decode.pop(index)
+        self.apply_drained(self.to_decode[index] if keep else self.to_decode.pop(index))
+
+    def apply_drained(self, drained: Drained) -> None:
         key = TicketId(DECODE_BOOT, PREFILL_BOOT, TicketSeq(drained.ticket))
         ticket = self.receiver.get(key)
         heard = self.receiver.drained(key, drained.outcome)
@@ -124,7 +126,7 @@ class TicketMachine(RuleBasedStateMachine):
         elif heard is Heard.FENCE:
             self.fence()
 
-    @rule(passed=st.floats(0.0, 3.0))
+    @rule(passed=st.floats(0.0, 0.5))
     def wait(self, passed: float) -> None:
         """Time alone frees nothing; an overdue drain triggers the fence."""
         before = [pool.num_free for pool in self.decode.pools]
@@ -134,7 +136,13 @@ class TicketMachine(RuleBasedStateMachine):
         if overdue:
             self.fence()
 
-    @rule()
+    @rule(chance=st.integers(0, 5))
+    def fence_now_and_then(self, chance: int) -> None:
+        if chance == 0:
+            self.fence()
+        elif chance == 1:
+            self.fence_at_prefill()
+
     def fence(self) -> None:
         """Decode destroys its endpoint: what is on its way is dropped. Prefill sees errors, and fences as well."""
         for ticket in list(self.receiver):
@@ -155,17 +163,30 @@ class TicketMachine(RuleBasedStateMachine):
     def hear_frame(self, data: st.DataObject, keep: bool) -> None:
         """Any frame, in any order; kept: it will come again. A mark never runs ahead of what decode has closed."""
         index = data.draw(st.integers(0, len(self.to_prefill) - 1))
-        message, mark = self.to_prefill[index] if keep else self.to_prefill.pop(index)
-        self.sender.advance_mark(DECODE, DECODE_BOOT, mark)
-        if isinstance(message, Grant):
-            self.hear_grant(message)
-        else:
-            self.hear_revoke(message)
+        self.hear(*(self.to_prefill[index] if keep else self.to_prefill.pop(index)))
 
     @precondition(lambda self: self.to_prefill)
     @rule(data=st.data())
     def lose_frame(self, data: st.DataObject) -> None:
         self.to_prefill.pop(data.draw(st.integers(0, len(self.to_prefill) - 1)))
+
+    @rule()
+    def hear_everything(self) -> None:
+        """A healthy moment: all frames arrive, in order."""
+        self.hear_all_frames()
+        while self.to_decode:
+            self.apply_drained(self.to_decode.pop(0))
+
+    def hear_all_frames(self) -> None:
+        while self.to_prefill:
+            self.hear(*self.to_prefill.pop(0))
+
+    def hear(self, message: Grant | Revoke, mark: int) -> None:
+        self.sender.advance_mark(DECODE, DECODE_BOOT, mark)
+        if isinstance(message, Grant):
+            self.hear_grant(message)
+        else:
+            self.hear_revoke(message)
 
     def hear_grant(self, grant: Grant) -> None:
         key = TicketId(DECODE_BOOT, PREFILL_BOOT, TicketSeq(grant.ticket))
@@ -280,7 +301,6 @@ class TicketMachine(RuleBasedStateMachine):
         post = flight.post
         self.dones.append(done(ticket, post.chunk, post.first_page, flight.num_pages, post.aux is not None))
 
-    @rule()
     def fence_at_prefill(self) -> None:
         """Prefill destroys its endpoint: nothing reads its pages, but what has left them may land all the same."""
         for ticket in self.sender.fenced(DECODE):
@@ -337,14 +357,9 @@ class TicketMachine(RuleBasedStateMachine):
 
     def heal(self) -> None:
         """Every frame arrives, then both sides fence."""
-        for message, mark in list(self.to_prefill):
-            self.sender.advance_mark(DECODE, DECODE_BOOT, mark)
-            if isinstance(message, Grant):
-                self.hear_grant(message)
-            else:
-                self.hear_revoke(message)
+        self.hear_all_frames()
         self.fence()
 
 
-TicketMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TicketMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestTicketMachine = TicketMachine.TestCase

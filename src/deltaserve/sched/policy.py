@@ -11,8 +11,8 @@ from deltaserve.request.request import Request
 
 MAX_OVERTAKES = 8
 MAX_WAIT_S = 1.0
-_SCAN = 16
-"""Requests looked at per admission, so that a long queue costs no more than a short one."""
+MAX_TRIES = 16
+"""Requests that find no room per admission, so that a long queue costs little more than a short one."""
 
 
 class AdmissionQueue:
@@ -38,10 +38,6 @@ class AdmissionQueue:
 
     def push_first(self, request: Request) -> None:
         self._queue.appendleft(request)
-
-    def candidates(self, now: float) -> list[Request]:
-        """Requests to try, in order."""
-        return [self._queue[i] for i in range(min(_SCAN, len(self._queue)))]
 
     def may_overtake(self, blocked: Request, now: float) -> bool:
         """Whether those behind `blocked`, which could not be admitted just now, may go before it."""

@@ -12,6 +12,7 @@ A request that ends while its step runs keeps its pages until that step is commi
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from deltaserve.base.errors import IntegrityError, StateError
 from deltaserve.base.ids import Namespace, PoolId, RowId, StepIndex
@@ -31,8 +32,9 @@ from deltaserve.sched.plan import (
     TokenValues,
     WorkList,
 )
-from deltaserve.sched.policy import AdmissionQueue
+from deltaserve.sched.policy import MAX_TRIES, AdmissionQueue
 from deltaserve.sched.rows import Rows
+from deltaserve.sched.twins import Twins
 from deltaserve.sched.worklist import LeasedRow, shared_runs
 from deltaserve.wire.messages import CacheUse
 
@@ -64,6 +66,13 @@ class Progress:
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
+class _Admission(Enum):
+    ADMITTED = "admitted"
+    NO_ROOM = "no room"
+    HELD_BACK = "held back"
+    """A running twin is computing the very next page: taken from the tree when it is there."""
+
+
 Gate = Callable[[Request, int], bool]
 """(request, pages it needs) |-> may it be admitted now? Asked last, when everything else says yes."""
 
@@ -81,6 +90,7 @@ class Scheduler:
         self.waiting = AdmissionQueue()
         self._running: dict[Request, None] = {}
         self._rows = Rows(config.max_running)
+        self._twins = Twins(config.page_size, self._feeds_tree)
         self._in_flight: dict[RowId, tuple[Request, PlanItem]] | None = None
         self._ended_in_flight: dict[Request, None] = {}
         self._retracted: list[Request] = []
@@ -96,11 +106,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a plan is out and not committed."""
-        return self._in_flight is not None
 
     def take_retracted(self) -> list[Request]:
         """Requests that gave their memory back since the last call; the owner decides how they resume."""
@@ -120,40 +125,48 @@ class Scheduler:
     def admit(self, now: float, gate: Gate | None = None) -> list[Request]:
         """Give rows and pages to waiting requests, in order with bounded overtaking."""
         admitted: list[Request] = []
-        frontier = self._frontier()
-        for request in self.waiting.candidates(now):
-            if not self._rows.num_free:
+        frontier = self._twins.frontier(self._running)
+        num_refused = 0
+        for request in list(self.waiting):
+            if not self._rows.num_free or num_refused == MAX_TRIES:
                 break
-            if self._admit_one(request, frontier, gate):
-                self.waiting.remove(request)
-                admitted.append(request)
-                frontier |= self._frontier_of(request)
-            elif not self.waiting.may_overtake(request, now):
-                break
+            if self._twins.holds_back(request):
+                continue
+            match self._admit_one(request, frontier, gate):
+                case _Admission.ADMITTED:
+                    self.waiting.remove(request)
+                    admitted.append(request)
+                    frontier |= self._twins.frontier((request,))
+                case _Admission.NO_ROOM:
+                    num_refused += 1
+                    if not self.waiting.may_overtake(request, now):
+                        break
+                case _Admission.HELD_BACK:
+                    pass
         return admitted
 
-    def _admit_one(self, request: Request, frontier: set[bytes], gate: Gate | None) -> bool:
+    def _admit_one(self, request: Request, frontier: dict[bytes, Request], gate: Gate | None) -> _Admission:
         if request.lease is not None:  # landed from prefill: holds its pages
             self._take_row(request)
-            return True
+            return _Admission.ADMITTED
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
         tokens = bytes(request.tokens)
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, tokens, bytes(request.keys), limit)
-        if matches and self._key_after(request, match.num_tokens) in frontier:
-            return False  # a running twin is computing the very next page: take it from the tree when it is there
+        twin = frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
+        if twin is not None:
+            self._twins.hold_back(request, twin)
+            return _Admission.HELD_BACK
         lease = self._cache.lease(match)
         need = -(-request.num_tokens // self.config.page_size) - lease.num_pages
-        if not self._budget.fits(need, self.reserve_pages()) or (gate and not gate(request, need)):
-            self._cache.release(lease)
-            return False
-        owned = self._budget.allocate(need)
+        fits = self._budget.fits(need, self.reserve_pages()) and (gate is None or gate(request, need))
+        owned = self._budget.allocate(need) if fits else None
         if owned is None:
             self._cache.release(lease)
-            return False
+            return _Admission.NO_ROOM
         request.lease, request.owned, request.num_computed = lease, owned, lease.num_tokens
         self._take_row(request)
-        return True
+        return _Admission.ADMITTED
 
     def reserve_pages(self, num_entering: int = 0) -> int:
         """Pages to leave for the decode steps of those running or entering, per pool; 0 for a lone request."""
@@ -161,28 +174,13 @@ class Scheduler:
         others = len(self._running) + num_entering
         return per_request * (others + 1) if others else 0
 
-    def _frontier(self) -> set[bytes]:
-        keys: set[bytes] = set()
-        for request in self._running:
-            keys |= self._frontier_of(request)
-        return keys
-
-    def _frontier_of(self, request: Request) -> set[bytes]:
-        if request.lease is None or not self._uses_tree(request) or not self._is_extend(request):
-            return set()
-        key = self._key_after(request, request.lease.num_tokens)
-        return {key} if key else set()
-
-    def _key_after(self, request: Request, num_tokens: int) -> bytes:
-        first = num_tokens // self.config.page_size * 16
-        return bytes(request.keys[first : first + 16])
-
     def _uses_tree(self, request: Request) -> bool:
         return self.config.radix_cache and request.cache is CacheUse.NORMAL
 
-    @staticmethod
-    def _is_extend(request: Request) -> bool:
-        return request.num_tokens - request.num_computed > 1
+    def _feeds_tree(self, request: Request) -> bool:
+        """Whether it runs, and will hand further pages of its prompt to the tree."""
+        is_extend = request.num_tokens - request.num_computed > 1
+        return is_extend and request in self._running and self._uses_tree(request)
 
     def _take_row(self, request: Request) -> None:
         self._rows.take(request)
@@ -279,7 +277,7 @@ class Scheduler:
     def _shared(self, items: list[PlanItem]) -> tuple[SharedRun, ...]:
         """Who shares is settled when a row opens, closes or hands pages to the tree; not every step."""
         if self._runs is None:
-            decoding = {item.row for item in items if item.q_len == 1}
+            decoding = {item.row for item in items if item.q_len == 1 and item.samples}
             rows = [
                 LeasedRow(r.row, r.lease.path())
                 for r in self._running
@@ -358,6 +356,7 @@ class Scheduler:
     def discard(self, request: Request) -> None:
         """The end, leaving nothing in the tree."""
         self.waiting.discard(request)
+        self._twins.forget(request)
         if self.is_in_flight(request):
             self._ended_in_flight[request] = None
             return

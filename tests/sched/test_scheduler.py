@@ -1,0 +1,358 @@
+"""The scheduler step by step: chunks, budgets, rows, retraction, the tree, endings under a running step."""
+
+import pytest
+
+from deltaserve.base.errors import StateError
+from deltaserve.base.ids import Namespace
+from deltaserve.cache.pages import PageState
+from deltaserve.sched.plan import StepResult
+from deltaserve.wire.messages import CacheUse
+from tests.sched.sharing import check_runs
+from tests.sched.toys import Bench, config, make_request, page_lists, q_lens
+
+
+@pytest.mark.parametrize(("prompt_len", "chunks"), [(1, [1]), (8, [8]), (9, [8, 1]), (19, [8, 8, 3])])
+def test_a_prompt_is_cut_at_page_multiples_and_sampled_after_its_last_chunk(prompt_len: int, chunks: list[int]) -> None:
+    bench = Bench(config())
+    bench.add(make_request(range(prompt_len), max_tokens=2))
+    plans = [bench.step()[0] for _ in chunks]
+    assert [q_lens(plan) for plan in plans] == [[n] for n in chunks]
+    assert [plan.items[0].samples for plan in plans] == [False] * (len(chunks) - 1) + [True]
+    starts = [plan.items[0].q_start for plan in plans]
+    assert starts == [sum(chunks[:i]) for i in range(len(chunks))]
+    assert q_lens(bench.step()[0]) == [1]
+
+
+def test_chunks_end_at_absolute_multiples_after_a_hit() -> None:
+    bench = Bench(config())
+    first = make_request(range(8), max_tokens=1)
+    bench.add(first)
+    bench.step()
+    bench.scheduler.finish(first)
+    second = make_request([*range(6), *range(50, 70)], max_tokens=1)  # shares page 0 only
+    bench.add(second)
+    plan, _ = bench.step()
+    assert (plan.items[0].q_start, plan.items[0].q_len) == (4, 8)
+
+
+def test_a_step_takes_every_decode_row_and_extends_up_to_its_budget() -> None:
+    bench = Bench(config(step_len=10))
+    decoding = make_request([90, 91], max_tokens=9)
+    bench.add(decoding)
+    bench.step()
+    prompts = [make_request(range(10 * i, 10 * i + 8), max_tokens=1) for i in range(1, 4)]
+    bench.add(*prompts)
+    plan, _ = bench.step()
+    assert q_lens(plan) == [1, 8]  # 2 tokens are left: less than a page, and not the rest of a prompt
+    assert q_lens(bench.step()[0]) == [1, 1, 8]
+
+
+def test_a_short_rest_fits_into_what_is_left_of_a_step() -> None:
+    bench = Bench(config(step_len=10))
+    bench.add(make_request(range(8), max_tokens=1), make_request([50, 51], max_tokens=1))
+    assert q_lens(bench.step()[0]) == [8, 2]
+
+
+def test_rows_bound_the_batch() -> None:
+    bench = Bench(config(max_running=2))
+    bench.add(*(make_request([10 * i, 1], max_tokens=3) for i in range(3)))
+    plan, _ = bench.step()
+    assert (len(plan.items), bench.scheduler.num_running, len(bench.scheduler.waiting)) == (2, 2, 1)
+
+
+def test_a_match_leaves_one_token_to_compute() -> None:
+    bench = Bench(config())
+    first = make_request(range(8), max_tokens=1)
+    bench.add(first)
+    bench.step()
+    bench.scheduler.finish(first)
+    again = make_request(range(8), max_tokens=1)
+    bench.add(again)
+    plan, _ = bench.step()
+    assert (plan.items[0].q_start, plan.items[0].q_len) == (4, 4)
+    bench.scheduler.finish(again)
+    bench.check_empty()
+
+
+def test_namespaces_never_share() -> None:
+    bench = Bench(config())
+    first = make_request(range(8), max_tokens=1)
+    bench.add(first)
+    bench.step()
+    bench.scheduler.finish(first)
+    bench.add(make_request(range(8), max_tokens=1, namespace=Namespace("bob")))
+    assert q_lens(bench.step()[0]) == [8]
+
+
+def test_prompt_logprobs_match_nothing_and_are_asked_for_to_the_last_prompt_position() -> None:
+    bench = Bench(config())
+    first = make_request(range(12), max_tokens=2)
+    bench.add(first)
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(first)
+    request = make_request(range(12), max_tokens=2, prompt_logprobs=0)
+    bench.add(request)
+    plans = [bench.step()[0] for _ in range(3)]
+    assert [q_lens(p) for p in plans] == [[8], [4], [1]]
+    assert [p.items[0].wants_prompt_logprobs for p in plans] == [True, True, False]
+    bench.scheduler.finish(request)
+    bench.check_empty()
+
+
+@pytest.mark.parametrize("use", [CacheUse.NORMAL, CacheUse.BYPASS])
+@pytest.mark.parametrize("radix_cache", [True, False])
+def test_bypass_and_a_disabled_cache_leave_the_tree_empty(use: CacheUse, radix_cache: bool) -> None:
+    bench = Bench(config(radix_cache=radix_cache))
+    request = make_request(range(9), max_tokens=1, cache=use)
+    bench.add(request)
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(request)
+    is_cached = radix_cache and use is CacheUse.NORMAL
+    assert bench.pools[0].count(PageState.CACHED) == (2 if is_cached else 0)
+    bench.check_empty()
+
+
+# ---------------------------------------------------------------- twins
+
+
+def test_a_twin_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_tree() -> None:
+    bench = Bench(config())
+    first, twin = (make_request([*range(16), 70 + i], max_tokens=2) for i in range(2))
+    bench.add(first, twin)
+    assert q_lens(bench.step()[0]) == [8]
+    assert q_lens(bench.step()[0]) == [8]
+    plan, _ = bench.step()
+    assert sorted((i.q_start, i.q_len) for i in plan.items) == [(16, 1), (16, 1)]
+    assert bench.scheduler.num_running == 2
+
+
+def test_a_waiting_twin_lets_others_pass_however_long() -> None:
+    bench = Bench(config(max_running=20, step_len=200), num_pages=(200,))
+    first, twin = (make_request([*range(80), 900 + i], max_tokens=1) for i in range(2))
+    bench.add(first, twin)
+    bench.scheduler.admit(0.0)
+    strangers = [make_request([100 + i, 1], max_tokens=1) for i in range(12)]
+    for at, stranger in enumerate(strangers):
+        bench.add(stranger)
+        assert bench.scheduler.admit(float(at)) == [stranger]
+    assert twin in bench.scheduler.waiting
+
+
+def test_many_waiting_twins_do_not_hide_those_behind_them() -> None:
+    bench = Bench(config(max_running=8), num_pages=(200,))
+    twins = [make_request([*range(80), 900 + i], max_tokens=1) for i in range(30)]
+    stranger = make_request([100, 101], max_tokens=1)
+    bench.add(*twins, stranger)
+    assert bench.scheduler.admit(0.0) == [twins[0], stranger]
+
+
+def test_a_twins_pages_are_adopted_where_it_was_first() -> None:
+    bench = Bench(config(step_len=64))
+    first = make_request(range(12), max_tokens=4)
+    late = make_request(range(12), max_tokens=4, prompt_logprobs=0)  # matches nothing: computes the same pages
+    bench.add(first, late)
+    bench.step()
+    bench.step()
+    assert page_lists(bench, first)[0][:3] == page_lists(bench, late)[0][:3]
+    bench.step()
+    for request in (first, late):
+        assert request.row is not None
+        assert bench.tables.rows[request.row][0] == page_lists(bench, request)[0]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_overtaking_is_bounded() -> None:
+    bench = Bench(config(max_running=2), num_pages=(8,))
+    holder = make_request(range(20), max_tokens=1, cache=CacheUse.BYPASS)
+    large = make_request(range(50, 80), max_tokens=1)
+    bench.add(holder)
+    bench.scheduler.admit(0.0)
+    bench.add(large)
+    passed = 0
+    for _ in range(20):
+        small = make_request([1], max_tokens=1)
+        bench.add(small)
+        if bench.scheduler.admit(0.0) == [small]:
+            passed += 1
+            bench.scheduler.discard(small)
+    assert passed == 8
+    bench.scheduler.discard(holder)
+    assert bench.scheduler.admit(0.0)[0] is large
+
+
+def test_the_reserve_keeps_room_for_decoding_but_not_against_a_lone_request() -> None:
+    bench = Bench(config(reserve_len=8), num_pages=(8,))
+    lone = make_request(range(20), max_tokens=3)
+    bench.add(lone)
+    assert bench.scheduler.admit(0.0) == [lone]
+    assert bench.scheduler.reserve_pages() == 4
+    bench.add(make_request([50], max_tokens=1))
+    assert bench.scheduler.admit(0.0) == []  # 3 free, 1 needed, 4 to be left
+
+
+def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
+    bench = Bench(config(), num_pages=(6,))
+    old = make_request(range(8), max_tokens=9, arrival=1.0)
+    young = make_request(range(50, 58), max_tokens=9, arrival=2.0)
+    bench.add(young, old)  # the order of arrival counts, not that of admission
+    bench.step()
+    assert bench.scheduler.num_running == 2
+    for _ in range(4):
+        bench.step()
+        assert bench.scheduler.take_retracted() == []
+    plan, _ = bench.step()
+    assert bench.scheduler.take_retracted() == [young]
+    assert list(bench.scheduler.running) == [old]
+    assert (young.num_computed, young.num_retractions, young.lease, young.owned) == (0, 1, None, ())
+    assert len(plan.closes) == 1
+    bench.scheduler.add_first(young)
+    bench.scheduler.finish(old)
+    bench.scheduler.admit(0.0)
+    assert young.num_computed >= 4  # a page of it was not evicted
+    bench.scheduler.finish(young)
+    bench.check_empty()
+
+
+def test_a_lone_request_of_the_whole_pool_runs_to_its_end() -> None:
+    bench = Bench(config(reserve_len=100), num_pages=(5, 7))
+    earlier = make_request(range(50, 62), max_tokens=1)
+    bench.add(earlier)
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(earlier)
+    request = make_request(range(11), max_tokens=9)
+    bench.add(request)
+    while request.output_len < 9:
+        bench.step()
+        assert bench.scheduler.take_retracted() == []
+    bench.scheduler.finish(request)
+    bench.check_empty()
+
+
+def test_the_gate_is_asked_last_and_a_no_takes_nothing() -> None:
+    bench = Bench(config(), num_pages=(6,))
+    large, small = make_request(range(40), max_tokens=1), make_request(range(5), max_tokens=1)
+    bench.add(large, small)
+    asked: list[tuple[object, int]] = []
+
+    def gate(request: object, num_pages: int) -> bool:
+        asked.append((request, num_pages))
+        return False
+
+    assert bench.scheduler.admit(0.0, gate) == []
+    assert asked == [(small, 2)]
+    assert (bench.cache.num_leases, bench.pools[0].num_free) == (0, 6)
+
+
+# ---------------------------------------------------------------- a step under way
+
+
+@pytest.mark.parametrize("ending", ["finish", "discard"])
+def test_a_request_that_ends_under_a_step_gives_its_pages_back_with_the_commit(ending: str) -> None:
+    bench = Bench(config())
+    request, other = make_request(range(6), max_tokens=5), make_request(range(50, 56), max_tokens=5)
+    bench.add(request, other)
+    bench.scheduler.admit(0.0)
+    plan = bench.plan()
+    held = bench.pools[0].count(PageState.OWNED)
+    if ending == "finish":
+        bench.scheduler.finish(request)
+    else:
+        bench.scheduler.discard(request)
+    assert bench.scheduler.is_in_flight(request)
+    assert bench.pools[0].count(PageState.OWNED) == held
+    progress = bench.commit(plan)
+    assert [p.request for p in progress] == [other]
+    assert request.row is None
+    assert bench.pools[0].count(PageState.OWNED) + bench.pools[0].count(PageState.CACHED) == 2
+    assert len(bench.step()[0].closes) == 1
+    bench.scheduler.finish(other)
+    bench.check_empty()
+
+
+def test_plan_and_commit_alternate() -> None:
+    bench = Bench(config())
+    bench.add(make_request(range(6), max_tokens=5))
+    bench.scheduler.admit(0.0)
+    assert bench.scheduler.has_work()
+    plan = bench.plan()
+    assert not bench.scheduler.has_work()
+    with pytest.raises(StateError):
+        bench.scheduler.plan()
+    with pytest.raises(StateError):
+        bench.scheduler.commit(StepResult(plan.step + 1, ()))  # type: ignore[arg-type]
+    bench.commit(plan)
+    with pytest.raises(StateError):
+        bench.scheduler.commit(StepResult(plan.step, ()))
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    bench = Bench(config())
+    assert bench.scheduler.plan() is None
+    assert not bench.scheduler.has_work()
+
+
+def test_leaving_keeps_the_pages_and_frees_the_row() -> None:
+    bench = Bench(config())
+    request = make_request(range(6), max_tokens=1)
+    bench.add(request)
+    bench.step()
+    bench.scheduler.leave(request)
+    assert (request.row, request.num_pages, bench.scheduler.num_running) == (None, 2, 0)
+    bench.scheduler.finish(request)
+    bench.check_empty()
+
+
+def test_finish_keeps_whole_pages_of_prompt_and_output() -> None:
+    bench = Bench(config())
+    request = make_request(range(6), max_tokens=9)
+    bench.add(request)
+    for token in (40, 41, 42, 43):
+        bench.step(token)
+    bench.scheduler.finish(request)  # 6 + 4 tokens, 9 computed
+    assert bench.pools[0].count(PageState.CACHED) == 2
+    bench.check_empty()
+    again = make_request([*range(6), 40, 41, 42, 43], max_tokens=1)
+    bench.add(again)
+    assert bench.step()[0].items[0].q_start == 8
+
+
+def test_rows_that_extend_are_not_listed_as_sharing() -> None:
+    """With pages of one token a chunk may be one token long and yet not the last."""
+    bench = Bench(config(page_size=1, chunk_len=4, step_len=5, split_tokens=2))
+    seed = make_request(range(8), max_tokens=1, page_size=1)
+    bench.add(seed)
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(seed)
+    requests = [
+        make_request([*range(8), 50 + i, *range(20, 20 + n)], max_tokens=6, page_size=1) for i, n in ((0, 3), (1, 9))
+    ]
+    bench.add(*requests)
+    for _ in range(8):
+        plan, _ = bench.step()
+        decoding = {item.row for item in plan.items if item.samples and item.q_len == 1}
+        for run in plan.work.shared:
+            assert set(run.rows) <= decoding
+    assert plan.work.shared
+
+
+def test_two_pools_share_runs_that_are_true_in_both() -> None:
+    bench = Bench(config(max_running=8, split_tokens=4), num_pages=(64, 80))
+    bench.pools[1].allocate(3)
+    requests = [make_request([*range(12), *([60 + i // 2] * 4), 90 + i], max_tokens=9) for i in range(4)]
+    bench.add(*requests)
+    for _ in range(12):
+        plan, _ = bench.step()
+    tables = {r.row: page_lists(bench, r) for r in requests if r.row is not None}
+    q_starts = {item.row: item.q_start for item in plan.items}
+    check_runs(plan.work.shared, tables, q_starts, 4, 4)
+    assert sorted((run.start, run.end, len(run.rows)) for run in plan.work.shared) == [
+        (0, 12, 4),
+        (12, 16, 2),
+        (12, 16, 2),
+    ]
