@@ -1,0 +1,276 @@
+"""The scheduler under random traffic, against a small model that only knows tokens and page tables.
+
+The model replays every plan into its own tables and compares them with the scheduler's requests; checks chunks,
+budgets, rows, shared runs (by brute force over tables) and what a step may touch; and ends with everything given back.
+Prompts are built of few letters, so that requests share prefixes and twins meet.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from deltaserve.base.errors import StateError
+from deltaserve.base.ids import Namespace, RowId
+from deltaserve.cache.pages import PageState
+from deltaserve.request.request import Request
+from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.scheduler import SchedConfig
+from deltaserve.wire.messages import CacheUse
+from tests.sched.sharing import check_runs, possible_positions, shared_positions
+from tests.sched.toys import Bench, make_request, page_lists
+
+NAMESPACES = st.sampled_from([Namespace("alice"), Namespace("bob")])
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]),
+        max_running=st.integers(1, 4),
+        chunk_pages=st.integers(1, 3),
+        step_pages=st.integers(1, 6),
+        split_pages=st.sampled_from([1, 2]),
+        reserve_len=st.integers(0, 6),
+        spare_pages=st.integers(0, 12),
+        num_pools=st.integers(1, 2),
+        radix_cache=st.booleans() | st.just(True),
+    )
+    def start(
+        self,
+        page_size: int,
+        max_running: int,
+        chunk_pages: int,
+        step_pages: int,
+        split_pages: int,
+        reserve_len: int,
+        spare_pages: int,
+        num_pools: int,
+        radix_cache: bool,
+    ) -> None:
+        self.config = SchedConfig(
+            page_size=page_size,
+            max_running=max_running,
+            chunk_len=chunk_pages * page_size,
+            step_len=max(step_pages, chunk_pages) * page_size,
+            split_tokens=split_pages * page_size,
+            reserve_len=reserve_len,
+            radix_cache=radix_cache,
+        )
+        self.max_len = 8 * page_size
+        num_pages = 8 + spare_pages
+        self.bench = Bench(self.config, [num_pages + 3 * pool for pool in range(num_pools)])
+        self.scheduler = self.bench.scheduler
+        self.now = 0.0
+        self.live: list[Request] = []
+        self.left: list[Request] = []
+        self.in_flight: StepPlan | None = None
+        self.ended_in_flight: dict[RowId, Request] = {}
+
+    # ------------------------------------------------------------ traffic
+
+    @rule(
+        head=st.sampled_from(["", "a", "ab", "aab"]),
+        tail=st.lists(st.integers(0, 2), max_size=6),
+        max_tokens=st.integers(1, 12),
+        namespace=NAMESPACES,
+        bypass=st.integers(0, 5),
+        wants_logprobs=st.integers(0, 5),
+    )
+    def add(
+        self, head: str, tail: list[int], max_tokens: int, namespace: Namespace, bypass: int, wants_logprobs: int
+    ) -> None:
+        """At most as long as the smallest pool, as the door sees to."""
+        page_size = self.config.page_size
+        prompt = [ord(letter) for letter in head for _ in range(page_size)] + [7, *tail]
+        prompt = prompt[: self.max_len - 1]
+        request = make_request(
+            prompt,
+            min(max_tokens, self.max_len - len(prompt)),
+            arrival=self.now,
+            page_size=page_size,
+            namespace=namespace,
+            cache=CacheUse.NORMAL if bypass else CacheUse.BYPASS,
+            prompt_logprobs=None if wants_logprobs else 0,
+        )
+        self.now += 0.01
+        self.live.append(request)
+        self.scheduler.add(request)
+
+    @rule(passed=st.sampled_from([0.0, 0.1, 2.0]))
+    def admit(self, passed: float) -> None:
+        self.now += passed
+        waiting = list(self.scheduler.waiting)
+        free = [pool.num_free for pool in self.bench.pools]
+        admitted = self.scheduler.admit(self.now)
+        assert set(admitted) <= set(waiting)
+        for request in admitted:
+            assert request.num_pages == -(-request.num_tokens // self.config.page_size)
+            assert request.num_computed < request.num_tokens
+            assert request.num_computed == (request.lease.num_tokens if request.lease else 0)
+        if not admitted:
+            assert [pool.num_free for pool in self.bench.pools] == free
+
+    # ------------------------------------------------------------ steps
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule()
+    def plan(self) -> None:
+        before = {r: r.num_computed for r in self.scheduler.running}
+        plan = self.scheduler.plan()
+        self.resume()
+        if plan is None:
+            assert not self.scheduler.num_running
+            return
+        self.bench.tables.apply(plan)
+        self.in_flight, self.ended_in_flight = plan, {}
+        self.check_items(plan, before)
+        self.check_tables(plan)
+
+    def resume(self) -> None:
+        for request in self.scheduler.take_retracted():
+            assert (request.lease, request.owned, request.row) == (None, (), None)
+            self.scheduler.add_first(request)
+
+    def check_items(self, plan: StepPlan, before: dict[Request, int]) -> None:
+        by_row = {request.row: request for request in self.scheduler.running}
+        assert len({item.row for item in plan.items}) == len(plan.items)
+        num_extended = 0
+        for item in plan.items:
+            request = by_row[item.row]
+            missing = request.num_tokens - request.num_computed
+            assert item.q_start == request.num_computed == before[request]
+            assert item.samples == (item.q_len == missing)
+            assert isinstance(item.inputs, TokenValues)
+            first, end = item.q_start * 4, (item.q_start + item.q_len) * 4
+            assert item.inputs.tokens == bytes(request.tokens[first:end])
+            if missing > 1:
+                num_extended += item.q_len
+                assert item.q_len <= self.config.chunk_len
+                assert item.samples or (item.q_start + item.q_len) % self.config.page_size == 0
+        assert num_extended <= self.config.step_len
+        decoding = {r.row for r in self.scheduler.running if r.num_tokens - r.num_computed == 1}
+        assert decoding <= {item.row for item in plan.items}, "a decode row is left out"
+
+    def check_tables(self, plan: StepPlan) -> None:
+        """The executor's tables are the scheduler's, for every row; runs are true; positions have a page."""
+        tables = self.bench.tables
+        running = {r.row: r for r in self.scheduler.running if r.row is not None}
+        assert tables.rows.keys() == running.keys()
+        lines = {row: page_lists(self.bench, request) for row, request in running.items()}
+        for row, request in running.items():
+            for mine, theirs in zip(tables.rows[row], lines[row], strict=True):
+                assert mine[: len(theirs)] == theirs
+            assert tables.tokens[row] == request.tokens[: len(tables.tokens[row])]
+        q_starts = {item.row: item.q_start for item in plan.items}
+        for item in plan.items:
+            assert (item.q_start + item.q_len) <= running[item.row].num_pages * self.config.page_size
+        shared = {row: lines[row] for row in q_starts}
+        split = self.config.split_tokens
+        check_runs(plan.work.shared, shared, q_starts, self.config.page_size, split)
+        decoding = {i.row: running[i.row] for i in plan.items if i.samples and i.q_len == 1}
+        leased = {row: r.lease.num_tokens if r.lease else 0 for row, r in decoding.items()}
+        possible = possible_positions({row: lines[row] for row in decoding}, leased, self.config.page_size, split)
+        assert shared_positions(plan.work.shared) == possible, "rows share less, or more, than their leases"
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule(token=st.integers(0, 2))
+    def commit(self, token: int) -> None:
+        plan, self.in_flight = self.in_flight, None
+        assert plan is not None
+        results = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
+        progress = self.scheduler.commit(StepResult(plan.step, results))
+        ended = set(self.ended_in_flight.values())
+        assert not ended & {p.request for p in progress}
+        for request in ended:
+            assert (request.row, request.lease, request.owned) == (None, None, ())
+        planned = {item.row: item for item in plan.items}
+        for item in progress:
+            request = item.request
+            assert request.row is not None
+            done = planned[request.row]
+            assert (item.computed_from, request.num_computed) == (done.q_start, done.q_start + done.q_len)
+            self.scheduler.share_computed(request)
+            if request.output_len >= request.sampling.max_tokens:
+                self.scheduler.finish(request)
+                self.live.remove(request)
+
+    # ------------------------------------------------------------ endings
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), keeps=st.booleans())
+    def end(self, data: st.DataObject, keeps: bool) -> None:
+        """Cancelled at any time: waiting, running, under a step."""
+        request = data.draw(st.sampled_from(self.live))
+        self.live.remove(request)
+        under_way = self.scheduler.is_in_flight(request)
+        if under_way and request.row is not None:
+            self.ended_in_flight[request.row] = request
+        owned = [len(pages) for pages in request.owned]
+        (self.scheduler.finish if keeps else self.scheduler.discard)(request)
+        if under_way:
+            assert [len(pages) for pages in request.owned] == owned, "pages of a running step were given away"
+        else:
+            assert (request.row, request.lease, request.owned) == (None, None, ())
+
+    @precondition(lambda self: self.in_flight is None and self.computed())
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """As prefill does: the prompt is computed, its pages are still to be sent."""
+        request = data.draw(st.sampled_from(self.computed()))
+        self.scheduler.leave(request)
+        self.live.remove(request)
+        self.left.append(request)
+
+    def computed(self) -> list[Request]:
+        return [r for r in self.scheduler.running if r.output_len > 0]
+
+    @precondition(lambda self: self.left)
+    @rule()
+    def sent(self) -> None:
+        self.scheduler.finish(self.left.pop())
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule()
+    def no_second_plan(self) -> None:
+        try:
+            self.scheduler.plan()
+        except StateError:
+            return
+        raise AssertionError("a plan before the commit of the last one")
+
+    # ------------------------------------------------------------ what always holds
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.scheduler.check_integrity()
+        self.bench.cache.check_integrity()
+        holders = [*self.live, *self.left, *self.ended_in_flight.values()]
+        for index, pool in enumerate(self.bench.pools):
+            owned = [page for r in holders if r.owned for page in r.owned[index]]
+            assert len(set(owned)) == len(owned) == pool.count(PageState.OWNED)
+        leases = [r.lease for r in holders if r.lease is not None]
+        assert len(leases) == self.bench.cache.num_leases
+        if not self.config.radix_cache:
+            assert all(pool.count(PageState.CACHED) == 0 for pool in self.bench.pools)
+
+    def teardown(self) -> None:
+        """Left alone, everything that was asked for ends: nothing waits for ever."""
+        if not hasattr(self, "bench"):
+            return
+        while self.left:
+            self.sent()
+        if self.in_flight is not None:
+            self.commit(1)
+        for _ in range(2000):
+            if not self.live:
+                break
+            self.now += 0.5
+            self.scheduler.admit(self.now)
+            self.plan()
+            if self.in_flight is not None:
+                self.commit(1)
+        assert not self.live, "a request is stuck"
+        self.bench.check_empty()
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestSchedulerMachine = SchedulerMachine.TestCase
