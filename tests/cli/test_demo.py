@@ -1,10 +1,13 @@
 """The demo without its processes: its traffic, what it makes of the server's figures, its words."""
 
 import json
+import re
 import shlex
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -18,8 +21,9 @@ from deltaserve.cli.demo import NUM_ASKERS, NUM_ASKERS_QUICK, find_model
 from deltaserve.cli.demo_chat import ChatExample, commands, make_example
 from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
 from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
-from deltaserve.cli.demo_traffic import Figures, Sight, make_figures, scenes, warm_up
+from deltaserve.cli.demo_traffic import Figures, Sight, ask_all, make_figures, scenes, warm_up
 from deltaserve.cli.main import main
+from tests.bench.answering_server import AnsweringServer, Manners, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "recall-micro"
@@ -172,6 +176,34 @@ def test_a_wrong_failed_or_missing_answer_shows(
     assert summarize(measurement).num_completed == 2 - num_failed
     figures = make_figures(measurement, 2, Sight(), Sight())
     assert (figures.num_failed, figures.answers_right, figures.is_right) == (num_failed, answers_right, False)
+
+
+@pytest.mark.parametrize(("fail_at", "num_failed"), [(None, 0), (3, 1)])
+def test_a_server_that_tells_nothing_of_itself_is_judged_by_its_answers(fail_at: int | None, num_failed: int) -> None:
+    scene = scenes(2)[0]
+    seen: list[RequestRecord] = []
+    with serving(AnsweringServer(Manners(fail_at=fail_at))) as url:
+        figures = ask_all(url, "oracle", scene, seen.append)
+    assert len(seen) == scene.num_requests == 6
+    assert (figures.num_failed, figures.answers_right) == (num_failed, 6 - num_failed)
+    assert figures.is_right is (num_failed == 0)
+    assert (figures.bytes_moved, figures.tokens_read) == (0, 0)
+
+
+def test_a_wrong_answer_fails_the_demo_after_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve_while(settings: object, adjust: object, work: Callable[[str, Event], object], say: object) -> object:
+        with serving(AnsweringServer(Manners(fail_at=9))) as url:  # number 9 follows the warm-up
+            return work(url, Event())
+
+    monkeypatch.setattr("deltaserve.cli.demo.serve_while", serve_while)
+    monkeypatch.setattr("deltaserve.cli.demo.ask", lambda url, model, example: " ".join(example.answer))
+    assert main(["demo", "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"answers right +23 of 24 +23 of 24 *\n", out)
+    assert re.search(r"answers right +24 of 24 +24 of 24 *\n", out)
+    assert "(right)" in out
 
 
 # ---------------------------------------------------------------- words

@@ -102,12 +102,12 @@ class Demo:
     def _finish(self, off: Acts, is_kept: bool, url: str, stopping: Event) -> bool:
         """The second run and the report; whether every answer of both was right."""
         on = self._play(url, stopping)
-        answer = ask(url, self._model.name, self._example)
         documents, turns = (
             Comparison(scene.title, *figures) for scene, *figures in zip(self._acts, off, on, strict=True)
         )
         self._console.print(make_table((documents, turns)))
         self._say(in_words(documents, turns))
+        answer = ask(url, self._model.name, self._example)
         self._tell_chat(answer)
         self._tell_commands(url, is_kept)
         if is_kept:
