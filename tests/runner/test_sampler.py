@@ -165,6 +165,34 @@ def test_logit_bias_and_min_tokens() -> None:
     assert sample(logits.clone(), [biased_stop])[0].token != 7
 
 
+EXTREMES: list[dict[str, Any]] = [
+    *({"temperature": t} for t in (1e-9, 1e-30, 1e-38, 1e-45, 5e-324)),
+    {"temperature": 1.0, "repetition_penalty": 5e-324},
+    {"temperature": 2.0, "repetition_penalty": 1e-30},
+    {"temperature": 2e-5, "top_k": 1, "top_p": 5e-324, "min_p": 1.0},
+    {"temperature": 1.0, "stop_token_ids": tuple(range(VOCAB)), "min_tokens": 8},
+]
+
+
+@pytest.mark.parametrize("rules", EXTREMES)
+def test_the_extremes_of_every_rule_draw_a_token_of_the_vocabulary(rules: dict[str, Any]) -> None:
+    """And the rows beside them draw what they would have drawn alone."""
+    logits = random_logits(3, seed=2)
+    past = history(prompt=list(range(10)), output=[int(logits[1].argmax())])
+    rows = [row(seed=5), row(history=past, **rules), row(seed=6)]
+    draws = sample(logits.clone(), rows)
+    assert 0 <= draws[1].token < VOCAB
+    for index in (0, 2):
+        assert draws[index] == sample(logits[index : index + 1].clone(), [rows[index]])[0]
+
+
+def test_a_temperature_close_to_zero_is_greedy() -> None:
+    logits = random_logits(8)
+    for temperature in (2e-5, 1e-5, 1e-9, 1e-38, 5e-324):
+        draws = sample(logits.clone(), [row(temperature=temperature, seed=i) for i in range(8)])
+        assert [draw.token for draw in draws] == logits.argmax(-1).tolist()
+
+
 def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = random_logits(4)
     rows = [

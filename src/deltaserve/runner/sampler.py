@@ -18,6 +18,8 @@ from deltaserve.runner.rows import History
 
 _TOP_P_CANDIDATES = 1024
 """The nucleus nearly always lies within so many tokens; a row where it does not is sorted in full."""
+_COLDEST = 1e-5
+"""Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     tokens: list[int] = logits.argmax(-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature >= _COLDEST]
     if drawn:
         lines = logits if len(drawn) == len(rows) else logits[drawn]
         for index, token in zip(drawn, _draw(lines, [rows[index] for index in drawn]), strict=True):
@@ -120,7 +122,9 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """[N, V] -> one token per row at temperature > 0."""
     device = logits.device
-    logits = logits / torch.tensor([[row.params.temperature] for row in rows], device=device)
+    logits = logits.clamp(max=torch.finfo(logits.dtype).max)  # what a tiny penalty divisor blew up: inf - inf is NaN
+    logits -= logits.amax(-1, keepdim=True)
+    logits /= torch.tensor([[row.params.temperature] for row in rows], device=device)
     _keep_top_k(logits, [row.params.top_k for row in rows])
     probs = logits.softmax(-1)  # [N, V]
     for index, row in enumerate(rows):
@@ -135,7 +139,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     )
     # right=True: the first token whose cumulative weight exceeds the point, so never one of weight zero.
     found = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    tokens: list[int] = found[:, 0].tolist()
+    tokens: list[int] = found[:, 0].clamp(max=logits.shape[-1] - 1).tolist()  # all tokens forbidden: any one, but one
     return tokens
 
 
