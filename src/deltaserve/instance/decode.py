@@ -358,6 +358,8 @@ class DecodeInstance:
 
     def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
         self._outbox.finished(room, finish, now)
+        if room.state in _REMOTE:  # a resumed room, ended by a stop string
+            self.intake.withdraw(room, FailReason.CANCELLED, now)
         self._end(room)
 
     def _fail(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
@@ -393,6 +395,4 @@ class DecodeInstance:
 
     def check_integrity(self) -> None:
         self.receiver.check_integrity()
-        requests = [room.request for room in self._rooms]
-        num_owned = sum(len(r.owned[0]) if r.owned else 0 for r in requests)
-        check_parts(self.parts, num_owned, sum(r.lease is not None for r in requests))
+        check_parts(self.parts, [room.request for room in self._rooms])

@@ -1,5 +1,6 @@
 """What every engine is made of, built from its config: pools, tree, budget, scheduler."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltaserve.base.errors import IntegrityError
@@ -9,6 +10,7 @@ from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
 from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.instance.api import InstanceConfig
+from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
 from deltaserve.sched.scheduler import SchedConfig, Scheduler
 from deltaserve.wire.messages import Events, Facts
@@ -87,12 +89,15 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     return metrics
 
 
-def check_parts(parts: Parts, num_owned: int, num_leases: int) -> None:
-    """Raises IntegrityError unless the books of pools, tree, scheduler and rooms agree."""
+def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
+    """Raises IntegrityError unless the books of pools, tree, scheduler and of the rooms' requests agree."""
     parts.cache.check_integrity()
     parts.scheduler.check_integrity()
+    holders = {*requests, *parts.scheduler.ending}
     for index, pool in enumerate(parts.pools):
+        num_owned = sum(len(r.owned[index]) for r in holders if r.owned)
         if pool.count(PageState.OWNED) != num_owned:
             raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {num_owned}")
+    num_leases = sum(r.lease is not None for r in holders)
     if parts.cache.num_leases != num_leases:
         raise IntegrityError(f"{parts.cache.num_leases} leases, requests hold {num_leases}")

@@ -107,6 +107,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def ending(self) -> Iterable[Request]:
+        """Requests that ended while their step runs: they keep their pages until it is committed."""
+        return self._ended_in_flight
+
     def take_retracted(self) -> list[Request]:
         """Requests that gave their memory back since the last call; the owner decides how they resume."""
         taken, self._retracted = self._retracted, []
@@ -150,9 +155,8 @@ class Scheduler:
             self._take_row(request)
             return _Admission.ADMITTED
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
-        tokens = bytes(request.tokens)
         limit = request.num_tokens - 1 if matches else 0
-        match = self._cache.match(request.namespace, tokens, bytes(request.keys), limit)
+        match = self._cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
         twin = frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
         if twin is not None:
             self._twins.hold_back(request, twin)
@@ -179,8 +183,7 @@ class Scheduler:
 
     def _feeds_tree(self, request: Request) -> bool:
         """Whether it runs, and will hand further pages of its prompt to the tree."""
-        is_extend = request.num_tokens - request.num_computed > 1
-        return is_extend and request in self._running and self._uses_tree(request)
+        return request in self._running and request.num_tokens - request.num_computed > 1 and self._uses_tree(request)
 
     def _take_row(self, request: Request) -> None:
         self._rows.take(request)
@@ -215,7 +218,7 @@ class Scheduler:
         return self._in_flight is not None and request.row is not None and request.row in self._in_flight
 
     def has_work(self) -> bool:
-        """Whether plan() would compute something."""
+        """Whether plan() may be called, and would compute something."""
         return bool(self._running) and self._in_flight is None
 
     def _grow_decode_rows(self) -> None:
