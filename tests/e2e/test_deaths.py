@@ -13,10 +13,19 @@ from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import PATIENCE_S, Answer, Server, serving, wait_until
 from tests.engine.server import is_alive, wait_until_gone
 
-PAGE = 16
-FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--num-pages", "1024")
+PAGE = 4
+FLAGS = (
+    "--page-size",
+    str(PAGE),
+    "--chunked-prefill-size",
+    str(PAGE),
+    "--num-pages",
+    "2048",
+    "--attention-split-tokens",
+    "256",
+)
 LONG = random_prompt(3900, seed=7)
-"""Computed and moved in 244 chunks, which takes more than a second."""
+"""Computed and moved in 975 chunks, which takes some seconds."""
 SHORT = random_prompt(3 * PAGE + 5, seed=8)
 ANSWERED_S = 10.0
 """Bound for an answer after a death; it takes a tenth of a second, and about two where only silence tells."""

@@ -18,7 +18,8 @@ _HANDSHAKE_MS = 5_000
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
 _RECONNECT_MS = 50
-_RECONNECT_MAX_MS = 1_000
+_RECONNECT_MAX_MS = 200
+"""A restarted peer is found again that soon. A try costs a packet."""
 _HANG_UP_LINGER_MS = 500
 
 

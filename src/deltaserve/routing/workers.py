@@ -157,11 +157,10 @@ class Workers:
         elif worker.spec == spec and worker.peer.state in _THERE:
             return
         worker.spec = spec
-        if worker.peer.state in _THERE:
-            self._emit(Dial(spec.address))
-        else:
+        self._emit(Dial(spec.address))
+        if worker.peer.state not in _THERE:
             self._reset(worker)
-            self._link_afresh(worker, now)
+            self._greet(worker, now)
         if spec.role is Role.PREFILL:
             for decode in self.of(Role.DECODE):
                 self._send_hello(decode)  # tells it where the prefill worker is
@@ -271,14 +270,10 @@ class Workers:
         if worker.peer.state is not PeerState.UNKNOWN and worker.peer.state is not PeerState.LOST:
             self._table.move(worker.peer, PeerEvent.LOSE)
         self._reset(worker)
-        self._link_afresh(worker, now)
-        self._reconsider()
-
-    def _link_afresh(self, worker: Worker, now: float) -> None:
-        """Connect now: the old link may be waiting longer and longer between two tries."""
         self._emit(HangUp(worker.name))
         self._emit(Dial(worker.spec.address))
         self._greet(worker, now)
+        self._reconsider()
 
     def _reset(self, worker: Worker) -> None:
         worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
