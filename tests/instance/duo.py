@@ -145,7 +145,12 @@ class Duo:
 
     def run(self, seconds: float) -> None:
         end = self.world.now + seconds
-        self.world.run(until=end, done=lambda: bool(self.cluster.check()))
+
+        def checked() -> bool:
+            self.cluster.check()
+            return False
+
+        self.world.run(until=end, done=checked)
 
     def settle(self, *asked: Asked, limit_s: float = 30.0) -> None:
         """They end with the right answers, and nothing is left behind."""

@@ -206,7 +206,7 @@ def test_logits_that_are_not_finite_end_the_request_and_are_not_cached(name: Pee
 def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(name: PeerName) -> None:
     duo = Duo(fabric=slow_fabric())
     asked = duo.ask(PROMPT, 8)
-    duo.until(lambda: (room := duo.prefill_room(asked)) is not None)
+    duo.until(lambda: duo.prefill_room(asked) is not None)
     duo.report(name, DrainRequested())
     instance = duo.worker(name).instance
     assert not instance.is_drained()

@@ -22,40 +22,27 @@ from tests.sched.toys import Bench, make_request, page_lists
 NAMESPACES = st.sampled_from([Namespace("alice"), Namespace("bob")])
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(
-        page_size=st.sampled_from([1, 2, 4]),
-        max_running=st.integers(1, 4),
-        chunk_pages=st.integers(1, 3),
-        step_pages=st.integers(1, 6),
-        split_pages=st.sampled_from([1, 2]),
-        reserve_len=st.integers(0, 6),
-        spare_pages=st.integers(0, 12),
-        num_pools=st.integers(1, 2),
-        radix_cache=st.booleans() | st.just(True),
+@st.composite
+def configs(draw: st.DrawFn) -> SchedConfig:
+    """Sizes small enough that every limit is met."""
+    page_size = draw(st.sampled_from([1, 2, 4]))
+    chunk_pages = draw(st.integers(1, 3))
+    return SchedConfig(
+        page_size=page_size,
+        max_running=draw(st.integers(1, 4)),
+        chunk_len=chunk_pages * page_size,
+        step_len=max(draw(st.integers(1, 6)), chunk_pages) * page_size,
+        split_tokens=draw(st.sampled_from([1, 2])) * page_size,
+        reserve_len=draw(st.integers(0, 6)),
+        radix_cache=draw(st.sampled_from([True, True, False])),
     )
-    def start(
-        self,
-        page_size: int,
-        max_running: int,
-        chunk_pages: int,
-        step_pages: int,
-        split_pages: int,
-        reserve_len: int,
-        spare_pages: int,
-        num_pools: int,
-        radix_cache: bool,
-    ) -> None:
-        self.config = SchedConfig(
-            page_size=page_size,
-            max_running=max_running,
-            chunk_len=chunk_pages * page_size,
-            step_len=max(step_pages, chunk_pages) * page_size,
-            split_tokens=split_pages * page_size,
-            reserve_len=reserve_len,
-            radix_cache=radix_cache,
-        )
-        self.max_len = 8 * page_size
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(config=configs(), spare_pages=st.integers(0, 12), num_pools=st.integers(1, 2))
+    def start(self, config: SchedConfig, spare_pages: int, num_pools: int) -> None:
+        self.config = config
+        self.max_len = 8 * config.page_size
         num_pages = 8 + spare_pages
         self.bench = Bench(self.config, [num_pages + 3 * pool for pool in range(num_pools)])
         self.scheduler = self.bench.scheduler

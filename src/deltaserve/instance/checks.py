@@ -6,7 +6,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.keys import key_at
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
-from deltaserve.wire.messages import Grant, Offer, Submit
+from deltaserve.wire.messages import Component, Grant, Offer, Submit
 
 Refusal = tuple[FailReason, str]
 
@@ -35,18 +35,31 @@ def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     return _size_problem(config, num_tokens)
 
 
-def grant_fits(config: InstanceConfig, grant: Grant, num_tokens: int, keys: bytes) -> bool:
-    """Whether a grant's coverage is exactly what is missing of a prompt of `num_tokens` tokens, in every pool."""
+def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, num_tokens: int, keys: bytes) -> bool:
+    """Whether a grant's coverage is exactly what is missing of a prompt of `num_tokens` tokens, in every pool.
+
+    `pool_pages`: sizes of decode's pools, as it announced them.
+    """
+    if not (0 < grant.ticket < _TICKETS and 0 <= grant.aux_slot < _UINT32 and 0 <= grant.aux_generation < _UINT32):
+        return False  # whether decode has that slot the transport checks, against the regions announced
     num_pages = config.cache.num_pages(num_tokens)
     prefix_pages, beyond = divmod(grant.prefix_len, config.cache.page_size)
     if beyond or not 0 <= prefix_pages <= num_pages or grant.prefix_len > num_tokens:
         return False
     if prefix_pages and key_at(keys, prefix_pages - 1) != grant.prefix_key:
         return False
-    wanted = (num_pages - prefix_pages) * TOKEN_BYTES
-    pools: Sequence[int] = sorted(component.pool for component in grant.coverage)
-    lengths = all(len(c.pages) == wanted == len(c.generations) for c in grant.coverage)
-    return pools == list(range(config.cache.num_pools)) and lengths
+    num_pools = config.cache.num_pools
+    if sorted(c.pool for c in grant.coverage) != list(range(num_pools)) or len(pool_pages) != num_pools:
+        return False
+    return all(_names_pages(c, num_pages - prefix_pages, pool_pages[c.pool]) for c in grant.coverage)
+
+
+def _names_pages(component: Component, count: int, arena_pages: int) -> bool:
+    """Whether a component names `count` different pages of an arena, each with a generation."""
+    if not len(component.pages) == len(component.generations) == count * TOKEN_BYTES:
+        return False
+    pages = unpack_u32(component.pages)
+    return len(set(pages)) == count and all(page < arena_pages for page in pages)
 
 
 def _prompt_problem(config: InstanceConfig, prompt: bytes) -> str | None:

@@ -44,7 +44,8 @@ from deltaserve.wire.messages import (
     Submit,
 )
 
-_REMOTE = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING)
+_ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
+_REMOTE = (*_ASKED, DecodeState.COLLECTING)
 
 
 class DecodeInstance:
@@ -174,21 +175,21 @@ class DecodeInstance:
         if not isinstance(body, Starting | Failed | PromptLogprobs):
             return
         room = self._rooms.get(body.room)
-        if room is None or room.prefill != peer.name:
-            if isinstance(body, Starting):
-                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
-            return
+        if room is not None and room.prefill != peer.name:
+            room = None
         match body:
-            case Starting() if body.attempt == room.attempt:
-                self.intake.started(room, body.cached_len, now)
-            case Failed() if body.attempt == room.attempt:
-                self._attempt_failed(room, body.reason, body.message, now)
+            case Starting() if room is not None and room.state in _ASKED:
+                if body.attempt == room.attempt:
+                    self.intake.started(room, body.cached_len, now)
+            case Starting():
+                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
+            case Failed() if room is not None and body.attempt == room.attempt:
+                if room.state in _ASKED:  # else everything has landed
+                    self._attempt_failed(room, body.reason, body.message, now)
                 if body.reason is FailReason.PEER_FENCED:
                     self._lose(peer.name, now)
-            case PromptLogprobs():
+            case PromptLogprobs() if room is not None:
                 self._tell_prompt_logprobs(room, body.start, body.values, now)
-            case _:
-                pass  # of an attempt that is over
 
     def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
         if submit.room in self._rooms:

@@ -183,10 +183,13 @@ class PrefillInstance:
             reason, text = FailReason.CANCELLED, "no such attempt here"
             self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
             return
-        if not grant_fits(self.config, grant, room.num_tokens, bytes(room.request.keys)):
+        arena = peer.hello.facts.pool_pages if peer.hello else ()
+        if not grant_fits(self.config, arena, grant, room.num_tokens, bytes(room.request.keys)):
             self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
             return
         ticket, verdict = self.sender.accept(peer.name, boot, grant)
+        if verdict is GrantVerdict.CLOSED:
+            self._end(room)  # the attempt is over: decode grants each one once
         if verdict is not GrantVerdict.OPENED or ticket is None:
             return
         room.ticket = ticket
