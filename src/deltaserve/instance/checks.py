@@ -40,8 +40,6 @@ def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, 
 
     `pool_pages`: sizes of decode's pools, as it announced them.
     """
-    if not (0 < grant.ticket < _TICKETS and 0 <= grant.aux_slot < _UINT32 and 0 <= grant.aux_generation < _UINT32):
-        return False  # whether decode has that slot the transport checks, against the regions announced
     num_pages = config.cache.num_pages(num_tokens)
     prefix_pages, beyond = divmod(grant.prefix_len, config.cache.page_size)
     if beyond or not 0 <= prefix_pages <= num_pages or grant.prefix_len > num_tokens:
