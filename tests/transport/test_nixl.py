@@ -75,7 +75,7 @@ def test_agent_names_differ_for_each_pair_boot_and_opening() -> None:
 def test_devices() -> None:
     assert memory_of("cpu") == ("DRAM", 0)
     assert memory_of("cuda:3") == ("VRAM", 3)
-    for wrong in ("", "cuda", "cuda:", "cuda:-1", "cuda:x", "mps", "cpu:0"):
+    for wrong in ("", "cuda", "cuda:", "cuda:-1", "cuda:x", "cuda:" + "1" * 5000, "mps", "cpu:0"):
         with pytest.raises(TransportError, match="expected cpu or cuda:N"):
             memory_of(wrong)
 

@@ -1,6 +1,12 @@
 """What a request asks of the sampler. Pure data; the arithmetic is in runner/sampler.py."""
 
+import math
+
 import msgspec
+
+MAX_LOGPROBS = 20
+"""Of one position: an aux record of so many always fits its slot."""
+_MAX_SEED = (1 << 64) - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,3 +52,33 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """Of the token that stands there."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob) of the most likely ones, best first."""
+
+
+def sampling_problem(params: SamplingParams, vocab_size: int) -> str | None:
+    """The first field no sampler could obey, in words, or None. For whoever takes params from another process."""
+    ranges = (
+        ("seed", params.seed, 0, _MAX_SEED),
+        ("temperature", params.temperature, 0.0, 2.0),
+        ("top_p", params.top_p, 0.0, 1.0),
+        ("top_k", 1 if params.top_k is None else params.top_k, 1, 1 << 31),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("repetition_penalty", params.repetition_penalty, 0.0, 2.0),
+        ("presence_penalty", params.presence_penalty, -2.0, 2.0),
+        ("frequency_penalty", params.frequency_penalty, -2.0, 2.0),
+        ("min_tokens", params.min_tokens, 0, 1 << 31),
+        ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", params.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+    )
+    for name, value, low, high in ranges:
+        if not low <= value <= high:  # false for NaN too
+            return f"{name} is outside {low} .. {high}"
+    if params.max_tokens < 1:
+        return "max_tokens is below 1"
+    if params.top_p == 0.0 or params.repetition_penalty == 0.0:
+        return "top_p and repetition_penalty must be above 0"
+    ids = (*params.stop_token_ids, *(token for token, _ in params.logit_bias))
+    if any(not 0 <= token < vocab_size for token in ids):
+        return "a stop or bias token is beyond the vocabulary"
+    if not all(math.isfinite(bias) for _, bias in params.logit_bias):
+        return "a bias is not a number"
+    return None

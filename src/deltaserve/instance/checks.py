@@ -1,29 +1,62 @@
 """Range checks of what peers ask for, against this worker's sizes. What passes can be served, some time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.keys import key_at
+from deltaserve.base.ids import Role
+from deltaserve.base.keys import KEY_BYTES, key_at
+from deltaserve.base.sampling import sampling_problem
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
-from deltaserve.wire.messages import Component, Grant, Offer, Submit
+from deltaserve.wire.messages import (
+    Cancel,
+    Component,
+    Drained,
+    Failed,
+    Finish,
+    Grant,
+    Hello,
+    Message,
+    Offer,
+    PromptLogprobs,
+    Revoke,
+    Starting,
+    Submit,
+)
 
 Refusal = tuple[FailReason, str]
+_UINT32 = 1 << 32
+_TICKETS = 1 << 63
+_DECODES = (Role.DECODE.value, Role.UNIFIED.value)
+_ORDERS: Mapping[str, tuple[type, ...]] = {
+    Role.FRONT.value: (Submit, Cancel, Finish, Hello),
+    Role.PREFILL.value: (Starting, Failed, Drained, PromptLogprobs),
+    **dict.fromkeys(_DECODES, (Offer, Grant, Revoke, Cancel)),
+}
+"""Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""
+
+
+def may_say(role: str, message: Message) -> bool:
+    """Whether a message is one that peers of this role send to workers."""
+    return isinstance(message, _ORDERS.get(role, ()))
+
+
+def are_pair(ours: Role, theirs: str) -> bool:
+    """Whether pages move between two such instances."""
+    return theirs in _DECODES if ours is Role.PREFILL else theirs == Role.PREFILL.value
 
 
 def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
     """Why decode can never serve a Submit, or None."""
-    problem = _prompt_problem(config, submit.prompt)
+    problem = _request_problem(config, submit)
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
-    if submit.sampling.max_tokens < 1:
-        return FailReason.BAD_EXTENT, "max_tokens below 1"
     return _size_problem(config, token_len(submit.prompt) + submit.sampling.max_tokens)
 
 
 def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     """Why prefill can never serve an Offer, or None."""
-    problem = _prompt_problem(config, offer.prompt)
+    problem = _request_problem(config, offer)
     num_tokens = token_len(offer.prompt)
     if problem is not None or not 0 < offer.prompt_len <= num_tokens:
         return FailReason.BAD_EXTENT, problem or "the prompt's length is not inside the prompt"
@@ -40,6 +73,8 @@ def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, 
 
     `pool_pages`: sizes of decode's pools, as it announced them.
     """
+    if not (0 < grant.ticket < _TICKETS and 0 <= grant.aux_slot < _UINT32 and 0 <= grant.aux_generation < _UINT32):
+        return False  # whether decode has that slot the transport checks, against the regions announced
     num_pages = config.cache.num_pages(num_tokens)
     prefix_pages, beyond = divmod(grant.prefix_len, config.cache.page_size)
     if beyond or not 0 <= prefix_pages <= num_pages or grant.prefix_len > num_tokens:
@@ -60,12 +95,15 @@ def _names_pages(component: Component, count: int, arena_pages: int) -> bool:
     return len(set(pages)) == count and all(page < arena_pages for page in pages)
 
 
-def _prompt_problem(config: InstanceConfig, prompt: bytes) -> str | None:
-    if not prompt or len(prompt) % TOKEN_BYTES:
+def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | None:
+    if not asked.prompt or len(asked.prompt) % TOKEN_BYTES:
         return "the prompt is not a list of token ids"
-    if max(unpack_u32(prompt)) >= config.vocab_size:
+    if max(unpack_u32(asked.prompt)) >= config.vocab_size:
         return "token id beyond the vocabulary"
-    return None
+    num_keys, beyond = divmod(len(asked.keys), KEY_BYTES)
+    if beyond or num_keys > token_len(asked.prompt) // config.cache.page_size:
+        return "the keys are not those of the prompt's full pages"
+    return sampling_problem(asked.sampling, config.vocab_size)
 
 
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:

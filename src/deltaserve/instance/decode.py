@@ -225,10 +225,10 @@ class DecodeInstance:
         self._complete(room, FinishReason.STOP, now)
 
     def _on_drained(self, peer: Peer, drained: Drained, now: float) -> None:
-        if peer.boot is None:
+        ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(drained.ticket)))
+        if ticket is None or ticket.peer != peer.name:
             return
-        key = TicketId(Boot(self.config.boot), peer.boot, TicketSeq(drained.ticket))
-        if self.receiver.drained(key, drained.outcome) is Heard.FENCE:
+        if self.receiver.drained(ticket.id, drained.outcome) is Heard.FENCE:
             self._lose(peer.name, now)
         self.intake.update_mark(peer.name)
 

@@ -274,6 +274,8 @@ class Intake:
             first = decode_first_token(report.payload)
         except ProtocolError as error:
             return [AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))]
+        if not 0 <= first.token < self._config.vocab_size:
+            return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")]
         del self._by_ticket[ticket]
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
         room.ticket = None

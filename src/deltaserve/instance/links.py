@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, Dial, InstanceConfig, SendFrame
+from deltaserve.instance.checks import are_pair, may_say
 from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -24,6 +25,10 @@ from deltaserve.transfer.commands import (
     OpenEndpoint,
 )
 from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress
+
+_MAX_PEERS = 1024
+_STRANGER_S = 60.0
+"""A peer that is not there and was not dialled is forgotten after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,10 @@ class Links:
         """Every frame to `peer` from now on says that tickets below are over."""
         self._marks[peer] = closed_below
 
-    def is_ready(self, peer: PeerName) -> bool:
-        return self.table.get(peer).is_ready
+    def is_ready(self, name: PeerName) -> bool:
+        """Whether pages can move between us."""
+        peer = self.table.get(name)
+        return peer.is_ready and are_pair(self.config.role, _role(peer))
 
     def fronts(self) -> list[PeerName]:
         return [p.name for p in self.table if p.is_ready and _role(p) == Role.FRONT.value]
@@ -82,9 +89,12 @@ class Links:
     # ------------------------------------------------------------ greeting
 
     def dial(self, address: PeerAddress, now: float) -> None:
-        """Connect and greet, unless that is under way or done."""
+        """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair."""
         name = PeerName(address.name)
-        if self._dialled.get(name) == address:
+        role = _role(self.table.get(name))
+        if self._dialled.get(name) == address or name == self.config.name:
+            return
+        if role and not are_pair(self.config.role, role):
             return
         self._dialled[name] = address
         self._out.append(Dial(address))
@@ -102,6 +112,9 @@ class Links:
 
     def receive(self, envelope: Envelope, now: float) -> Delivery:
         """Judge a frame by its boots and deal with Hellos."""
+        if len(self.table) >= _MAX_PEERS and PeerName(envelope.src) not in self.table:
+            self.stale_frames += 1
+            return Delivery(Peer(PeerName(envelope.src)), None)
         peer = self.table.get(PeerName(envelope.src))
         verdict = self.table.judge(envelope, now)
         hello = envelope.body if isinstance(envelope.body, Hello) else None
@@ -125,6 +138,8 @@ class Links:
             elif peer.name not in self._dialled:
                 self.send(peer.name, Heartbeat())  # it does not know this boot yet
             return Delivery(peer, None, is_gone)
+        if not may_say(_role(peer), envelope.body):  # above all heartbeats
+            return Delivery(peer, None, is_gone)
         return Delivery(peer, envelope.body, is_gone)
 
     def _tell_boot(self, peer: Peer, their_boot: Boot) -> Delivery:
@@ -134,7 +149,7 @@ class Links:
 
     def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> Delivery:
         peer.last_heard = now
-        if hello.role == Role.FRONT.value:
+        if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
             self._answer(peer.name, b"")
@@ -169,6 +184,8 @@ class Links:
         differences = unequal_fields(self._compat, dict(hello.compat))
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
+        if not are_pair(self.config.role, hello.role):
+            differences.append(f"role: ours {self.config.role.value}, theirs {hello.role[:80]!r}")
         if not differences:
             self.refusals.pop(peer.name, None)
             return False
@@ -217,6 +234,7 @@ class Links:
     def beat(self, now: float) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns peers that fell silent."""
         silent = [p for p in self.table.silent(now) if p.is_ready]
+        self._forget_strangers(now)
         for peer in self.table:
             greeting = self._greetings.get(peer.name)
             if peer.is_ready and _role(peer) != Role.FRONT.value:
@@ -229,6 +247,15 @@ class Links:
             elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
                 self.greet(peer.name, now)
         return silent
+
+    def _forget_strangers(self, now: float) -> None:
+        away = (PeerState.UNKNOWN, PeerState.LOST, PeerState.REFUSED)
+        for peer in self.table:
+            if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self._dialled:
+                self.table.forget(peer.name)
+                self._greetings.pop(peer.name, None)
+                self._marks.pop(peer.name, None)
+                self.refusals.pop(peer.name, None)
 
     def _end_life(self, peer: Peer) -> None:
         """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""

@@ -109,6 +109,12 @@ class PeerTable:
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._peers.values()))
 
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, name: PeerName) -> bool:
+        return name in self._peers
+
     def get(self, name: PeerName) -> Peer:
         """The peer of that name, made on first use."""
         peer = self._peers.get(name)

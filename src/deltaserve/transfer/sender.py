@@ -174,7 +174,7 @@ class Sender:
         """Decode withdraws a ticket. None: unknown or over; it can never open now and `drain_of` is the answer."""
         key = TicketId(decode_boot, self._boot, TicketSeq(seq))
         ticket = self._tickets.get(key)
-        if ticket is None:
+        if ticket is None or ticket.peer != peer:
             pair = self._pair(peer, decode_boot)
             if seq >= pair.closed_below:
                 pair.tombstones.setdefault(seq, Drain.CLEAN)

@@ -22,6 +22,7 @@ from deltaserve.transport.base import MAX_METADATA_BYTES, RemoteRegion, Transpor
 BACKEND = "UCX"
 _MAGIC = b"DSN1"
 _HEADER_BYTES = len(_MAGIC) + 4
+_ORDINAL_DIGITS = 4
 
 Descriptor = tuple[int, int, int]
 """(address, bytes, device ordinal)."""
@@ -55,8 +56,8 @@ def memory_of(device: str) -> tuple[str, int]:
     if device == "cpu":
         return "DRAM", 0
     kind, _, ordinal = device.partition(":")
-    if kind != "cuda" or not ordinal.isdecimal():
-        raise TransportError(f"device {device!r} cannot be registered: expected cpu or cuda:N")
+    if kind != "cuda" or not ordinal.isdecimal() or len(ordinal) > _ORDINAL_DIGITS:
+        raise TransportError(f"device {device[:80]!r} cannot be registered: expected cpu or cuda:N")
     return "VRAM", int(ordinal)
 
 

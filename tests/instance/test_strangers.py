@@ -1,0 +1,232 @@
+"""Peers that say what is not theirs to say, or make no sense: refused, no harm to anybody else, nothing kept."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import PeerName
+from deltaserve.base.tokens import pack_u32
+from deltaserve.instance.api import FrameIn
+from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.peer.table import PeerState
+from deltaserve.transfer.commands import Collected
+from deltaserve.wire.aux import FirstToken, encode_first_token
+from deltaserve.wire.messages import (
+    Component,
+    Drain,
+    Drained,
+    Envelope,
+    Facts,
+    Failed,
+    Finished,
+    Grant,
+    Heartbeat,
+    Hello,
+    Message,
+    Offer,
+    PeerAddress,
+    Revoke,
+    Submit,
+)
+from tests.instance.duo import DECODE, FRONT, PREFILL, Duo, slow_fabric
+
+PROMPT = list(range(1, 31))
+EVIL = PeerName("evil")
+BOOT = 666
+
+
+def say(duo: Duo, dst: PeerName, body: Message, boot: int = BOOT, src: PeerName = EVIL) -> None:
+    dst_boot = None if isinstance(body, Hello) else duo.boot(dst)
+    duo.worker(dst).handle(FrameIn(Envelope(src=src, src_boot=boot, dst_boot=dst_boot, body=body)))
+
+
+def hello(role: str) -> Hello:
+    return Hello(role=role, compat={"model": "stamp model"}, facts=Facts(page_size=4, pool_pages=(64,)))
+
+
+def an_offer(duo: Duo) -> Offer:
+    """As decode makes them, for a room of its own."""
+    duo.serve([50, *PROMPT], 2)
+    return msgspec.structs.replace(duo.sent(Offer, DECODE)[-1], room=b"a room of evil's", prefix_len=0, prefix_key=b"")
+
+
+def a_grant(offer: Offer, pages: Sequence[int] = range(8)) -> Grant:
+    packed = pack_u32(pages)
+    return Grant(
+        room=offer.room,
+        attempt=offer.attempt,
+        ticket=1,
+        prefix_len=0,
+        prefix_key=b"",
+        coverage=(Component(writer=0, reader=0, pool=0, pages=packed, generations=packed),),
+        aux_slot=0,
+        aux_generation=1,
+        remaining_ms=60_000,
+    )
+
+
+def test_a_front_can_make_prefill_keep_nothing() -> None:
+    """It has no endpoint: what was posted for it would stay pinned for ever."""
+    duo = Duo()
+    offer = an_offer(duo)
+    say(duo, PREFILL, hello("front"))
+    say(duo, PREFILL, offer)
+    say(duo, PREFILL, a_grant(offer))
+    duo.run(0.1)
+    assert not duo.prefill._rooms
+    duo.quiet()
+    duo.serve(PROMPT, 3)
+
+
+def test_decode_takes_no_requests_from_a_prefill_worker() -> None:
+    duo = Duo()
+    duo.serve([50, *PROMPT], 2)
+    submit = msgspec.structs.replace(duo.sent(Submit, FRONT)[-1], room=b"a room of evil's")
+    duo.inject(DECODE, PREFILL, submit)
+    assert duo.decode_room(duo.serve(PROMPT, 3)) is None
+    assert duo.decode._rooms.get(submit.room) is None
+
+
+@pytest.mark.parametrize("role", ["prefill", "banana", ""])
+def test_a_role_that_makes_no_pair_is_refused(role: str) -> None:
+    duo = Duo()
+    say(duo, PREFILL, hello(role))
+    assert "role: ours prefill" in duo.prefill.links.refusals[EVIL]
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize("name", [FRONT, DECODE])
+def test_a_request_cannot_make_decode_greet_its_front_or_itself(name: PeerName) -> None:
+    """It fails, the link it names stays as it is."""
+    duo = Duo()
+    duo.serve([50, *PROMPT], 2)
+    wrong = PeerAddress(name=name, url="tcp://127.0.0.1:1")
+    submit = msgspec.structs.replace(duo.sent(Submit, FRONT)[-1], room=b"room of no one..", prefill=wrong)
+    duo.inject(DECODE, FRONT, submit)
+    assert duo.decode.links.table.get(FRONT).state is PeerState.READY
+    asked = duo.ask(PROMPT, 3)
+    duo.until(lambda: asked.answer.ends == 1)
+    assert asked.answer.error is None
+    duo.until(lambda: any(f.room == submit.room for f in duo.sent(Finished, DECODE)), limit_s=10.0)
+    (ended,) = [f for f in duo.sent(Finished, DECODE) if f.room == submit.room]
+    assert ended.reason is FailReason.NO_PEER
+    duo.quiet()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"logprobs": 10**6},
+        {"prompt_logprobs": -1},
+        {"seed": -1},
+        {"stop_token_ids": (97,)},
+        {"logit_bias": ((97, 1.0),)},
+    ],
+)
+def test_sampling_that_no_sampler_obeys_is_refused_by_both_halves(changes: dict[str, object]) -> None:
+    duo = Duo()
+    offer = an_offer(duo)
+    sampling = msgspec.structs.replace(offer.sampling, **changes)
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, sampling=sampling))
+    submit = duo.sent(Submit, FRONT)[-1]
+    duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, room=offer.room, sampling=sampling))
+    duo.run(0.01)
+    assert [f.reason for f in duo.sent(Failed)] == [FailReason.BAD_EXTENT]
+    assert [f.reason for f in duo.sent(Finished, DECODE) if f.room == offer.room] == [FailReason.BAD_EXTENT]
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize("keys", [b"x", b"k" * 17, b"k" * 16 * 9])
+def test_keys_that_are_not_the_prompts_are_refused(keys: bytes) -> None:
+    duo = Duo()
+    offer = msgspec.structs.replace(an_offer(duo), keys=keys)
+    duo.inject(PREFILL, DECODE, offer)
+    duo.run(0.01)
+    assert [f.reason for f in duo.sent(Failed)] == [FailReason.BAD_EXTENT]
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ticket": value} for value in (0, -1, 1 << 63)]
+    + [{"aux_slot": value} for value in (-1, 1 << 32)]
+    + [{"aux_generation": value} for value in (-1, 1 << 32, (1 << 64) - 1)],
+)
+def test_numbers_of_a_grant_that_no_record_can_hold_are_refused(changes: dict[str, int]) -> None:
+    """They would end the process in the thread that writes the record."""
+    duo = Duo()
+    offer = an_offer(duo)
+    duo.inject(PREFILL, DECODE, offer)
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(a_grant(offer), **changes))
+    assert [f.reason for f in duo.sent(Failed)] == [FailReason.BAD_EXTENT]
+    assert len(duo.prefill.sender) == 0
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize("aux_slot", [16, 10**9])
+def test_a_slot_that_decode_does_not_have_fails_that_attempt(aux_slot: int) -> None:
+    duo = Duo()
+    offer = an_offer(duo)
+    duo.inject(PREFILL, DECODE, offer)
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(a_grant(offer), ticket=50, aux_slot=aux_slot))
+    duo.run(8.0)
+    duo.quiet()
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize("token", [-1, 97, 1 << 32, (1 << 64) - 1])
+def test_a_first_token_beyond_the_vocabulary_fails_the_attempt(token: int) -> None:
+    duo = Duo(fabric=slow_fabric(0.5))
+    asked = duo.ask(PROMPT, 3)
+    duo.until(lambda: (room := duo.decode_room(asked)) is not None and room.ticket is not None)
+    (ticket,) = duo.decode.receiver
+    duo.report(DECODE, Collected(ticket.id, encode_first_token(FirstToken(token=token))))
+    assert ticket.is_revoked
+    duo.until(lambda: asked.answer.ends == 1)
+    duo.run(4.0)
+    duo.quiet()
+    duo.serve(PROMPT, 3)
+
+
+def test_nobody_else_may_drain_or_revoke_a_pairs_ticket() -> None:
+    """Not even who knows the boot that the ticket names."""
+    duo = Duo(fabric=slow_fabric(0.5))
+    asked = duo.ask(PROMPT, 3)
+    duo.until(lambda: len(duo.decode.receiver) == 1 and len(duo.prefill.sender) == 1)
+    (granted,), (sending,) = duo.decode.receiver, duo.prefill.sender
+    prefill_boot, decode_boot = duo.boot(PREFILL), duo.boot(DECODE)
+    say(duo, PREFILL, hello("decode"), decode_boot)
+    _make_ready(duo.prefill)
+    say(duo, PREFILL, Revoke(ticket=sending.id.seq), decode_boot)
+    assert sending.is_open
+    duo.cancel(asked)
+    duo.until(lambda: granted.is_revoked)
+    say(duo, DECODE, hello("prefill"), prefill_boot)
+    _make_ready(duo.decode)
+    say(duo, DECODE, Drained(ticket=granted.id.seq, outcome=Drain.CLEAN), prefill_boot)
+    assert duo.decode.receiver.get(granted.id) is granted
+
+
+def _make_ready(instance: PrefillInstance | DecodeInstance) -> None:
+    """As if its endpoint had been attached."""
+    peer = instance.links.table.get(EVIL)
+    greeting = instance.links._greetings[EVIL]
+    peer.hello, peer.state = greeting.theirs, PeerState.READY
+
+
+def test_names_without_end_are_not_all_remembered() -> None:
+    duo = Duo()
+    for number in range(3000):
+        say(duo, PREFILL, Heartbeat(), number, PeerName(f"stranger {number}"))
+    assert len(duo.prefill.links.table) <= 1024
+    duo.serve(PROMPT, 3)
+    duo.world.run(until=duo.world.now + 62.0)
+    assert len(duo.prefill.links.table) == 2
+    say(duo, PREFILL, Heartbeat(), BOOT, EVIL)
+    assert EVIL in duo.prefill.links.table
+    duo.serve(PROMPT[:9], 3)
