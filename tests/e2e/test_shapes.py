@@ -1,0 +1,240 @@
+"""Other shapes of a server: unified, several workers, no caches, other types, parts started by hand; and namespaces."""
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deltaserve.cli.compose import free_port
+from deltaserve.layout.dtype import DType
+from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
+from tests.e2e.server import PATIENCE_S, Api, Process, serving, wait_until
+
+FLAGS = ("--page-size", "16", "--chunked-prefill-size", "32", "--num-pages", "256")
+CHECKED = (*FLAGS, "--verify", "crc")
+BF16_TOLERANCE = 0.25
+FP8_TOLERANCE = 0.5
+"""Log-probabilities of the tiny models spread over some 20; wrong pages change them by several."""
+
+
+def test_unified(tiny_models: Path, folder: Path) -> None:
+    """One worker does both; the second turn is found, nothing is transferred."""
+    model = tiny_models / "qwen3_moe"
+    with serving(folder, model, *FLAGS, "--disaggregation-mode", "null") as server:
+        assert list(server.workers()) == ["unified-0"]
+        prompts = [random_prompt(50 + i, seed=i) for i in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda prompt: server.complete(prompt, 20, prompt_logprobs=0), prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert_true(model, prompt, answer)
+            assert answer.timings["transferred_bytes"] == 0
+        turn = [*prompts[0], *answers[0].tokens, 5]
+        second = server.complete(turn, 4)
+        assert_true(model, turn, second)
+        assert second.cached_len == (len(turn) - 2) // 16 * 16
+
+
+def test_two_and_two(tiny_models: Path, folder: Path) -> None:
+    """All four work, and a second turn goes where its prefix is."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--prefill", "2", "--decode", "2") as server:
+        prompts = [random_prompt(200, seed=i) for i in range(12)]
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda prompt: server.complete(prompt, 30), prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert_true(model, prompt, answer)
+        metrics = server.wait_quiet()
+        assert all(worker["status"]["metrics"]["deltaserve_steps_total"] > 0 for worker in metrics.values())
+        for prompt, answer in zip(prompts[:4], answers[:4], strict=True):
+            turn = [*prompt, *answer.tokens, 9]
+            second = server.complete(turn, 4)
+            assert_true(model, turn, second)
+            assert second.cached_len >= 192, "computing it again would cost more than moving it"
+
+
+def test_salts_do_not_share(tiny_models: Path, folder: Path) -> None:
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS) as server:
+        prompt = random_prompt(100, seed=1)
+        hits = [server.complete(prompt, 4, cache_salt=salt).cached_len for salt in ("a", "b", "a", "b")]
+        hits += [server.complete(prompt, 4).cached_len for _ in range(2)]
+        assert hits == [0, 0, 96, 96, 0, 96]
+        assert [server.complete(prompt, 4, no_cache=True).cached_len for _ in range(2)] == [0, 0]
+
+
+def test_keys_of_two_tenants_do_not_share(tiny_models: Path, folder: Path) -> None:
+    """With keys the admin routes are on the next port, and nobody without a key is answered."""
+    model = tiny_models / "llama"
+    keys = {name: secrets.token_urlsafe(32) for name in ("one", "two")}
+    path = folder / "keys"
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{key} {name}\n" for name, key in keys.items()))
+    port = free_port()
+    server = Process(folder, "serve", str(model), "--port", str(port), *CHECKED, "--api-key-file", str(path))
+    try:
+        server.wait_for_log("all processes are ready")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
+            body = Api.body_of("llama", random_prompt(100, seed=1), max_tokens=4)
+
+            def hit(name: str) -> int:
+                reply = http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {keys[name]}"})
+                cached: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+                return cached
+
+            assert [hit(name) for name in ("one", "two", "one", "two")] == [0, 0, 96, 96]
+            assert http.post("/v1/completions", json=body).status_code == 401
+            assert http.get("/server_info", headers={"authorization": f"Bearer {keys['one']}"}).status_code == 404
+        assert server.end() == 0
+    finally:
+        server.kill()
+
+
+def test_bfloat16(tiny_models: Path, folder: Path) -> None:
+    model = tiny_models / "llama_bf16"
+    with serving(folder, model, *FLAGS) as server:
+        for length in (5, 64, 100):
+            prompt = random_prompt(length, seed=length)
+            for cached in (0, length // 16 * 16):
+                answer = server.complete(prompt, 12)
+                assert answer.cached_len == cached
+                assert_true(model, prompt, answer, BF16_TOLERANCE)
+                assert answer.timings["transferred_bytes"] - moved(model, length, cached, DType.BFLOAT16) > 0
+
+
+def test_fp8_pages(tiny_models: Path, folder: Path) -> None:
+    """A quarter of the bytes; answers near those of full pages, and no further away from the cache than when cold."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--kv-cache-dtype", "fp8_e4m3") as server:
+        for length in (5, 64, 100):
+            prompt = random_prompt(length, seed=length)
+            for cached in (0, length // 16 * 16):
+                answer = server.complete(prompt, 12)
+                assert answer.cached_len == cached
+                assert_true(model, prompt, answer, FP8_TOLERANCE)
+                aux = answer.timings["transferred_bytes"] - moved(model, length, cached, DType.FP8_E4M3)
+                assert 0 < aux < MAX_AUX_BYTES
+
+
+def moved(model: Path, length: int, cached: int, kv_dtype: DType) -> int:
+    """Bytes of the pages beyond the hit."""
+    return (-(-length // 16) - cached // 16) * page_bytes(model, 16, kv_dtype)
+
+
+@contextmanager
+def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[str, Process]]]:
+    """`prefill`, `decode` and `router` as three commands that share a key file."""
+    key = folder / "cluster.key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_urlsafe(48))
+    ports = {name: free_port() for name in ("prefill", "decode", "router")}
+    parts: dict[str, Process] = {}
+    with ExitStack() as stack:
+        for role in ("prefill", "decode"):
+            link = ["--disaggregation-bootstrap-port", str(ports[role]), "--cluster-key-file", str(key)]
+            parts[role] = Process(folder / role, role, str(model), *link, *flags)
+            stack.callback(parts[role].kill)
+        workers = f"prefill@127.0.0.1:{ports['prefill']},decode@127.0.0.1:{ports['decode']}"
+        front = ["--workers", workers, "--port", str(ports["router"]), "--cluster-key-file", str(key)]
+        parts["router"] = Process(folder / "router", "router", str(model), *front, *flags)
+        stack.callback(parts["router"].kill)
+        api = Api(f"http://127.0.0.1:{ports['router']}", model.name)
+        stack.callback(api.http.close)
+        wait_until(api.is_ready, "readiness", parts["router"])
+        yield api, parts
+
+
+def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
+    """Without a supervisor silence tells of a death; a new process on the same port is found."""
+    model = tiny_models / "llama"
+    with by_hand(folder, model, *CHECKED) as (api, parts):
+        prompt = random_prompt(100, seed=1)
+        for cached in (0, 96):
+            answer = api.complete(prompt, 6)
+            assert_true(model, prompt, answer)
+            assert answer.cached_len == cached
+        old = parts["prefill"]
+        old.kill()
+        wait_until(lambda: not api.is_ready(), "the loss to be noticed")
+        parts["prefill"] = Process(folder / "again", *old.argv)
+        try:
+            wait_until(api.is_ready, "readiness", parts["prefill"])
+            other = random_prompt(120, seed=2)
+            assert_true(model, other, api.complete(other, 6))
+            for name in ("router", "decode", "prefill"):
+                assert parts[name].end() == 0, parts[name].tail()
+        finally:
+            parts["prefill"].kill()
+
+
+def test_workers_of_other_models_are_refused_with_both_values(tiny_models: Path, folder: Path) -> None:
+    """The router says why it is not ready; it never pairs them."""
+    with by_hand_mixed(folder, tiny_models) as api:
+
+        def reasons() -> str:
+            try:
+                return api.http.get("/readyz").text
+            except httpx.TransportError:
+                return ""
+
+        wait_until(lambda: "cluster secret or model: ours" in reasons(), "the refusal")
+        assert not api.is_ready()
+
+
+@contextmanager
+def by_hand_mixed(folder: Path, tiny_models: Path) -> Iterator[Api]:
+    """Prefill has another model than decode and the router."""
+    key = folder / "cluster.key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_urlsafe(48))
+    ports = [free_port() for _ in range(3)]
+    secret = ["--cluster-key-file", str(key)]
+    commands = [
+        ["prefill", str(tiny_models / "llama_bias_mha"), "--disaggregation-bootstrap-port", str(ports[0])],
+        ["decode", str(tiny_models / "llama"), "--disaggregation-bootstrap-port", str(ports[1])],
+        ["router", str(tiny_models / "llama"), "--port", str(ports[2])],
+    ]
+    commands[2] += ["--workers", f"prefill@127.0.0.1:{ports[0]},decode@127.0.0.1:{ports[1]}"]
+    with ExitStack() as stack:
+        for command in commands:
+            process = Process(folder / command[0], *command, *secret, *CHECKED)
+            stack.callback(process.kill)
+        api = Api(f"http://127.0.0.1:{ports[2]}", "llama")
+        stack.callback(api.http.close)
+        yield api
+
+
+def test_nothing_listens_beyond_this_machine(tiny_models: Path, folder: Path) -> None:
+    """Every listening socket of every process, the transport's too, is on a loopback address."""
+    with serving(folder, tiny_models / "llama", *FLAGS) as server:
+        server.complete([1, 2, 3], 2)
+        inodes = {
+            os.readlink(link)
+            for pid in server.pids().values()
+            for link in Path(f"/proc/{pid}/fd").iterdir()
+            if link.is_symlink() and os.path.lexists(link)
+        }
+        listening = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+            if line.split()[3] == "0A"
+        ]
+        addresses = {fields[1].split(":")[0] for fields in listening if f"socket:[{fields[9]}]" in inodes}
+        assert addresses == {"0100007F"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_at_once_and_leaves_nothing(
+    tiny_models: Path, folder: Path, number: signal.Signals
+) -> None:
+    with serving(folder, tiny_models / "llama", *FLAGS) as server:
+        pids = server.pids()
+        assert server.end(number) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+        assert not list(folder.glob("deltaserve-*"))
