@@ -1,7 +1,9 @@
 """Order of admission: arrival, with overtaking bounded in number and in time."""
 
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
-from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S, AdmissionQueue
+from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S, POLICIES, AdmissionQueue
 from tests.sched.toys import make_request
 
 
@@ -60,3 +62,30 @@ def test_discarding_what_is_not_queued_is_fine() -> None:
     (request,) = requests(1)
     queue.discard(request)
     assert len(queue) == 0
+
+
+def test_ranked_requests_go_best_first_and_starved_ones_before_all() -> None:
+    queue = AdmissionQueue(lambda request: request.num_tokens)
+    short, middle, long = requests(3)
+    for request in (short, middle, long):
+        queue.push(request)
+    assert queue.in_order() == [long, middle, short]
+    short.overtaken = MAX_OVERTAKES
+    assert queue.in_order() == [short, long, middle]
+
+
+def test_longest_cached_prefix_first() -> None:
+    pool = PagePool(8)
+    cache = PrefixCache(2, (pool,))
+    cached = make_request([1, 2, 3, 4, 5], max_tokens=1)
+    seed = b"\x00" * 16
+    cached.grow_keys(seed, 2, 2)
+    pages = pool.allocate(2)
+    assert pages is not None
+    tokens = bytes(cached.tokens[:16])
+    cache.insert(cache.empty_lease(cached.namespace), cached.namespace, tokens, bytes(cached.keys), (pages,))
+    rank = POLICIES["lpm"](cache)
+    assert rank is not None
+    other = make_request([9, 9, 9, 9, 9, 9], max_tokens=1)
+    assert (rank(cached), rank(other)) == (4, 0)
+    assert POLICIES["fcfs"](cache) is None

@@ -120,6 +120,7 @@ def worker_spec(
         decode_extend_tokens=scheduling.decode_extend_tokens,
         park_fraction=disaggregation.park_fraction,
         max_queued_requests=scheduling.max_queued_requests * 8,
+        schedule_policy=scheduling.schedule_policy,
         radix_cache=not settings.memory.disable_radix_cache,
         verify_checksums=disaggregation.verify == "crc",
         drain_timeout_s=disaggregation.drain_timeout_s,

@@ -95,6 +95,7 @@ def instance_config(
         park_fraction=spec.park_fraction,
         max_queued_requests=spec.max_queued_requests,
         radix_cache=spec.radix_cache,
+        schedule_policy=spec.schedule_policy,
         verify_checksums=spec.verify_checksums,
         heartbeat_s=spec.heartbeat_s,
         peer_lost_s=spec.peer_lost_s,

@@ -50,6 +50,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     park_fraction: float = 0.3
     max_queued_requests: int = 1024
     radix_cache: bool = True
+    schedule_policy: str = "fcfs"
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 1.5

@@ -73,6 +73,8 @@ class InstanceConfig:
     park_fraction: float = 0.3
     max_queued_requests: int = 1024
     radix_cache: bool = True
+    schedule_policy: str = "fcfs"
+    """A name in sched.policy.POLICIES."""
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 1.5

@@ -40,6 +40,7 @@ def build_parts(config: InstanceConfig) -> Parts:
         split_tokens=config.attention_split_tokens,
         reserve_len=config.num_reserved_decode_tokens,
         radix_cache=config.radix_cache,
+        policy=config.schedule_policy,
     )
 
     def seed_of(namespace: Namespace) -> bytes:

@@ -1,7 +1,6 @@
 """The scheduler of every role: continuous batching, chunked prefill, budgets over every pool, retraction.
 
-There is no prefill phase and no decode phase: each step lets a request's `num_computed` catch up with its tokens
-(the law of vLLM's v1 scheduler). Prefill, decode and unified instances differ in what they do with the progress.
+Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
 
     add -> [waiting] -> admit -> [running] -> plan / commit ... -> finish | discard
                                     |-> leave (prefill: computed, keeps its pages until they are sent)
@@ -32,7 +31,7 @@ from deltaserve.sched.plan import (
     TokenValues,
     WorkList,
 )
-from deltaserve.sched.policy import MAX_TRIES, AdmissionQueue
+from deltaserve.sched.policy import MAX_TRIES, POLICIES, AdmissionQueue
 from deltaserve.sched.rows import Rows
 from deltaserve.sched.twins import Twins
 from deltaserve.sched.worklist import LeasedRow, shared_runs
@@ -53,6 +52,7 @@ class SchedConfig:
     reserve_len: int
     """Decode tokens to keep room for, per running request, when another one is admitted."""
     radix_cache: bool = True
+    policy: str = "fcfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Scheduler:
         self._cache = cache
         self._budget = budget
         self._seed_of = seed_of
-        self.waiting = AdmissionQueue()
+        self.waiting = AdmissionQueue(POLICIES[config.policy](cache))
         self._running: dict[Request, None] = {}
         self._rows = Rows(config.max_running)
         self._twins = Twins(config.page_size, self._feeds_tree)
@@ -120,7 +120,7 @@ class Scheduler:
     # ------------------------------------------------------------ admission
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that already holds its pages (landed from prefill) only waits for a row."""
+        """Queue a request. One that holds its pages already (landed from prefill) only waits for a row."""
         self.waiting.push(request)
 
     def add_first(self, request: Request) -> None:
@@ -132,7 +132,7 @@ class Scheduler:
         admitted: list[Request] = []
         frontier = self._twins.frontier(self._running)
         num_refused = 0
-        for request in list(self.waiting):
+        for request in self.waiting.in_order():
             if not self._rows.num_free or num_refused == MAX_TRIES:
                 break
             if self._twins.holds_back(request):
