@@ -20,7 +20,7 @@ from deltaserve.device.page_table import Table
 
 TILE_ROWS = 16
 MAX_TILED_LEN = 16
-"""Longer queries take the flash path; the choice depends on the query alone."""
+"""Longer queries go alone, see long_query.py; the choice depends on the query alone."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention import Batch, Query, StepAttention
+from deltaserve.device.attention import Batch, StepAttention
 from deltaserve.device.blocks import Block, make_blocks
-from deltaserve.device.flash import attend_causal, attend_piece, merge_two
 from deltaserve.device.kv_pool import KvArena, KvPool
+from deltaserve.device.long_query import LongQuery
 from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.tiles import TilePlan, is_tiled, plan_tiles, tiled_members
@@ -140,38 +140,6 @@ class _TiledQueries:
         return self._scratch.take(name, shape, torch.float32)
 
 
-class _LongQuery:
-    """One extend: its prefix without a mask, its own positions causally, merged."""
-
-    def __init__(self, arena: KvArena, scratch: Workspace, kv_rows: Tensor, query: Query, first_token: int) -> None:
-        self._arena = arena
-        self._scratch = scratch
-        self._kv_rows = kv_rows  # [H * pages] int64
-        self._query = query
-        self._tokens = slice(first_token, first_token + query.q_len)
-
-    def attend(self, layer: int, q: Tensor, scale: float, out: Tensor) -> None:
-        """q, out [T, Hq, D]: fills this query's tokens of `out`."""
-        k, v = self._gather(layer, _K, q.dtype), self._gather(layer, _V, q.dtype)  # [H, positions, D]
-        query = self._query
-        rows = q[self._tokens].view(query.q_len, k.shape[0], -1, q.shape[-1]).permute(1, 2, 0, 3)  # [H, g, C, D]
-        own = slice(query.q_start, query.q_end)
-        result = attend_causal(rows, k[:, own], v[:, own], scale)
-        merged = result[0]
-        if query.q_start:
-            prefix = slice(0, query.q_start)
-            merged = merge_two(attend_piece(rows, k[:, prefix], v[:, prefix], scale), result)
-        out[self._tokens] = merged.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
-
-    def _gather(self, layer: int, plane: int, dtype: torch.dtype) -> Tensor:
-        """[H, positions, D]"""
-        layout = self._arena.layout
-        shape = (len(self._kv_rows), layout.page_size * layout.group.head_dim)
-        out = self._scratch.take(f"long{plane}", shape, dtype)
-        self._arena.gather(layer, plane, self._kv_rows, out, self._scratch)
-        return out.view(layout.num_heads, -1, layout.group.head_dim)
-
-
 def _multiply_keys(q: Tensor, k: Tensor, out: Tensor) -> None:
     """q [b, R, D], k [b, width, D] -> out [b, R, width]"""
     if k.shape[1] == 1:  # bmm changes its kernel with the batch size here, and so the bits
@@ -180,16 +148,11 @@ def _multiply_keys(q: Tensor, k: Tensor, out: Tensor) -> None:
         torch.bmm(q, k.transpose(1, 2), out=out)
 
 
-def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[_LongQuery]:
-    page_size, device = arena.layout.page_size, arena.bytes.device
-    heads = np.arange(arena.layout.num_heads)[:, None]
+def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[LongQuery]:
     out, token = [], 0
     for query in batch.queries:
         if not is_tiled(query):
-            pages = table[query.line, : -(-query.q_end // page_size)].astype(np.int64)
-            rows = pages * arena.rows_per_page + heads * arena.rows_per_head  # [H, pages]
-            kv_rows = torch.from_numpy(rows.reshape(-1)).to(device)
-            out.append(_LongQuery(arena, scratch, kv_rows, query, token))
+            out.append(LongQuery(arena, scratch, table, query, token))
         token += query.q_len
     return out
 

@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def swiglu(gate_up: Tensor) -> Tensor:
     """[T, 2 I] -> silu(gate) * up, [T, I]"""
     gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate) * up
+    return functional.silu(gate).mul_(up)
 
 
 def dense_mlp(x: Tensor, weights: DenseWeights) -> Tensor:
