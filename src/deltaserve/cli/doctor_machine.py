@@ -1,0 +1,78 @@
+"""Checks of this machine: Python, libraries, device, and every door a server would open."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+
+from deltaserve.base.config_rules import is_loopback
+from deltaserve.cli.doctor_report import Level, Line
+
+_MIN_PYTHON = (3, 11)
+_LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "fastapi", "uvicorn", "tokenizers", "safetensors", "xxhash")
+_FOR_VERIFY = "transformers"
+_LITTLE_MEMORY = 2 << 30
+
+
+def check_software() -> Iterator[Line]:
+    """Python and the libraries a server needs."""
+    is_new = sys.version_info[:2] >= _MIN_PYTHON
+    wanted = "" if is_new else f"; at least {_MIN_PYTHON[0]}.{_MIN_PYTHON[1]} is needed"
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}{wanted}"
+    yield Line(Level.OK if is_new else Level.FAIL, "python", text)
+    for name in _LIBRARIES:
+        yield _library(name, Level.FAIL, "a server needs it")
+    yield _library(_FOR_VERIFY, Level.WARN, "`deltaserve verify --model-path` needs it")
+
+
+def _library(name: str, if_missing: Level, why: str) -> Line:
+    try:
+        return Line(Level.OK, "library", f"{name} {version(name)}")
+    except PackageNotFoundError:
+        return Line(if_missing, "library", f"{name} is not installed; {why}")
+
+
+def check_device() -> Iterator[Line]:
+    """Cores, memory, GPUs."""
+    free = psutil.virtual_memory().available
+    text = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory available"
+    yield Line(Level.WARN if free < _LITTLE_MEMORY else Level.OK, "cpu", text)
+    if shutil.which("nvidia-smi") is None:
+        yield Line(Level.OK, "gpu", "none: models run on the CPU")
+        return
+    query = ["nvidia-smi", "--query-gpu=name,memory.free,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Line(Level.WARN, "gpu", f"nvidia-smi fails: {type(error).__name__}; models run on the CPU")
+        return
+    for text in filter(None, found):
+        yield Line(Level.OK, "gpu", text)
+
+
+def check_doors(host: str, port: int) -> Iterator[Line]:
+    """What `serve --host --port` would listen on, and whether it can."""
+    yield _door(host, port, "API; without keys on this machine only, the admin routes too")
+    yield _door("127.0.0.1", port + 1, "admin routes, when keys are set")
+    yield Line(Level.OK, "door", "127.0.0.1, any free port: links of each worker")
+    yield Line(Level.OK, "door", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
+    if not is_loopback(host):
+        yield Line(Level.WARN, "door", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
+
+
+def _door(host: str, port: int, purpose: str) -> Line:
+    where = f"{host}:{port}"
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+    except (OSError, OverflowError) as error:
+        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose})")
+    return Line(Level.OK, "door", f"{where}: {purpose}")

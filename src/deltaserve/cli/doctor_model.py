@@ -1,0 +1,63 @@
+"""Checks of a model folder: can it be served, with how much memory, and does its tokenizer fit."""
+
+from collections.abc import Iterator
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_names
+from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.models.spec import ModelSpec
+from deltaserve.server.text import TextCodec
+
+_SAMPLE = "A page is 64 tokens; \u4f60\u597d, \u00fcber."
+
+
+def check_model(folder: str) -> Iterator[Line]:
+    """Nothing is loaded."""
+    try:
+        checkpoint = Checkpoint.open(folder)
+    except ConfigError as error:
+        yield Line(Level.FAIL, "model", str(error))
+        return
+    spec = checkpoint.spec
+    size = f"{checkpoint.num_bytes / 2**20:.0f} MiB of {spec.dtype.value} weights"
+    context = f"context of {spec.max_position} tokens"
+    yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {size}, {context}")
+    yield _pool(checkpoint)
+    yield from _tokenizer(checkpoint, spec)
+
+
+def _pool(checkpoint: Checkpoint) -> Line:
+    """What `serve` would choose now."""
+    settings = Settings()
+    num_workers = len(worker_names(settings))
+    try:
+        resolved = resolve_settings(settings, checkpoint, num_workers)
+    except ConfigError as error:
+        return Line(Level.FAIL, "pages", str(error))
+    num_pages = resolved.num_pages[0]
+    page_bytes = resolved.kv_bytes // num_pages
+    text = f"{num_pages} of {resolved.page_size} tokens ({page_bytes} bytes, {resolved.kv_cache_dtype}) per worker"
+    text += f", {resolved.kv_bytes / 2**30:.2f} GiB; longest request {resolved.context_len} tokens"
+    is_short = resolved.context_len < checkpoint.spec.max_position
+    return Line(Level.WARN if is_short else Level.OK, "pages", text)
+
+
+def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[Line]:
+    try:
+        codec = TextCodec.load(checkpoint.path)
+    except ConfigError as error:
+        yield Line(Level.FAIL, "tokenizer", str(error))
+        return
+    back = codec.decode(codec.encode(_SAMPLE, add_special_tokens=False))
+    if codec.vocab_size > spec.vocab_size:
+        text = f"{codec.vocab_size} tokens, the model knows {spec.vocab_size}"
+        yield Line(Level.FAIL, "tokenizer", text)
+    elif back != _SAMPLE:
+        yield Line(Level.WARN, "tokenizer", f"{codec.vocab_size} tokens; text does not survive: {back[:40]!r}")
+    else:
+        yield Line(Level.OK, "tokenizer", f"{codec.vocab_size} tokens; text survives encoding and decoding")
+    if codec.has_chat_template:
+        yield Line(Level.OK, "template", "there is one")
+    else:
+        yield Line(Level.WARN, "template", "none: /v1/chat/completions will be refused")

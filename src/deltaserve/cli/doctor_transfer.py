@@ -1,0 +1,129 @@
+"""The transport for real: two processes, one moves a block of bytes into the other's memory.
+
+python -m deltaserve.cli.doctor_transfer NAME PEER      a child: talks JSON lines on stdin and stdout
+"""
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from ctypes import addressof, c_char
+from typing import Any
+
+from deltaserve.base.extents import Copy, Region, Span
+from deltaserve.base.ids import Boot, PeerName, RegionId
+from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.transport.base import RemoteRegion, TransportError
+from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
+
+NUM_BYTES = 1 << 20
+_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
+_REGION = RegionId(0)
+_LIMIT_S = 30.0
+_POLL_S = 0.001
+_WRITER, _READER = "doctor-p", "doctor-d"
+
+
+def check_transfer() -> Iterator[Line]:
+    """One line. Two children; none outlives the call."""
+    children = [_start(_WRITER, _READER), _start(_READER, _WRITER)]
+    try:
+        yield _probe(*children)
+    except (OSError, ValueError, KeyError) as error:
+        yield Line(Level.FAIL, "transfer", f"nixl: {_reason(children) or type(error).__name__}")
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _start(name: str, peer: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "deltaserve.cli.doctor_transfer", name, peer],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment(_OPTIONS)},
+    )
+
+
+def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]") -> Line:
+    """Exchange who they are, then wait for what the reader found."""
+    about_writer, about_reader = _hear(writer), _hear(reader)
+    _tell(reader, about_writer)
+    _tell(writer, about_reader)
+    sent, found = _hear(writer), _hear(reader)
+    if found["crc"] != sent["crc"]:
+        return Line(Level.FAIL, "transfer", "nixl: other bytes arrived than were sent")
+    took = f"{NUM_BYTES >> 20} MiB between two processes in {found['seconds'] * 1000:.0f} ms, checksum equal"
+    return Line(Level.OK, "transfer", f"nixl over {_OPTIONS.tls} on {_OPTIONS.net_devices}: {took}")
+
+
+def _hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The next answer. A child that does not answer ends itself; then this raises ValueError."""
+    assert child.stdout is not None
+    found: dict[str, Any] = json.loads(child.stdout.readline())
+    return found
+
+
+def _tell(child: "subprocess.Popen[str]", message: dict[str, Any]) -> None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(message) + "\n")
+    child.stdin.flush()
+
+
+def _reason(children: list["subprocess.Popen[str]"]) -> str:
+    """The last line a child wrote before it ended."""
+    for child in children:
+        child.kill()
+    lines = [line for child in children for line in child.communicate()[1].splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+# ---------------------------------------------------------------- a child
+
+
+def be_one_side(name: str, peer: str) -> None:
+    """Writer or reader, by name. Raises TransportError, TimeoutError."""
+    memory = mmap.mmap(-1, NUM_BYTES)
+    base = addressof(c_char.from_buffer(memory))
+    transport = NixlTransport(PeerName(name), Boot(1), _OPTIONS)
+    transport.register(Region(_REGION, base, NUM_BYTES, "cpu"))
+    metadata = transport.open(PeerName(peer))
+    print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
+    other = json.loads(sys.stdin.readline())
+    remote = RemoteRegion(_REGION, other["base"], NUM_BYTES, "cpu")
+    transport.attach(PeerName(peer), bytes.fromhex(other["metadata"]), [remote])
+    if name == _WRITER:
+        memory[:] = os.urandom(NUM_BYTES)
+        print(json.dumps({"crc": zlib.crc32(memory)}), flush=True)
+        span = Span(_REGION, 0, NUM_BYTES)
+        write = transport.write(PeerName(peer), [Copy(span, span)], b"here")
+        _poll(lambda: transport.poll(write).value != "pending")
+        sys.stdin.readline()  # the library is driven until the reader has all
+    else:
+        began = time.monotonic()
+        _poll(lambda: bool(transport.notifications()))
+        print(json.dumps({"crc": zlib.crc32(memory), "seconds": time.monotonic() - began}), flush=True)
+    transport.close()
+
+
+def _poll(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing arrived within {_LIMIT_S:.0f} s")
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    try:
+        be_one_side(sys.argv[1], sys.argv[2])
+    except (TransportError, TimeoutError, OSError) as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        sys.exit(1)

@@ -1,0 +1,174 @@
+"""`deltaserve verify`: is what a running server answers what the model says? Cold, cached, over several turns."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import Checkpoint
+from deltaserve.cli.verify_client import Answer, Score, ServerClient, VerifyError
+from deltaserve.cli.verify_reference import TransformersReference
+from deltaserve.layout.dtype import DType
+
+_TOLERANCES = {DType.FLOAT32: 2e-3}
+_LOOSE_TOLERANCE = 0.25
+"""For 16-bit weights: rounding moves log-probabilities by some hundredths, a wrong page by several."""
+_TIE = 1e-2
+_WIDTH = 100
+_TEXT = (
+    "A radix tree keeps each common prefix once. Two requests that begin alike share its pages, on the worker that "
+    "computes prompts as well as on the one that generates, and what one side lacks is sent by the other. "
+)
+
+
+class Reference(Protocol):
+    """Something that scores tokens by itself."""
+
+    def score(self, tokens: Sequence[int]) -> list[Score]:
+        """Of tokens 1 .. n-1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt and what was answered."""
+
+    name: str
+    prompt: tuple[int, ...]
+    answer: Answer
+    is_greedy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How far an answer is from the reference: largest differences of log-probabilities."""
+
+    prompt_error: float
+    output_error: float
+    behind: float
+    """How much likelier than the chosen token another one was; 0 when sampled."""
+
+    def is_good(self, tolerance: float) -> bool:
+        return max(self.prompt_error, self.output_error) <= tolerance and self.behind <= tolerance + _TIE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `deltaserve verify`."""
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000", metavar="URL", help="the server to verify")
+    parser.add_argument(
+        "--model-path", type=Path, metavar="FOLDER", help="its checkpoint: transformers is the reference"
+    )
+    parser.add_argument(
+        "--reference", metavar="URL", help="another server that is the reference, such as a unified one"
+    )
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the first key of it is sent to both")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="allowed difference of log-probabilities")
+    parser.add_argument("--output-len", type=int, default=24, metavar="N", help="tokens of each answer (default 24)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: all answers agree; 1: some do not, or a server could not be asked. Raises ConfigError."""
+    if arguments.model_path is None and arguments.reference is None:
+        raise ConfigError("verify: name a reference: --model-path FOLDER, --reference URL, or both")
+    client = ServerClient(arguments.base_url, arguments.api_key_file)
+    other = ServerClient(arguments.reference, arguments.api_key_file) if arguments.reference else None
+    try:
+        return _verify(arguments, client, other)
+    except VerifyError as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 1
+    finally:
+        client.close()
+        if other is not None:
+            other.close()
+
+
+def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerClient | None) -> int:
+    client.connect()
+    references: dict[str, Reference] = {}
+    tolerance = arguments.tolerance or _LOOSE_TOLERANCE
+    if arguments.model_path is not None:
+        local = TransformersReference(arguments.model_path)
+        references[f"transformers {str(local.dtype).removeprefix('torch.')}"] = local
+        own = Checkpoint.open(str(arguments.model_path)).spec.dtype
+        tolerance = arguments.tolerance or _TOLERANCES.get(own, _LOOSE_TOLERANCE)
+    if other is not None:
+        other.connect()
+        references[arguments.reference] = other
+    cases = ask_all(client, arguments.output_len)
+    console = Console(width=_WIDTH)
+    results = [_show(console, name, reference, cases, tolerance) for name, reference in references.items()]
+    return 0 if all(results) else 1
+
+
+# ---------------------------------------------------------------- asking
+
+
+def ask_all(client: ServerClient, output_len: int) -> list[Case]:
+    """Cold, warm, forked, the next turns, sampled, several at once."""
+    text = client.encode(_TEXT)
+    unit = max(1, min(len(text) * 4, client.max_len // 3 - output_len))
+    long = (text * 4)[:unit]
+    other = (text[5:] * 4)[:unit]
+    tail = client.encode(" And what is a page?")
+
+    def ask(name: str, prompt: Sequence[int], **fields: object) -> Case:
+        answer = client.complete(prompt, output_len, **fields)
+        return Case(name, tuple(prompt), answer, is_greedy="temperature" not in fields)
+
+    cold = ask("cold, prompt scored", long, prompt_logprobs=0)
+    cases = [cold, ask("the same again", long), ask("again, prompt scored", long, prompt_logprobs=0)]
+    cases.append(ask("one token more", [*long, tail[0]]))
+    cases.append(ask("forked half way", [*long[: unit // 2], *tail]))
+    turn = [*long, *cold.answer.tokens, *tail]
+    second = ask("second turn", turn)
+    cases += [second, ask("third turn", [*turn, *second.answer.tokens, *tail])]
+    cases += [ask(name, other, temperature=1.0, seed=7) for name in ("sampled, cold", "sampled, cached")]
+    prompts = [[*other[: unit - 10 * i], *tail] for i in range(4)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        cases += pool.map(lambda prompt: ask("four at once", prompt), prompts)
+    return cases
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def compare(case: Case, reference: Reference) -> Finding:
+    """The answer's log-probabilities against the reference's of the same tokens."""
+    scores = reference.score([*case.prompt, *case.answer.tokens])
+    of_prompt, of_output = scores[: len(case.prompt) - 1], scores[len(case.prompt) - 1 :]
+    told = case.answer.prompt_logprobs
+    return Finding(
+        prompt_error=_worst(told, of_prompt) if told else 0.0,
+        output_error=_worst(case.answer.logprobs, of_output),
+        behind=max(score.best - score.logprob for score in of_output) if case.is_greedy else 0.0,
+    )
+
+
+def _worst(logprobs: Sequence[float], scores: Sequence[Score]) -> float:
+    return max((abs(a - b.logprob) for a, b in zip(logprobs, scores, strict=True)), default=0.0)
+
+
+def _show(console: Console, name: str, reference: Reference, cases: Sequence[Case], tolerance: float) -> bool:
+    """Print a table (lengths in tokens; cached ones by side); whether all is good."""
+    table = Table(title=f"against {name}, tolerance {tolerance:g}", title_justify="left", box=box.SIMPLE)
+    for heading in ("case", "prompt", "on decode", "on prefill", "output", "prompt error", "output error", ""):
+        table.add_column(heading, justify="left" if heading in ("case", "") else "right")
+    is_good = True
+    for case in cases:
+        finding, answer = compare(case, reference), case.answer
+        verdict = "ok" if finding.is_good(tolerance) else "DIFFERS"
+        is_good = is_good and verdict == "ok"
+        lengths = (len(case.prompt), answer.decode_cached_len, answer.prefill_cached_len, len(answer.tokens))
+        prompt_error = f"{finding.prompt_error:.1e}" if answer.prompt_logprobs else "-"
+        table.add_row(case.name, *map(str, lengths), prompt_error, f"{finding.output_error:.1e}", verdict)
+    console.print(table)
+    return is_good

@@ -1,0 +1,171 @@
+"""Each check on this machine, with and without something in its way."""
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from deltaserve.cli import doctor_machine, doctor_transfer
+from deltaserve.cli.compose import free_port
+from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
+from deltaserve.cli.doctor_model import check_model
+from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.cli.doctor_server import check_server
+from deltaserve.cli.doctor_transfer import check_transfer
+from deltaserve.cli.main import main
+
+
+def levels(lines: Iterator[Line]) -> list[Level]:
+    return [line.level for line in lines]
+
+
+def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tiny_models / "llama"), "--port", str(free_port())]) == 0
+    out = capsys.readouterr().out
+    for subject in ("python", "library", "cpu", "door", "transfer", "model", "pages", "tokenizer", "template"):
+        assert f"ok    {subject}" in out
+    assert out.endswith("nothing stands in the way\n")
+
+
+def test_a_failure_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path / "none"), "--port", str(free_port())]) == 1
+    assert capsys.readouterr().out.endswith("\n1 failed\n")
+
+
+@pytest.mark.parametrize("port", ["0", "65535", "x"])
+def test_a_wrong_port_is_exit_code_2(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--port", port]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "_LIBRARIES", ("no-such-library",))
+    monkeypatch.setattr(doctor_machine, "_FOR_VERIFY", "nor-this-one")
+    assert levels(check_software()) == [Level.OK, Level.FAIL, Level.WARN]
+
+
+def test_device() -> None:
+    assert {line.subject for line in check_device()} == {"cpu", "gpu"}
+
+
+def test_a_door_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        lines = list(check_doors("127.0.0.1", taken.getsockname()[1]))
+    assert lines[0].level is Level.FAIL
+    assert "in use" in lines[0].text
+
+
+def test_a_door_to_the_world_is_pointed_out() -> None:
+    assert list(check_doors("0.0.0.0", free_port()))[-1].level is Level.WARN
+
+
+def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The children say why; none is left."""
+    monkeypatch.setattr(doctor_transfer, "environment", lambda options: {"UCX_TLS": "self"})
+    (line,) = check_transfer()
+    assert line.level is Level.FAIL
+    assert "UCX_TLS" in line.text
+
+
+def broken(tiny_models: Path, out: Path, file: str, content: str | None) -> Path:
+    """A copy of a model folder with one file replaced or gone."""
+    folder = Path(shutil.copytree(tiny_models / "llama", out / "model"))
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "subject"),
+    [("config.json", "model"), ("model.safetensors", "model"), ("tokenizer.json", "tokenizer")],
+)
+def test_a_folder_that_lacks_something(tiny_models: Path, tmp_path: Path, file: str, subject: str) -> None:
+    lines = list(check_model(str(broken(tiny_models, tmp_path, file, None))))
+    assert [line.subject for line in lines if line.level is Level.FAIL] == [subject]
+    assert file in lines[-1].text
+
+
+def test_a_folder_without_a_template(tiny_models: Path, tmp_path: Path) -> None:
+    lines = list(check_model(str(broken(tiny_models, tmp_path, "chat_template.jinja", None))))
+    assert [(line.subject, line.level) for line in lines][-1] == ("template", Level.WARN)
+
+
+@contextmanager
+def answering(ready: int, reasons: dict[str, str], info: Any) -> Iterator[str]:
+    """A server with fixed answers to the two questions; None: the info is elsewhere."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = (ready, {"reasons": reasons}) if self.path == "/readyz" else (200 if info else 404, info)
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def worker(**changes: object) -> dict[str, object]:
+    status = {
+        "num_pages": [100],
+        "quarantined_pages": [0],
+        "free_pages": [60],
+        "evictable_pages": [40],
+        "num_running": 2,
+        "draining": False,
+    }
+    status |= {key: value for key, value in changes.items() if key in status}
+    plain = {"name": "decode-0", "refusal": None, "state": "ready", "status": status, "breaker": "closed"}
+    return plain | {key: value for key, value in changes.items() if key in plain}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, Level.OK),
+        ({"refusal": "page_size: ours 16, theirs 64"}, Level.FAIL),
+        ({"state": "greeting"}, Level.FAIL),
+        ({"status": None}, Level.FAIL),
+        ({"quarantined_pages": [26]}, Level.FAIL),
+        ({"draining": True}, Level.WARN),
+        ({"breaker": "open"}, Level.WARN),
+    ],
+)
+def test_workers_of_a_server(changes: dict[str, object], level: Level) -> None:
+    with answering(200, {}, {"engine": {"workers": [worker(**changes)]}}) as url:
+        assert levels(check_server(url + "/v1")) == [Level.OK, level]
+
+
+def test_a_server_that_is_not_ready_and_hides_its_workers() -> None:
+    with answering(503, {"engine": "prefill-0: lost"}, None) as url:
+        lines = list(check_server(url))
+    assert [line.level for line in lines] == [Level.FAIL, Level.WARN]
+    assert "prefill-0: lost" in lines[0].text
+
+
+def test_no_server() -> None:
+    assert levels(check_server(f"http://127.0.0.1:{free_port()}")) == [Level.FAIL]
+
+
+def test_doctor_rejects_a_second_folder() -> None:
+    assert main(["doctor", "a", "b"]) == 2

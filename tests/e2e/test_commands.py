@@ -1,0 +1,131 @@
+"""`verify` and `doctor` against real servers, and commands that end before anything is started."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from deltaserve.cli.compose import free_port
+from deltaserve.cli.main import main
+from tests.e2e.server import PATIENCE_S, Server, environment, serving
+
+FLAGS = ("--page-size", "16", "--chunked-prefill-size", "64", "--num-pages", "256")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_models: Path) -> Iterator[Server]:
+    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), tiny_models / "llama", *FLAGS) as started:
+        yield started
+
+
+def test_verify_against_transformers_and_another_server(
+    server: Server, tiny_models: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--disaggregation-mode", "null") as other:
+        argv = ["verify", "--base-url", server.base_url, "--model-path", str(model), "--reference", other.base_url]
+        assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.count("against ") == 2
+    assert out.count(" ok") == 2 * 13
+    assert "DIFFERS" not in out
+
+
+def test_verify_notices_another_model(server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_models / "llama_llama3_rope"
+    assert main(["verify", "--base-url", server.base_url, "--model-path", str(model), "--output-len", "8"]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_verify_without_a_server_or_a_reference(
+    server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    assert main(["verify", "--base-url", server.base_url]) == 2
+    assert main(["verify", "--base-url", server.base_url, "--reference", gone]) == 1
+    assert main(["verify", "--base-url", gone, "--reference", server.base_url]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_doctor_looks_at_a_running_pair(server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tiny_models / "llama"), "--base-url", server.base_url]) == 0
+    out = capsys.readouterr().out
+    assert f"ok    server        {server.base_url}: ready" in out
+    for name in ("prefill-0", "decode-0"):
+        assert f"ok    worker        {name}: fits" in out
+
+
+def ended(folder: Path, *argv: str) -> tuple[int, list[str]]:
+    """Exit code and stderr of a command that should end by itself."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deltaserve.cli.main", *argv],
+        capture_output=True,
+        text=True,
+        env=environment(folder),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+def assert_refused(folder: Path, argv: list[str], *parts: str) -> None:
+    """Exit code 2, one line that says why, no file and no process left."""
+    code, lines = ended(folder, *argv)
+    assert (code, len(lines)) == (2, 1), lines
+    assert all(part in lines[0] for part in parts), lines
+    assert not list(folder.glob("deltaserve-*"))
+    mine = str(folder).encode()
+    environs = (_environ(Path("/proc") / entry) for entry in os.listdir("/proc") if entry.isdecimal())
+    assert not any(mine in environ for environ in environs)
+
+
+def _environ(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_port_in_use(tiny_models: Path, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_refused(folder, ["serve", str(tiny_models / "llama"), "--port", port], port, "in use")
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert_refused(folder, ["serve", str(model), "--port", str(free_port())], "model.safetensors")
+
+
+def test_a_pool_that_cannot_hold_what_was_asked(tiny_models: Path, folder: Path) -> None:
+    argv = ["serve", str(tiny_models / "llama"), "--num-pages", "4", "--context-length", "4096"]
+    assert_refused(folder, argv, "--context-length 4096", "--num-pages")
+
+
+def test_a_wrong_key_file(tiny_models: Path, folder: Path) -> None:
+    key = folder / "key"
+    key.touch(mode=0o644)
+    key.write_text("x" * 40)
+    assert_refused(folder, ["decode", str(tiny_models / "llama"), "--cluster-key-file", str(key)], "0644", "0600")
+
+
+def test_weights_that_do_not_match_end_the_server_with_one_reason(tiny_models: Path, folder: Path) -> None:
+    """Found by the workers, after they were started: they and the rest end, exit code 2, the reason last."""
+    model = folder / "model"
+    model.mkdir()
+    for file in (tiny_models / "llama").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    code, lines = ended(folder, "serve", str(model), "--port", str(free_port()), *FLAGS)
+    assert code == 2
+    assert any("mlp" in line for line in lines)
+    assert not list(folder.glob("deltaserve-*"))
