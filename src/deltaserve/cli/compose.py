@@ -113,6 +113,7 @@ def worker_spec(
         max_running_requests=resolved.max_running_requests,
         max_context_len=resolved.context_len,
         secret_path=str(secret_path),
+        curve=True,
         chunked_prefill_size=resolved.chunk_len,
         max_prefill_tokens=resolved.step_len,
         attention_split_tokens=resolved.split_tokens,

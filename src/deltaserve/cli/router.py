@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, resolve_settings
@@ -25,10 +24,7 @@ def run(settings: Settings) -> int:
     require_free_port(settings.network.host, settings.network.port)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     workers = tuple(map(_worker, settings.network.workers.split(",")))
-    is_local = all(is_loopback(worker.url.removeprefix("tcp://").rpartition(":")[0]) for worker in workers)
-    spec = msgspec.structs.replace(
-        front_spec(settings, checkpoint, resolved, secret_path), workers=workers, curve=not is_local
-    )
+    spec = msgspec.structs.replace(front_spec(settings, checkpoint, resolved, secret_path), workers=workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with private_folder() as folder:
         run_front(write_front_spec(spec, folder), None)

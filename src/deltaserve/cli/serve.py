@@ -85,6 +85,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, resolved: ResolvedCon
         fingerprint=checkpoint.fingerprint,
         kv_bytes_per_token=sum(page_bytes) / resolved.page_size,
         secret_path=str(secret_path),
+        curve=True,
         host=settings.network.host,
         port=settings.network.port,
         api_key_file=settings.security.api_key_file,

@@ -12,7 +12,6 @@ import msgspec
 import psutil
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
@@ -39,7 +38,6 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         worker_spec(name, role, settings, checkpoint, resolved, secret_path),
         host=host,
         port=port,
-        curve=not is_loopback(host),
         transport_devices=data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses()),
     )
     folder = Path(tempfile.mkdtemp(prefix="deltaserve-"))
