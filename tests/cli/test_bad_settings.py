@@ -179,7 +179,8 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"trust-remote-code: true", ("trust-remote-code in", "never run")),
     (b"tp-size: 2", ("tp-size in", "only 1 is possible")),
     (b"? [a, b]\n: 1", (":1:", "unhashable key")),
-    (b"#" * (1 << 20) + b"#", ("1048577 bytes", "at most 1048576")),
+    (b"#" * (1 << 20) + b"#", ("more than 1048576 bytes",)),
+    (b"a: " + b"[" * 5000, ("nested too deeply",)),
 ]
 
 
@@ -188,6 +189,10 @@ def test_bad_files(content: bytes, parts: tuple[str, ...], tmp_path: Path) -> No
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     expect_line("serve", [M, "--config", str(path)], {}, parts)
+
+
+def test_a_device_without_an_end_is_not_read_to_it() -> None:
+    expect_line("serve", [M, "--config", "/dev/zero"], {}, ("/dev/zero", "more than 1048576 bytes"))
 
 
 def test_an_overridden_value_is_checked_all_the_same(tmp_path: Path) -> None:

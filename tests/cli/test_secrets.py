@@ -34,6 +34,11 @@ def test_short_empty_and_huge_keys_are_refused_and_not_shown(tmp_path: Path, con
     assert "kkk" not in str(caught.value)
 
 
+def test_a_device_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="at most 0600"):
+        read_cluster_key(Path("/dev/zero"))
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_cluster_key(tmp_path / "none")

@@ -20,7 +20,7 @@ from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.config import load_spec
-from deltaserve.models.files import weight_files
+from deltaserve.models.files import check_weight_files, weight_files
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.spec import ModelSpec
 
@@ -47,7 +47,9 @@ class Checkpoint:
         files, _ = weight_files(path)
         spec = load_spec(path, overrides)
         num_bytes = sum(f.stat().st_size for f in files)
-        return cls(path.resolve(), spec, model_fingerprint(path), num_bytes, overrides)
+        fingerprint = model_fingerprint(path)
+        check_weight_files(files)
+        return cls(path.resolve(), spec, fingerprint, num_bytes, overrides)
 
     @property
     def name(self) -> str:

@@ -14,14 +14,14 @@ def read_cluster_key(path: Path) -> bytes:
     where = f"--cluster-key-file {path}"
     try:
         mode = path.stat().st_mode
-        size = path.stat().st_size
-        content = path.read_bytes() if size <= MAX_KEY_BYTES else b""
+        with path.open("rb") as file:
+            content = file.read(MAX_KEY_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror or error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{where}: mode {stat.S_IMODE(mode):04o}, others can reach it; at most 0600 is allowed")
-    if size > MAX_KEY_BYTES:
-        raise ConfigError(f"{where}: {size} bytes, at most {MAX_KEY_BYTES} are allowed")
+    if len(content) > MAX_KEY_BYTES:
+        raise ConfigError(f"{where}: more than {MAX_KEY_BYTES} bytes, at most {MAX_KEY_BYTES} are allowed")
     key = content.strip()
     if len(key) < MIN_KEY_BYTES:
         raise ConfigError(

@@ -31,6 +31,7 @@ from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.server.settings import read_api_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     resolved = resolve_settings(settings, checkpoint, len(names))
     network = settings.network
     require_free_port(network.host, network.port)
+    if settings.security.api_key_file is not None:
+        read_api_keys(Path(settings.security.api_key_file))  # the front reads it itself: here it must only be right
     secret_path = cluster_secret(settings, folder)
     specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
     placed = [msgspec.structs.replace(adjust(spec), port=free_port()) for spec in specs]

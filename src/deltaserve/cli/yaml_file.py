@@ -37,10 +37,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false
 def read_yaml(path: Path) -> dict[str, object]:
     """Key |-> value, keys with dashes. Raises ConfigError naming file and line; what keys mean is not checked here."""
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"--config {path}: {size} bytes, at most {MAX_FILE_BYTES}")
-        content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)  # a device tells no size and may have no end
+        if len(data) > MAX_FILE_BYTES:
+            raise ConfigError(f"--config {path}: more than {MAX_FILE_BYTES} bytes")
+        content = _Loader(data.decode()).get_single_data()
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -49,6 +50,8 @@ def read_yaml(path: Path) -> dict[str, object]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         told = ", ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(f"--config {path}:{line}: {told}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: nested too deeply") from None
     except yaml.YAMLError:
         raise ConfigError(f"--config {path}: holds characters that YAML does not allow") from None
     if content is None:

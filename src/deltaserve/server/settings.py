@@ -11,6 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
 
 MIN_KEY_BYTES = 32
+_MAX_KEY_FILE_BYTES = 1 << 20
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
@@ -116,11 +117,15 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
     try:
         mode = path.stat().st_mode
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"API key file {path}: {error.__class__.__name__}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"API key file {path} has mode {stat.S_IMODE(mode):04o}, at most 0600 is allowed")
+    if len(content) > _MAX_KEY_FILE_BYTES:
+        raise ConfigError(f"API key file {path} has more than {_MAX_KEY_FILE_BYTES} bytes")
     keys = tuple(
         _parse_key(line, f"{path}:{number}")
         for number, line in enumerate(lines, 1)
