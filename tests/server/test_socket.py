@@ -1,7 +1,9 @@
 """What happens on a real connection: smuggling, slowness, limits, clients that leave, shutdown."""
 
 import asyncio
+import contextlib
 import json
+import os
 import socket
 
 import httpx
@@ -267,3 +269,27 @@ async def test_a_taken_port_is_a_clear_error(codec: TextCodec) -> None:
         with pytest.raises(ConfigError, match="cannot listen on"):
             async with live(codec, OracleEngine(), taken):
                 pass
+
+
+async def test_small_writes_of_a_connection_leave_at_once(codec: TextCodec) -> None:
+    """Else a stream's first event waits for the client's delayed acknowledgement of the head: 40 ms."""
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(_request(line="GET /livez HTTP/1.1"))
+        await reader.readuntil(b"}")
+        assert _options_of_accepted(server.where.api[1]) == [1]
+        writer.close()
+
+
+def _options_of_accepted(port: int) -> list[int]:
+    """TCP_NODELAY of each connection that this process accepted on `port`."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or gone meanwhile
+            continue
+        with sock, contextlib.suppress(OSError):
+            if sock.family == socket.AF_INET and sock.getsockname()[1] == port and sock.getpeername():
+                found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    return found
