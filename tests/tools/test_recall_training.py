@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deltaserve.bench.recall import ASK, FIRST_NAME, Document, DocumentShape, make_document
 from tools.recall.model import make_model
-from tools.recall.rows import CHAT_ANSWER_LEN, UNLABELLED, Row, Stage, chat_row, make_batch, plain_row
+from tools.recall.rows import CHAT_ANSWER_LEN, UNLABELLED, Batch, Row, Stage, Variety, chat_row, make_batch, plain_row
 from tools.recall.tokenizer import IM_END_ID, build_tokenizer
 from tools.recall.train import STAGES, Curriculum, Recipe, learning_rate, train
 
@@ -25,7 +25,7 @@ def labelled(row: Row) -> list[tuple[int, int]]:
 @given(seed=st.integers(0, 500), num_facts=st.integers(4, 60))
 def test_a_plain_row_asks_for_the_successor_of_each_token(seed: int, num_facts: int) -> None:
     facts = document(seed, num_facts)
-    row = plain_row(Random(seed), facts, width=3 * num_facts + 60)
+    row = plain_row(Random(seed), facts, width=3 * num_facts + 60, longest=9)
     assert len(row.tokens) == len(row.labels)
     assert tuple(row.tokens[: len(facts.tokens)]) == facts.tokens
     answered = labelled(row)
@@ -65,19 +65,41 @@ def test_a_chat_row_is_what_the_chat_template_makes() -> None:
 
 
 def test_batches_are_rectangular_and_repeatable() -> None:
-    stage = Stage(max_facts=10, max_noise=1.0, width=50, num_rows=7)
-    tokens, labels = make_batch(Random(1), stage, chat_share=0.5)
-    again, _ = make_batch(Random(1), stage, chat_share=0.5)
-    assert tokens.shape == labels.shape == (7, 50)
-    assert torch.equal(tokens, again)
-    right = labels[:, :-1] != UNLABELLED
-    assert torch.equal(tokens[:, 1:][right], labels[:, :-1][right])
+    stage = Stage(min_facts=3, max_facts=10, max_noise=1.0, width=50, num_rows=7)
+    variety = Variety(chat=0.5, round_trip=0.5)
+    batch, again = make_batch(Random(1), stage, variety), make_batch(Random(1), stage, variety)
+    assert batch.tokens.shape == batch.labels.shape == (7, 50)
+    assert torch.equal(batch.tokens, again.tokens)
+    right = batch.labels[:, :-1] != UNLABELLED
+    assert torch.equal(batch.tokens[:, 1:][right], batch.labels[:, :-1][right])
 
 
-def test_some_documents_of_every_stage_have_no_noise() -> None:
+def test_first_answers_do_not_go_round() -> None:
+    stage = Stage(min_facts=4, max_facts=8, max_noise=0.0, width=64, num_rows=30)
+    assert not any(goes_round(*row) for row in rows_of(make_batch(Random(1), stage, Variety())))
+    assert any(goes_round(*row) for row in rows_of(make_batch(Random(1), stage, Variety(round_trip=0.5))))
+
+
+def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    return list(zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True))
+
+
+def goes_round(tokens: list[int], labels: list[int]) -> bool:
+    """Whether an answer comes to the name that was asked for."""
+    asked = None
+    for at, label in enumerate(labels):
+        asked = tokens[at] if at and tokens[at - 1] == ASK else asked
+        if label == asked:
+            return True
+    return False
+
+
+def test_every_stage_has_documents_without_noise() -> None:
     for stage in STAGES:
-        tokens, _ = make_batch(Random(0), stage, chat_share=0.0)
-        assert min(int(((row < FIRST_NAME) & (row > ASK)).sum()) for row in tokens) == 0
+        tokens = torch.cat([make_batch(Random(seed), stage, Variety()).tokens for seed in range(8)])
+        letters = ((tokens < FIRST_NAME) & (tokens > ASK)).sum(dim=1)
+        assert int(letters.min()) == 0
+        assert bool((letters > 0).any()) == (stage.max_noise > 0)
 
 
 def test_the_curriculum_moves_on_when_accurate_and_looks_back() -> None:

@@ -41,10 +41,12 @@ def exams() -> list[Exam]:
     return [
         *(Exam(DocumentShape(facts)) for facts, _ in sizes),
         *(Exam(DocumentShape(facts, noise)) for facts, noise in sizes[1:]),
-        *(Exam(DocumentShape(facts, facts // 2), num_documents=12, num_turns=6) for facts in (16, 64, 96)),
+        *(Exam(DocumentShape(facts, facts // 2), num_documents=12, num_turns=6) for facts in (8, 16, 64, 96)),
+        Exam(DocumentShape(120, 600)),
+        Exam(DocumentShape(120, 1600)),
         *(
             Exam(DocumentShape(facts, facts // 2), num_turns=3, answer_len=CHAT_ANSWER_LEN, chat=True)
-            for facts in (12, 32, 64)
+            for facts in (3, 12, 32, 64)
         ),
     ]
 

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from tools.recall.rows import UNLABELLED, Stage, make_batch
+from tools.recall.rows import UNLABELLED, Batch, Stage, Variety, make_batch
 
 STAGES = (
-    Stage(max_facts=12, max_noise=0.0, width=64, num_rows=48),
-    Stage(max_facts=24, max_noise=0.3, width=128, num_rows=24),
-    Stage(max_facts=48, max_noise=0.5, width=256, num_rows=12),
-    Stage(max_facts=96, max_noise=1.0, width=512, num_rows=6),
-    Stage(max_facts=124, max_noise=2.0, width=768, num_rows=4),
+    Stage(min_facts=6, max_facts=12, max_noise=0.0, width=64, num_rows=48),
+    Stage(min_facts=3, max_facts=12, max_noise=1.0, width=96, num_rows=32),
+    Stage(min_facts=12, max_facts=24, max_noise=0.5, width=128, num_rows=24),
+    Stage(min_facts=24, max_facts=48, max_noise=1.0, width=256, num_rows=12),
+    Stage(min_facts=48, max_facts=96, max_noise=1.0, width=512, num_rows=6),
+    Stage(min_facts=62, max_facts=124, max_noise=2.0, width=768, num_rows=4),
 )
+VARIED = Variety(chat=0.2, round_trip=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class Recipe:
     """Everything the weights depend on. Equal recipes on equal machines give equal weights."""
 
     seed: int = 0
-    num_steps: int = 1500
+    num_steps: int = 1700
     peak_lr: float = 2e-3
     warmup_steps: int = 100
-    chat_share: float = 0.2
-    """Share of rows that go through the chat template, from the second stage on."""
+    variety: Variety = VARIED
+    """From the second stage on; the first has none, so that the lookup itself is learnt first."""
 
 
 class Curriculum:
@@ -44,8 +46,8 @@ class Curriculum:
         """Index of the hardest stage reached."""
 
     def choose(self) -> int:
-        """The level to train at next; one time in three an earlier one, so that short documents stay right."""
-        return self.level if self._rng.random() < 0.67 else self._rng.randrange(self.level + 1)
+        """The level to train at next; four times in ten an earlier one, so that short documents stay right."""
+        return self.level if self._rng.random() < 0.6 else self._rng.randrange(self.level + 1)
 
     def record(self, level: int, accuracy: float) -> None:
         """Take note of a step's share of right tokens, 0 to 1."""
@@ -72,10 +74,10 @@ def train(model: Any, recipe: Recipe) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(recipe.num_steps):
         level = curriculum.choose()
-        tokens, labels = make_batch(rng, STAGES[level], recipe.chat_share if level else 0.0)
+        batch = make_batch(rng, STAGES[level], recipe.variety if curriculum.level else Variety())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
-        loss, accuracy = _step(model, optimizer, tokens, labels)
+        loss, accuracy = _step(model, optimizer, batch)
         curriculum.record(level, accuracy)
         if step % 50 == 49:
             spent_s = time.process_time() - began_s
@@ -83,14 +85,12 @@ def train(model: Any, recipe: Recipe) -> float:
     return time.process_time() - began_s
 
 
-def _step(
-    model: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, labels: torch.Tensor
-) -> tuple[float, float]:
-    """One update; tokens and labels # [rows, width]. Returns (loss, share of right tokens) before it."""
-    labelled = labels != UNLABELLED
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[labelled]  # [labels, hidden]
+def _step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[float, float]:
+    """One update. Returns (loss, share of right tokens) before it."""
+    labelled = batch.labels != UNLABELLED
+    hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state[labelled]  # [labels, hidden]
     logits = model.lm_head(hidden)  # [labels, vocab]
-    wanted = labels[labelled]  # [labels]
+    wanted = batch.labels[labelled]  # [labels]
     loss = cross_entropy(logits, wanted)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
