@@ -1,5 +1,6 @@
 """The registry: greeting, refusing, losing and finding workers again."""
 
+import msgspec
 import pytest
 
 from deltaserve.base.errors import ConfigError, FailReason, RequestFailed
@@ -267,3 +268,24 @@ def test_capacity_that_is_not_told_limits_nothing() -> None:
     cluster.submit(1, generation(1, prompt_len=100_000))
     limits = cluster.front.limits()
     assert limits is not None and limits.max_prompt_len > 100_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefill_tokens_per_s": float("nan")},
+        {"prefill_tokens_per_s": -1.0},
+        {"decode_step_s": float("inf")},
+        {"waiting_tokens": -5},
+        {"num_running": 1 << 63},
+        {"num_pages": (-1,)},
+    ],
+)
+def test_a_report_that_makes_no_sense_is_not_used(changes: dict[str, object]) -> None:
+    """Prices made of it would fail every request."""
+    cluster = Cluster(PAIR).all_ready()
+    for name in PAIR:
+        cluster.say(name, status())
+        cluster.say(name, msgspec.structs.replace(status(), **changes))
+    assert cluster.submit(1).prefill is not None
+    assert cluster.front.workers.get(PeerName("decode-0")).status == status()  # type: ignore[union-attr]

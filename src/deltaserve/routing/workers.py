@@ -256,7 +256,9 @@ class Workers:
         return None
 
     def on_status(self, worker: Worker, status: Status, now: float) -> None:
-        worker.status, worker.status_at, worker.unseen_tokens = status, now, 0
+        """A report that no worker could mean is not used: prices made of it would fail every request."""
+        if _is_sound(status):
+            worker.status, worker.status_at, worker.unseen_tokens = status, now, 0
 
     # ------------------------------------------------------------ loss and time
 
@@ -299,6 +301,14 @@ class Workers:
         return worker.peer.last_heard + self._config.peer_lost_s
 
 
+def _is_sound(status: Status) -> bool:
+    counts = (status.num_waiting, status.waiting_tokens, status.num_running)
+    pools = (*status.free_pages, *status.evictable_pages, *status.quarantined_pages, *status.num_pages)
+    measured = (status.prefill_tokens_per_s, status.decode_step_s)
+    return all(0 <= value < _MAX_REPORTED for value in (*counts, *pools, *measured))  # false for NaN too
+
+
+_MAX_REPORTED = 1 << 53
 _THERE = (PeerState.READY, PeerState.REFUSED)
 
 
