@@ -1,6 +1,7 @@
 """The client against a real server on a real socket."""
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -67,6 +68,16 @@ def test_requests_ask_for_greedy_streamed_answers_with_usage() -> None:
     assert (body["model"], body["temperature"], body["max_tokens"], body["stream"]) == ("oracle", 0.0, 5, True)
     assert body["stream_options"] == {"include_usage": True}
     assert body["ignore_eos"] is True
+
+
+def test_the_client_tells_how_late_it_was() -> None:
+    async def session(url: str) -> Measurement:
+        async with httpx.AsyncClient(base_url=url) as http:
+            client = Client(http, Dialect("oracle", {}), on_record=lambda record: time.sleep(0.05))
+            return await client.measure(RECALL.generate(seed=3), Load([0.0] * 4))
+
+    with serving(AnsweringServer(Manners())) as url:
+        assert max(asyncio.run(session(url)).lags_s) > 0.03
 
 
 @pytest.mark.parametrize("limit", [1, 3])

@@ -43,6 +43,25 @@ def test_times_of_one_request() -> None:
     assert (empty.ttft_s, empty.tpot_s, empty.itls_s()) == (None, None, [])
 
 
+def test_tokens_that_came_together_are_not_timed() -> None:
+    piece, burst = record(0, (Arrival(0.5, 24),)), record(0, (Arrival(0.5, 1), Arrival(0.50001, 1), Arrival(0.9, 2)))
+    assert (piece.tpot_s, piece.itls_s(), piece.num_bunched) == (None, [], 23)
+    assert burst.num_bunched == 2
+    assert record(0, EVEN).num_bunched == 0
+
+
+def test_latencies_that_are_not_the_servers_are_marked() -> None:
+    def distrust(arrivals: tuple[Arrival, ...], *lags_s: float) -> str | None:
+        return summarize(Measurement((record(0, arrivals),), 1.0, lags_s)).distrust
+
+    assert distrust(EVEN, 0.001, 0.002) is None
+    assert "this client ran up to 80 ms late" in (distrust(EVEN, 0.08) or "")
+    assert "96% of the tokens came together" in (distrust((Arrival(0.5, 24),), 0.001) or "")
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200), summarize(Measurement((record(0, EVEN),), 1.0, (0.08,))))
+    assert "Not the server's latencies alone" in out.getvalue()
+
+
 def test_percentiles_agree_with_numpy() -> None:
     rng = random.Random(0)
     for count in (1, 2, 3, 10, 101):

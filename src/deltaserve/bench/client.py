@@ -11,6 +11,8 @@ from deltaserve.bench.completions import Completion, Dialect, ServerError, Token
 from deltaserve.bench.record import RequestRecord
 from deltaserve.bench.traffic import Conversation, Turn
 
+LAG_PROBE_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -20,6 +22,8 @@ class Measurement:
     """By conversation and turn. A failed request ends its conversation; later turns of it have no record."""
     duration_s: float
     """From the first send to the last answer's end."""
+    lags_s: tuple[float, ...] = ()
+    """How late this client was, looked at every LAG_PROBE_S: arrivals may be noted as much too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,16 @@ class Client:
             async with gate:
                 return await self._converse(index, conversation, began_s)
 
-        async with asyncio.TaskGroup() as group:
-            pairs = zip(conversations, load.arrivals_s, strict=True)
-            tasks = [group.create_task(one(index, *pair)) for index, pair in enumerate(pairs)]
+        lags_s: list[float] = []
+        probe = asyncio.create_task(_probe_lag(lags_s))
+        try:
+            async with asyncio.TaskGroup() as group:
+                pairs = zip(conversations, load.arrivals_s, strict=True)
+                tasks = [group.create_task(one(index, *pair)) for index, pair in enumerate(pairs)]
+        finally:
+            probe.cancel()
         records = tuple(record for task in tasks for record in task.result())
-        return Measurement(records, _duration_s(records))
+        return Measurement(records, _duration_s(records), tuple(lags_s))
 
     async def _converse(self, index: int, conversation: Conversation, began_s: float) -> list[RequestRecord]:
         """All turns of one conversation, or up to the first that fails."""
@@ -116,6 +125,14 @@ def num_right(answer: Sequence[int] | None, expected: Sequence[int] | None) -> i
     if answer is None or expected is None:
         return None
     return sum(got == want for got, want in zip(answer, expected, strict=False))
+
+
+async def _probe_lag(lags_s: list[float]) -> None:
+    """Append, until cancelled, by how much each short sleep overslept."""
+    while True:
+        began_s = time.perf_counter()
+        await asyncio.sleep(LAG_PROBE_S)
+        lags_s.append(time.perf_counter() - began_s - LAG_PROBE_S)
 
 
 def _duration_s(records: Sequence[RequestRecord]) -> float:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+SAME_INSTANT_S = 1e-4
+"""Chunks closer than this were read from one buffer: the later one had been waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -46,10 +49,17 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for answers of one token."""
-        if not self.arrivals or self.output_len < 2:
+        """Time per output token after the first; None for answers of one token, or that came in one piece."""
+        if len(self.arrivals) < 2 or self.output_len < 2:
             return None
         return (self.arrivals[-1].at_s - self.arrivals[0].at_s) / (self.output_len - 1)
+
+    @property
+    def num_bunched(self) -> int:
+        """Tokens that came together with the one before: the time between the two is not known."""
+        together = sum(arrival.num_tokens - 1 for arrival in self.arrivals)
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return together + sum(after.at_s - before.at_s < SAME_INSTANT_S for before, after in pairs)
 
     def itls_s(self) -> list[float]:
         """Gaps between tokens; the gap before a chunk of k tokens counts k times with a k-th of its length."""

@@ -10,6 +10,10 @@ from rich.table import Table
 from deltaserve.bench.client import Measurement
 from deltaserve.bench.record import RequestRecord
 
+MAX_LAG_S = 0.01
+MAX_BUNCHED = 0.1
+"""Beyond these, latencies are printed with a warning."""
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -46,6 +50,20 @@ class Summary:
     """Of completed requests whose answer can be computed and is known."""
     answers_right: int
     answers_expected: int
+    num_bunched: int = 0
+    """Output tokens that came together with the one before, so that the time between them is not known."""
+    client_lag_s: Distribution | None = None
+    """How late this client itself was: TTFT may read as much too long, TPOT and ITL too short."""
+
+    @property
+    def distrust(self) -> str | None:
+        """Why the latencies are not the server's, in words; None if nothing speaks against them."""
+        reasons = []
+        if self.client_lag_s is not None and self.client_lag_s.p99 > MAX_LAG_S:
+            reasons.append(f"this client ran up to {self.client_lag_s.p99 * 1e3:.0f} ms late (p99)")
+        if self.output_len and self.num_bunched / self.output_len > MAX_BUNCHED:
+            reasons.append(f"{self.num_bunched / self.output_len:.0%} of the tokens came together with others")
+        return f"{' and '.join(reasons)}: TTFT reads too long, TPOT and ITL too short" if reasons else None
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -93,6 +111,8 @@ def summarize(measurement: Measurement) -> Summary:
         tokens_expected=sum(record.tokens_expected for record in judged),
         answers_right=sum(record.tokens_right == record.tokens_expected for record in judged),
         answers_expected=len(judged),
+        num_bunched=sum(record.num_bunched for record in done),
+        client_lag_s=distribution(measurement.lags_s),
     )
 
 
@@ -123,6 +143,8 @@ def print_summary(console: Console, summary: Summary) -> None:
         values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99)
         latencies.add_row(LABELS[name], *(f"{value * 1e3:,.1f}" for value in values))
     console.print(latencies)
+    if summary.distrust is not None:
+        console.print(f"Not the server's latencies alone: {summary.distrust}.", style="yellow")
 
 
 LABELS = {
@@ -154,6 +176,6 @@ def as_json(settings: Mapping[str, object], measurement: Measurement, summary: S
     """What `--output-file` holds: the settings, the summary and every request."""
     return {
         "settings": dict(settings),
-        "summary": asdict(summary),
+        "summary": {**asdict(summary), "distrust": summary.distrust},
         "requests": [asdict(record) for record in measurement.records],
     }
