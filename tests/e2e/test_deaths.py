@@ -26,9 +26,17 @@ FLAGS = (
 )
 LONG = random_prompt(3900, seed=7)
 """Computed and moved in 975 chunks, which takes some seconds."""
-SHORT = random_prompt(3 * PAGE + 5, seed=8)
+SHORT = random_prompt(3 * PAGE + 1, seed=8)
 ANSWERED_S = 10.0
 """Bound for an answer after a death; it takes a tenth of a second, and about two where only silence tells."""
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_models: Path) -> Iterator[Server]:
+    """One server whose processes die one after the other."""
+    with TemporaryDirectory(prefix="e2e-") as folder:
+        with serving(Path(folder), tiny_models / "llama", *FLAGS, deaths=None) as server:
+            yield server
 
 
 class Asked:
@@ -103,7 +111,7 @@ def wait_back(server: Server, name: str, starts: int = 2) -> None:
     wait_until(server.is_ready, "readiness", server)
 
 
-def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, folder: Path) -> None:
+def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     """The client gets 502, a stream on decode goes on, and the next request uses the new prefill on the old port."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, deaths=1) as server, ThreadPoolExecutor(2) as pool:
@@ -135,7 +143,7 @@ def test_prefill_killed_while_another_one_is_there(tiny_models: Path, folder: Pa
         wait_back(server, busy)
 
 
-def test_prefill_stopped_in_the_middle_of_a_transfer(tiny_models: Path, folder: Path) -> None:
+def test_prefill_stopped_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     """Nobody is told: silence ends the request. When the process goes on it is greeted again and used."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(1) as pool:
@@ -149,7 +157,7 @@ def test_prefill_stopped_in_the_middle_of_a_transfer(tiny_models: Path, folder: 
         assert_true(model, LONG, server.complete(LONG, 4))
 
 
-def test_decode_killed_in_the_middle_of_a_transfer(tiny_models: Path, folder: Path) -> None:
+def test_decode_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, deaths=1) as server, ThreadPoolExecutor(1) as pool:
         asked = in_the_middle(server, pool, LONG)
@@ -159,7 +167,7 @@ def test_decode_killed_in_the_middle_of_a_transfer(tiny_models: Path, folder: Pa
         assert_true(model, LONG, server.complete(LONG, 4))
 
 
-def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, folder: Path) -> None:
+def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server) -> None:
     """One decode: the stream ends with an error event. Afterwards the prefix comes from prefill's cache alone."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, deaths=1) as server:
@@ -186,7 +194,7 @@ def test_decode_killed_while_another_one_is_there(tiny_models: Path, folder: Pat
         wait_back(server, busy)
 
 
-def test_front_killed(tiny_models: Path, folder: Path) -> None:
+def test_front_killed(tiny_models: Path, pair: Server) -> None:
     """Its requests end on both workers, and the next front on the same port uses the same workers and caches."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, deaths=1) as server:
