@@ -19,18 +19,25 @@ def at_once(server: Server, prompts: list[list[int]], max_tokens: int) -> list[A
         return list(pool.map(lambda prompt: server.complete(prompt, max_tokens), prompts))
 
 
-@pytest.mark.parametrize("extend", [0, 256], ids=["refetched", "extended"])
-@pytest.mark.parametrize("cache", [True, False], ids=["cache", "off"])
+@pytest.mark.parametrize(
+    ("extend", "cache"),
+    [
+        pytest.param(0, True, id="refetched"),
+        pytest.param(256, False, id="extended-off"),
+        pytest.param(256, True, id="extended", marks=pytest.mark.slow),
+        pytest.param(0, False, id="refetched-off", marks=pytest.mark.slow),
+    ],
+)
 def test_retracted_requests_go_on_as_if_nothing_had_happened(
     tiny_models: Path, folder: Path, extend: int, cache: bool
 ) -> None:
-    """8 requests that grow to 11 pages each in a pool of 40. Resumed through prefill, or extended on decode."""
+    """8 requests that grow to 28 pages each in a pool of 40. Resumed through prefill, or extended on decode."""
     model = tiny_models / "llama"
     flags = [*FLAGS, "--num-pages", "40", "--num-reserved-decode-tokens", "0", "--decode-extend-tokens", str(extend)]
     flags += [] if cache else ["--disable-radix-cache"]
     with serving(folder, model, *flags) as server:
         prompts = [random_prompt(40 + i, seed=i) for i in range(8)]
-        answers = at_once(server, prompts, 120)
+        answers = at_once(server, prompts, 400)
         assert sum(answer.timings["num_retractions"] for answer in answers) > 0
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_true(model, prompt, answer)
