@@ -34,7 +34,6 @@ def random_prompt(count: int, seed: int) -> list[int]:
 
 def assert_true(model: Path, prompt: Sequence[int], answer: Answer, tolerance: float = TOLERANCE) -> None:
     """Every log-probability of prompt and output, and greedy choices, are those of the reference."""
-    torch.set_num_threads(1)
     output = answer.tokens
     want = reference_logprobs(model, [*prompt, *output[:-1]])  # [T, V]
     drawn = want[len(prompt) - 1 :]  # [N, V]

@@ -223,11 +223,11 @@ def _answer(body: Json, prompt: list[int]) -> Answer:
 
 
 @contextmanager
-def serving(folder: Path, model: Path, *flags: str, deaths: int = 0) -> Iterator[Server]:
+def serving(folder: Path, model: Path, *flags: str, deaths: int | None = 0) -> Iterator[Server]:
     """A ready server with checksums on, drained and ended afterwards.
 
-    Unless the test has ended it: asserts that exactly `deaths` children died before, that nothing stayed held, and exit
-    codes of 0.
+    Unless the test has ended it: asserts that exactly `deaths` children died before (None: any number), that nothing
+    stayed held, and exit codes of 0.
     """
     server = Server(folder, model, "--verify", "crc", *flags)
     try:
@@ -235,10 +235,11 @@ def serving(folder: Path, model: Path, *flags: str, deaths: int = 0) -> Iterator
         yield server
         if server.popen.poll() is None:
             server.wait_quiet()
-            assert len(server.deaths()) == deaths, server.tail()
+            before = len(server.deaths())
+            assert before == (before if deaths is None else deaths), server.tail()
             assert server.end() == 0, server.tail()
+            assert all(line.endswith("exit code 0") for line in server.deaths()[before:]), server.log()
         assert server.popen.returncode == 0
-        assert all(line.endswith("exit code 0") for line in server.deaths()[deaths:]), server.log()
     except BaseException as error:
         error.add_note(server.tail())
         raise

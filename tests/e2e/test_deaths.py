@@ -2,9 +2,10 @@
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -14,19 +15,7 @@ from tests.e2e.server import PATIENCE_S, Answer, Server, serving, wait_until
 from tests.engine.server import is_alive, wait_until_gone
 
 PAGE = 4
-FLAGS = (
-    "--page-size",
-    str(PAGE),
-    "--chunked-prefill-size",
-    str(PAGE),
-    "--num-pages",
-    "2048",
-    "--attention-split-tokens",
-    "256",
-)
-LONG = random_prompt(3900, seed=7)
-"""Computed and moved in 975 chunks, which takes some seconds."""
-SHORT = random_prompt(3 * PAGE + 1, seed=8)
+FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--num-pages", "4096")
 ANSWERED_S = 10.0
 """Bound for an answer after a death; it takes a tenth of a second, and about two where only silence tells."""
 
@@ -34,40 +23,49 @@ ANSWERED_S = 10.0
 @pytest.fixture(scope="module")
 def pair(tiny_models: Path) -> Iterator[Server]:
     """One server whose processes die one after the other."""
-    with TemporaryDirectory(prefix="e2e-") as folder:
-        with serving(Path(folder), tiny_models / "llama", *FLAGS, deaths=None) as server:
-            yield server
+    with (
+        TemporaryDirectory(prefix="e2e-") as folder,
+        serving(Path(folder), tiny_models / "llama", *FLAGS, deaths=None) as server,
+    ):
+        yield server
+
+
+def long_prompt(seed: int) -> list[int]:
+    """Computed and moved in 975 chunks, which takes some seconds."""
+    return random_prompt(3900, seed=1000 + seed)
+
+
+def short_prompt(seed: int) -> list[int]:
+    """Three pages and one token."""
+    return random_prompt(3 * PAGE + 1, seed=seed)
 
 
 class Asked:
     """A long request under way in a thread."""
 
-    def __init__(self, pool: ThreadPoolExecutor, ask: Callable[[], Answer]) -> None:
-        self._future: Future[Answer] = pool.submit(ask)
+    def __init__(self, server: Server, pool: ThreadPoolExecutor, prompt: list[int]) -> None:
+        self._prompt = prompt
+        self._future: Future[Answer] = pool.submit(server.complete, prompt, 4)
 
     def is_done(self) -> bool:
         return self._future.done()
 
-    def outcome(self) -> Answer | int:
-        """The answer, or the status of the error."""
-        try:
-            return self._future.result(ANSWERED_S)
-        except httpx.HTTPStatusError as error:
-            return error.response.status_code
+    def assert_right(self, model: Path) -> None:
+        """As if nothing had happened."""
+        assert_true(model, self._prompt, self._future.result(ANSWERED_S))
 
     def assert_answered(self, model: Path) -> None:
-        """In time: either rightly, after a retry, or with the error that says that it may be sent again."""
-        outcome = self.outcome()
-        if isinstance(outcome, Answer):
-            assert_true(model, LONG, outcome)
-        else:
-            assert outcome in (502, 503)
+        """In time: either rightly, after a retry, or with an error that says that it may be sent again."""
+        try:
+            self.assert_right(model)
+        except httpx.HTTPStatusError as error:
+            assert error.response.status_code in (502, 503), error.response.text
 
 
 def in_the_middle(server: Server, pool: ThreadPoolExecutor, prompt: list[int]) -> Asked:
     """The request's pages are moving: prefill has sent some of them."""
     before = sent_bytes(server)
-    asked = Asked(pool, lambda: server.complete(prompt, 4))
+    asked = Asked(server, pool, prompt)
     wait_until(lambda: asked.is_done() or sent_bytes(server) > before, "the first chunks")
     assert not asked.is_done()
     return asked
@@ -75,6 +73,11 @@ def in_the_middle(server: Server, pool: ThreadPoolExecutor, prompt: list[int]) -
 
 def sent_bytes(server: Server) -> float:
     return sum(m.get("deltaserve_transfer_bytes_sent_total", 0.0) for m in server.metrics().values())
+
+
+def busy(server: Server, role: str) -> str:
+    """The worker of that role that has a request."""
+    return next(name for name, worker in server.workers().items() if worker["role"] == role and worker["rooms"])
 
 
 def stream_tokens(server: Server, prompt: list[int], max_tokens: int, on_token: Callable[[int], None]) -> list[int]:
@@ -105,107 +108,95 @@ def killing(server: Server, name: str) -> Callable[[int], None]:
     return on_token
 
 
-def wait_back(server: Server, name: str, starts: int = 2) -> None:
-    """The worker was started again and everyone knows it."""
-    wait_until(lambda: server.log().count(f"deltaserve: {name}: ready") >= starts, f"{name} to be back", server)
+def addresses(server: Server, name: str) -> list[str]:
+    """Where each start of a child was ready so far."""
+    return [line.split()[-1] for line in server.log().splitlines() if f" {name}: ready at" in line]
+
+
+def wait_back(server: Server, name: str) -> None:
+    """It was started again, on the same port, and requests are taken again."""
+    deaths = sum(line.startswith(f"{name}:") for line in server.deaths())
+    wait_until(lambda: len(addresses(server, name)) > max(1, deaths), f"{name} to be back", server)
+    assert len(set(addresses(server, name))) == 1
     wait_until(server.is_ready, "readiness", server)
 
 
 def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
-    """The client gets 502, a stream on decode goes on, and the next request uses the new prefill on the old port."""
+    """The client is answered, a stream on decode goes on, and the next request uses the new prefill."""
     model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, deaths=1) as server, ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         seen: list[int] = []
-        running = pool.submit(stream_tokens, server, SHORT, 1000, seen.append)
+        running = pool.submit(stream_tokens, pair, short_prompt(1), 2500, seen.append)
         wait_until(lambda: bool(seen), "the first token")
-        asked = in_the_middle(server, pool, LONG)
-        server.signal("prefill-0", signal.SIGKILL)
+        asked = in_the_middle(pair, pool, long_prompt(1))
+        pair.signal("prefill-0", signal.SIGKILL)
         asked.assert_answered(model)
         assert not running.done()
-        wait_back(server, "prefill-0")
-        assert len(running.result(PATIENCE_S)) == 1000
-        assert_true(model, LONG, server.complete(LONG, 4))
-        assert_true(model, SHORT, server.complete(SHORT, 4))
-        ports = {line.rpartition(":")[2] for line in server.log().splitlines() if "prefill-0: ready at" in line}
-        assert len(ports) == 1
-
-
-def test_prefill_killed_while_another_one_is_there(tiny_models: Path, folder: Path) -> None:
-    """The request is retried there; the client sees an answer as if nothing had happened."""
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, "--prefill", "2", deaths=1) as server, ThreadPoolExecutor(1) as pool:
-        asked = in_the_middle(server, pool, LONG)
-        busy = next(name for name, w in server.workers().items() if w["role"] == "prefill" and w["rooms"])
-        server.signal(busy, signal.SIGKILL)
-        outcome = asked.outcome()
-        assert isinstance(outcome, Answer)
-        assert_true(model, LONG, outcome)
-        wait_back(server, busy)
+        wait_back(pair, "prefill-0")
+        assert len(running.result(PATIENCE_S)) == 2500
+    assert_true(model, long_prompt(1), pair.complete(long_prompt(1), 4))
 
 
 def test_prefill_stopped_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     """Nobody is told: silence ends the request. When the process goes on it is greeted again and used."""
     model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(1) as pool:
-        asked = in_the_middle(server, pool, LONG)
-        server.signal("prefill-0", signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(pair, pool, long_prompt(2))
+        pair.signal("prefill-0", signal.SIGSTOP)
         try:
             asked.assert_answered(model)
         finally:
-            server.signal("prefill-0", signal.SIGCONT)
-        wait_until(server.is_ready, "readiness", server)
-        assert_true(model, LONG, server.complete(LONG, 4))
+            pair.signal("prefill-0", signal.SIGCONT)
+    wait_until(pair.is_ready, "readiness", pair)
+    assert_true(model, long_prompt(2), pair.complete(long_prompt(2), 4))
 
 
 def test_decode_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, deaths=1) as server, ThreadPoolExecutor(1) as pool:
-        asked = in_the_middle(server, pool, LONG)
-        server.signal("decode-0", signal.SIGKILL)
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(pair, pool, long_prompt(3))
+        pair.signal("decode-0", signal.SIGKILL)
         asked.assert_answered(model)
-        wait_back(server, "decode-0")
-        assert_true(model, LONG, server.complete(LONG, 4))
+    wait_back(pair, "decode-0")
+    assert_true(model, long_prompt(3), pair.complete(long_prompt(3), 4))
 
 
 def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server) -> None:
-    """One decode: the stream ends with an error event. Afterwards the prefix comes from prefill's cache alone."""
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, deaths=1) as server:
-        with pytest.raises(RuntimeError) as caught:
-            stream_tokens(server, SHORT, 2000, killing(server, "decode-0"))
-        assert caught.value.args == ("transfer_failed",)
-        wait_back(server, "decode-0")
-        answer = server.complete(SHORT, 4)
-        assert_true(model, SHORT, answer)
-        assert answer.timings["decode_cached_tokens"] == 0
-        assert answer.timings["prefill_cached_tokens"] == 3 * PAGE
-
-
-def test_decode_killed_while_another_one_is_there(tiny_models: Path, folder: Path) -> None:
-    """Before its first token a request goes on there. The client sees an answer as if nothing had happened."""
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, "--decode", "2", deaths=1) as server, ThreadPoolExecutor(1) as pool:
-        asked = in_the_middle(server, pool, LONG)
-        busy = next(name for name, w in server.workers().items() if w["role"] == "decode" and w["rooms"])
-        server.signal(busy, signal.SIGKILL)
-        outcome = asked.outcome()
-        assert isinstance(outcome, Answer)
-        assert_true(model, LONG, outcome)
-        wait_back(server, busy)
+    """The stream ends with an error event. Afterwards the prefix comes from prefill's cache alone."""
+    prompt = short_prompt(4)
+    with pytest.raises(RuntimeError) as caught:
+        stream_tokens(pair, prompt, 2000, killing(pair, "decode-0"))
+    assert caught.value.args == ("transfer_failed",)
+    wait_back(pair, "decode-0")
+    answer = pair.complete(prompt, 4)
+    assert_true(tiny_models / "llama", prompt, answer)
+    assert answer.timings["decode_cached_tokens"] == 0
+    assert answer.timings["prefill_cached_tokens"] == 3 * PAGE
 
 
 def test_front_killed(tiny_models: Path, pair: Server) -> None:
     """Its requests end on both workers, and the next front on the same port uses the same workers and caches."""
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, deaths=1) as server:
-        server.complete(SHORT, 4)
+    prompt = short_prompt(5)
+    pair.complete(prompt, 4)
+    with pytest.raises(httpx.TransportError):
+        stream_tokens(pair, prompt, 2000, killing(pair, "front"))
+    wait_back(pair, "front")
+    pair.wait_quiet()
+    answer = pair.complete(prompt, 4)
+    assert_true(tiny_models / "llama", prompt, answer)
+    assert answer.timings["decode_cached_tokens"] == 3 * PAGE
 
-        with pytest.raises(httpx.TransportError):
-            stream_tokens(server, SHORT, 2000, killing(server, "front"))
-        wait_back(server, "front")
-        answer = server.complete(SHORT, 4)
-        assert_true(model, SHORT, answer)
-        assert answer.timings["decode_cached_tokens"] == 3 * PAGE
+
+@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
+def test_killed_while_another_one_is_there(tiny_models: Path, folder: Path, role: str) -> None:
+    """Before its first token a request goes on there. The client sees an answer as if nothing had happened."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, f"--{role}", "2", deaths=1) as server, ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(server, pool, long_prompt(6))
+        victim = busy(server, role)
+        server.signal(victim, signal.SIGKILL)
+        asked.assert_right(model)
+        wait_back(server, victim)
 
 
 def test_supervisor_killed(tiny_models: Path, folder: Path) -> None:
@@ -224,22 +215,15 @@ def test_supervisor_killed(tiny_models: Path, folder: Path) -> None:
 
 def test_terminated_while_a_stream_runs(tiny_models: Path, folder: Path) -> None:
     """SIGTERM: readiness ends at once, the stream is finished, new requests are refused, exit code 0."""
-    model = tiny_models / "llama"
-    server = Server(folder, model, *FLAGS)
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            server.wait_ready()
-            seen: list[int] = []
-            running = pool.submit(stream_tokens, server, SHORT, 600, seen.append)
-            wait_until(lambda: bool(seen), "the first token")
-            server.popen.send_signal(signal.SIGTERM)
-            wait_until(lambda: not server.is_ready(), "the end of readiness")
-            refused = server.http.post("/v1/completions", json=server.body(SHORT))
-            assert refused.status_code == 503
-            assert len(running.result(PATIENCE_S)) == 600
-            assert server.popen.wait(PATIENCE_S) == 0
-            assert all(line.endswith("exit code 0") for line in server.deaths())
-            assert not any(is_alive(pid) for pid in server.pids().values())
-        finally:
-            server.http.close()
-            server.kill()
+    prompt = short_prompt(7)
+    with serving(folder, tiny_models / "llama", *FLAGS) as server, ThreadPoolExecutor(1) as pool:
+        seen: list[int] = []
+        running = pool.submit(stream_tokens, server, prompt, 600, seen.append)
+        wait_until(lambda: bool(seen), "the first token")
+        server.popen.send_signal(signal.SIGTERM)
+        wait_until(lambda: not server.is_ready(), "the end of readiness")
+        assert server.http.post("/v1/completions", json=server.body(prompt)).status_code == 503
+        assert len(running.result(PATIENCE_S)) == 600
+        assert server.popen.wait(PATIENCE_S) == 0
+        assert all(line.endswith("exit code 0") for line in server.deaths())
+        assert not any(is_alive(pid) for pid in server.pids().values())

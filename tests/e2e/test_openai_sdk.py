@@ -135,6 +135,14 @@ def test_a_client_that_leaves_sets_everything_free(server: Server, client: opena
     assert server.info()["engine"]["counts"]["failed_cancelled"] >= 3
 
 
+def test_salts_do_not_share(server: Server) -> None:
+    prompt = [200 - i for i in range(100)]
+    hits = [server.complete(prompt, 4, cache_salt=salt).cached_len for salt in ("a", "b", "a", "b")]
+    hits += [server.complete(prompt, 4).cached_len for _ in range(2)]
+    assert hits == [0, 0, 96, 96, 0, 96]
+    assert [server.complete(prompt, 4, no_cache=True).cached_len for _ in range(2)] == [0, 0]
+
+
 def test_same_seed_same_tokens_with_and_without_caches(tiny_models: Path, folder: Path, server: Server) -> None:
     """Temperature, top-p, penalties: cold, from the caches, streamed at once, and on a server without caches."""
     fields = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "frequency_penalty": 0.5, "seed": 123}

@@ -12,14 +12,14 @@ from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import PATIENCE_S, Server, serving
 
 NUM_STREAMS = 64
-WARM_UP_S = 4.0
+WARM_UP_S = 3.0
 FLAGS = ("--page-size", "16", "--chunked-prefill-size", "64", "--num-pages", "400")
 
 
 @pytest.mark.parametrize(
     "duration_s",
     [
-        pytest.param(12.0, id="short"),
+        pytest.param(10.0, id="short"),
         pytest.param(300.0, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(500)]),
     ],
 )
