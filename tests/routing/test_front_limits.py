@@ -3,6 +3,7 @@
 import pytest
 
 from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.request.client import OutputDelta
 from tests.routing.cluster import Cluster, generation, status
 
 
@@ -86,3 +87,55 @@ def test_a_draining_front_takes_nothing_and_is_drained_after_its_last_room() -> 
     assert not cluster.front.is_drained()
     cluster.finished("decode-0", 1)
     assert cluster.front.is_drained()
+
+
+# -------------------------------------------------------------------- lost frames
+
+PAIR = ("prefill-0", "decode-0")
+
+
+def test_a_room_decode_is_silent_about_is_submitted_again_twice_as_late_each_time() -> None:
+    cluster = Cluster().all_ready()
+    first = cluster.submit(1)
+    cluster.run_until(40.0, heartbeats_of=PAIR)
+    again = cluster.submits("decode-0")[1:]
+    assert [submit.remaining_ms for submit in again] == pytest.approx([55_000, 45_000, 25_000], abs=600)
+    assert {(s.room, s.prompt, s.keys, s.prefill) for s in again} == {
+        (first.room, first.prompt, first.keys, first.prefill)
+    }
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.finished("decode-0", 1, output_len=1)
+    assert cluster.output(1) == (3,)
+
+
+def test_a_room_decode_tells_of_is_not() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1, generation(1, max_tokens=100))
+    for second in range(1, 40):
+        cluster.run_until(float(second), heartbeats_of=PAIR)
+        cluster.tokens("decode-0", 1, second - 1, [second])
+    assert len(cluster.submits("decode-0")) == 1
+
+
+def test_an_end_that_was_lost_is_found_again_and_nothing_is_delivered_twice() -> None:
+    """Decode has forgotten the room, generates it again, and every token is the one it was."""
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1, 2])
+    cluster.run_until(6.0, heartbeats_of=PAIR)
+    assert len(cluster.submits("decode-0")) == 2
+    cluster.tokens("decode-0", 1, 0, [1, 2, 3])
+    cluster.finished("decode-0", 1, output_len=3)
+    assert cluster.output(1) == (1, 2, 3)
+    assert isinstance(cluster.end(1), OutputDelta)
+
+
+def test_a_client_that_has_all_it_wants_does_not_wait_for_a_lost_end() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.tokens("decode-0", 1, 0, [1, 2])
+    cluster.finish(1, 1)
+    cluster.run_until(6.0, heartbeats_of=PAIR)
+    assert isinstance(cluster.end(1), OutputDelta)
+    assert len(cluster.cancels("decode-0")) == 1
+    assert len(cluster.submits("decode-0")) == 1

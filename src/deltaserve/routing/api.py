@@ -87,5 +87,7 @@ class FrontConfig:
     """From this age on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0
     """Longest pause between two Hellos to a worker that does not answer."""
+    repeat_s: float = 5.0
+    """A room decode says nothing of for so long is submitted again, which changes nothing where it is known."""
     echo_s: float = 1.0
     """Shortest pause between two Cancels for the same unknown room, and two requests for a snapshot."""

@@ -83,13 +83,16 @@ class FrontCore:
         return self._flush()
 
     def tick(self, now: float) -> list[FrontAction]:
-        """Heartbeats, losses, deadlines."""
+        """Heartbeats, losses, deadlines, repeats."""
         for worker in self.workers.beat(now):
             self.workers.lose(worker, now)
             self._on_gone(worker, now)
         for live in self.rooms.overdue(now):
             self._cancel_at_decode(live, FailReason.DEADLINE, now)
             self._end(live, FailReason.DEADLINE, f"no complete answer after {live.deadline - live.submitted_at:g} s")
+        for live in self.rooms:
+            if live.may_be_lost(now, self._config.repeat_s):
+                self._repeat(live, now)
         return self._flush()
 
     def next_timer(self) -> float:
@@ -137,6 +140,7 @@ class FrontCore:
         if live.state is not RoomState.FINISHING:
             self._advance(live, RoomEvent.FINISH)
             self._to_decode(live, Finish(room=room, output_len=output_len))
+            live.num_repeats = 0
         return self._flush()
 
     def drain(self) -> None:
@@ -281,6 +285,7 @@ class FrontCore:
         live.placement = self.placer.place(live.sample, choice, now)
         self._advance(live, RoomEvent.RESUBMIT)
         self.counts[f"retried_{cause.value}"] += 1
+        live.heard(now)
         self._submit_to_decode(live, now)
         return True
 
@@ -297,6 +302,21 @@ class FrontCore:
             cache=generation.cache,
         )
         self._to_decode(live, submit)
+        live.quiet_since = now
+
+    def _repeat(self, live: LiveRoom, now: float) -> None:
+        """A frame may be lost: a new link was made, or the old one broke.
+
+        Decode ignores the Submit of a room it has. One it does not have (any more) it generates again, token for token:
+        what was delivered is skipped.
+        """
+        if live.state is RoomState.FINISHING:  # the client has all it wants
+            self._cancel_at_decode(live, FailReason.CANCELLED, now)
+            self._complete(live, FinishReason.STOP, live.own_usage())
+            return
+        live.num_repeats += 1
+        self.counts["repeated"] += 1
+        self._submit_to_decode(live, now)
 
     def _to_decode(self, live: LiveRoom, message: Message) -> None:
         worker = self.workers.get(live.placement.decode)
@@ -311,6 +331,7 @@ class FrontCore:
         """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""
         live = self.rooms.get(room)
         if live is not None and live.placement.decode == worker.name:
+            live.heard(now)
             return live
         if self._echoes.may_cancel(worker.name, room, now):
             self._echoes.cancelled(worker.name, room, now)

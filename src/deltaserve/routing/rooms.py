@@ -111,6 +111,10 @@ class LiveRoom:
     """Tokens that wait for prompt logprobs."""
     first_token_s: float = 0.0
     retries: Retries = field(default_factory=Retries)
+    quiet_since: float = 0.0
+    """When decode was last told of it or told of it."""
+    num_repeats: int = 0
+    """Since decode last told of it."""
 
     @property
     def room(self) -> Room:
@@ -129,6 +133,14 @@ class LiveRoom:
     def is_started(self) -> bool:
         """Whether a token came."""
         return self.num_tokens > 0
+
+    def heard(self, now: float) -> None:
+        """Decode has the room."""
+        self.quiet_since, self.num_repeats = now, 0
+
+    def may_be_lost(self, now: float, after_s: float) -> bool:
+        """Whether decode has been silent for so long that a frame of this room may be gone; twice as long each time."""
+        return now - self.quiet_since >= after_s * 2**self.num_repeats
 
     def move(self, event: RoomEvent) -> None:
         """Raises StateError for an event the table has no cell for; nothing changes then."""
