@@ -1,6 +1,6 @@
 """Index tensors of a tile plan for one arena, cut into blocks that bound temporary memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,30 +11,30 @@ from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
 
 _CPU_BLOCK_BYTES = 1 << 20
-"""Keys of one block in float32: about the size of a core's L2 cache."""
+"""Keys of one block, and scores of one pass, in float32: about the size of a core's L2 cache."""
 _CUDA_BLOCK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """One tile of the first `num_items` items of a block."""
+class Pass:
+    """Tiles whose scores exist at once. Each tile meets the first items of the block."""
 
-    num_items: int
-    queries: Tensor  # [num_items * H * R] int64 into query rows [units * H + 1, D]; the last is zero
-    targets: Tensor  # [num_items * H * R] int64 into partial results [units * H * M + 1, D]; the last is waste
+    counts: tuple[int, ...]
+    """Items of each tile; n below is their sum."""
+    queries: Tensor  # [n * H * R] int64 into query rows [units * H + 1, D]; the last is zero
+    targets: Tensor  # [n * H * R] int64 into partial results [units * H * M + 1, D]; the last is waste
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Some items: their keys are gathered once, then multiplied with one tile after the other."""
 
-    num_items: int
     width: int
     """Keys per item."""
-    kv_rows: Tensor  # [num_items * H * width / S] int64, see KvArena.gather
-    tiles: tuple[Tile, ...]
-    hidden: Tensor | None = None  # [num_items, 1, R, width] bool
-    stale: Tensor | None = None  # [n] int64: keys, among num_items * H * width, that are not written yet
+    kv_rows: Tensor  # [items * H * width / S] int64, see KvArena.gather
+    passes: tuple[Pass, ...]
+    hidden: Tensor | None = None  # [items, 1, R, width] bool
+    stale: Tensor | None = None  # [n] int64: keys, among items * H * width, that are not written yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,24 @@ class _Indexer:
         rows = pages[:, None, :] * self.arena.rows_per_page + self.heads * self.arena.rows_per_head
         return self.tensor(rows.reshape(-1))
 
-    def tile(self, units: Ints, parts: Ints) -> Tile:
-        """units [n, R], part number of each item [n]"""
+    def one_pass(self, tiles: Sequence[Ints], parts: Ints) -> Pass:
+        """units of each tile [n_i, R], part number of each item [>= n_i]"""
         group, num_heads = self.group_size, self.arena.layout.num_heads
-        units = units[:, None, :]  # [n, 1, R]
+        counts = tuple(len(units) for units in tiles)
+        units = np.concatenate(tiles)[:, None, :]  # [n, 1, R]
+        part = np.concatenate([parts[:count] for count in counts])[:, None, None]
         real = units < self.padding
         rows = ((units // group) * num_heads + self.heads) * group + units % group  # [n, H, R]
         zero_row = self.padding * num_heads
         queries = np.where(real, rows, zero_row)
-        targets = np.where(real, rows * self.num_parts + parts[:, None, None], zero_row * self.num_parts)
-        return Tile(len(units), self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
+        targets = np.where(real, rows * self.num_parts + part, zero_row * self.num_parts)
+        return Pass(counts, self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
+
+    def passes(self, tiles: Sequence[Ints], parts: Ints, width: int) -> tuple[Pass, ...]:
+        """As many tiles together as the budget allows."""
+        tile_bytes = parts.size * self.arena.layout.num_heads * tiles[0].shape[1] * width * 4
+        step = max(1, self.budget // tile_bytes)
+        return tuple(self.one_pass(tiles[start : start + step], parts) for start in range(0, len(tiles), step))
 
     def per_head(self, mask: Bools) -> Bools:
         """[n, width] -> [n, H, width]"""
@@ -74,10 +82,13 @@ class _Indexer:
     def tensor(self, values: Ints | Bools) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.arena.bytes.device)
 
+    @property
+    def budget(self) -> int:
+        return _CPU_BLOCK_BYTES if self.arena.bytes.device.type == "cpu" else _CUDA_BLOCK_BYTES
+
     def items_per_block(self, width: int) -> int:
         layout = self.arena.layout
-        budget = _CPU_BLOCK_BYTES if self.arena.bytes.device.type == "cpu" else _CUDA_BLOCK_BYTES
-        return max(1, budget // (layout.num_heads * width * layout.group.head_dim * 4))
+        return max(1, self.budget // (layout.num_heads * width * layout.group.head_dim * 4))
 
 
 def make_blocks(plan: TilePlan, arena: KvArena, group_size: int) -> list[Block]:
@@ -93,9 +104,8 @@ def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
     for start in range(0, len(items.pages), step):
         pages = items.pages[start : start + step]
         parts = items.splits[start : start + step]
-        deep = [units[start : start + step] for units in items.tiles]
-        tiles = tuple(indexer.tile(units, parts[: len(units)]) for units in deep if len(units))
-        yield Block(len(pages), width, indexer.kv_rows(pages), tiles)
+        tiles = [units[start : start + step] for units in items.tiles if len(units) > start]
+        yield Block(width, indexer.kv_rows(pages), indexer.passes(tiles, parts, width))
 
 
 def _tail_blocks(indexer: _Indexer, tails: TailItems, last_part: int) -> Iterator[Block]:
@@ -103,7 +113,7 @@ def _tail_blocks(indexer: _Indexer, tails: TailItems, last_part: int) -> Iterato
     step = indexer.items_per_block(width)
     for start in range(0, len(tails.pages), step):
         pages, units = tails.pages[start : start + step], tails.units[start : start + step]
-        tile = indexer.tile(units, np.full(len(units), last_part))
+        tails_pass = indexer.one_pass([units], np.full(len(units), last_part))
         hidden = indexer.tensor(tails.hidden[start : start + step])[:, None]
         stale = indexer.tensor(np.flatnonzero(indexer.per_head(tails.stale[start : start + step])))
-        yield Block(len(pages), width, indexer.kv_rows(pages), (tile,), hidden, stale)
+        yield Block(width, indexer.kv_rows(pages), (tails_pass,), hidden, stale)

@@ -1,6 +1,6 @@
 """Which KV is multiplied with which queries: the work list of one step as index arrays (numpy, host).
 
-Short queries (decode, and up to 16 positions) are computed in *tiles* of 16 query rows, zero padded, against one split
+Short queries (decode, and up to 16 positions) are computed in *tiles* of 8 query rows, zero padded, against one split
 of `split_tokens` keys. A split shared by several queries is one item with the rows of all of them, a private split an
 item with the rows of one: the same tile shape either way, so a row's result has the same bits. What follows the last
 whole split below q_start is the query's *tail*: causal and always private.
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.page_table import Table
 
-TILE_ROWS = 16
+TILE_ROWS = 8
+"""The GQA heads of one decoding row in most models; smaller tiles make many readers of a split slower."""
 MAX_TILED_LEN = 16
 """Longer queries go alone, see long_query.py; the choice depends on the query alone."""
 
@@ -32,7 +33,7 @@ class SplitItems:
 
     pages: Ints  # [N, pages per split]
     splits: Ints  # [N] index of the split in its queries
-    tiles: tuple[Ints, ...]  # j-th: [N_j, 16] units of the j-th tile of the first N_j items; `padding` fills up
+    tiles: tuple[Ints, ...]  # j-th: [N_j, TILE_ROWS] units of the j-th tile of the first N_j items; `padding` fills up
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class _Group:
 
     line: int
     splits: Ints  # [n]
-    units: Ints  # [depth, 16]
+    units: Ints  # [depth, TILE_ROWS]
 
 
 def is_tiled(query: Query) -> bool:
@@ -123,7 +124,7 @@ def _groups(batch: Batch, units: dict[int, Ints], padding: int) -> list[_Group]:
 
 
 def _tiles(units: Ints, padding: int) -> Ints:
-    """[n] -> [ceil(n / 16), 16]"""
+    """[n] -> [ceil(n / TILE_ROWS), TILE_ROWS]"""
     depth = -(-len(units) // TILE_ROWS)
     out = np.full(depth * TILE_ROWS, padding, np.int64)
     out[: len(units)] = units

@@ -6,19 +6,17 @@ root-to-leaf order. See tiles.py for the partition.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deltaserve.device.attention import Batch, StepAttention
-from deltaserve.device.blocks import Block, make_blocks
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.long_query import LongQuery
 from deltaserve.device.page_table import PageTable, Table
-from deltaserve.device.precision import may_round, rounded_products
-from deltaserve.device.tiles import TilePlan, is_tiled, plan_tiles, tiled_members
+from deltaserve.device.tiled_queries import TiledQueries
+from deltaserve.device.tiles import is_tiled, plan_tiles, tiled_members
 from deltaserve.device.workspace import Workspace
 
 _K, _V = 0, 1
@@ -55,7 +53,7 @@ class TorchStep:
         self._arena = arena
         self._slots = _write_slots(arena, table, batch)
         plan = plan_tiles(batch, table, arena.layout.page_size, group_size)
-        self._tiled = None if plan is None else _TiledQueries(arena, plan, group_size, scratch)
+        self._tiled = None if plan is None else TiledQueries(arena, plan, group_size, scratch)
         self._long = _long_queries(arena, table, batch, scratch)
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -75,77 +73,6 @@ class TorchStep:
         for query in self._long:
             query.attend(layer, q, scale, out)
         return out
-
-
-class _TiledQueries:
-    """All short queries of a step."""
-
-    def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
-        self._arena = arena
-        self._scratch = scratch
-        self._blocks = make_blocks(plan, arena, group_size)
-        device, dim = arena.bytes.device, arena.layout.group.head_dim
-        self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
-        self._num_parts = plan.max_splits + 1
-        num_rows = plan.padding * arena.layout.num_heads
-        parts = num_rows * self._num_parts + 1
-        # The last row of queries stays zero. Parts a query does not have keep weight e^-inf = 0 and value 0.
-        self._queries = self._take("queries", num_rows + 1, dim).zero_()  # [Rq + 1, D]
-        self._outs = self._take("outs", parts, dim).zero_()  # [Rq * M + 1, D]
-        self._lses = self._take("lses", parts).fill_(float("-inf"))  # [Rq * M + 1] natural log
-
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
-        dim = q.shape[-1]
-        torch.mul(q, scale, out=self._queries[:-1].view(q.shape))
-        rounds = may_round(q.dtype, self._blocks[0].width, dim)  # splits stand first and have one width
-        with rounded_products() if rounds else nullcontext():
-            for block in self._blocks:
-                self._run(block, layer)
-        if self._num_parts == 1:
-            return self._outs[:-1].view(q.shape).clone()
-        weights = self._lses[:-1].view(-1, 1, self._num_parts).softmax(-1)  # [Rq, 1, M]
-        return torch.bmm(weights, self._outs[:-1].view(-1, self._num_parts, dim)).view(q.shape)
-
-    def _run(self, block: Block, layer: int) -> None:
-        k, v = self._gather(layer, _K, block), self._gather(layer, _V, block)  # [items * H, width, D]
-        heads, dim = self._arena.layout.num_heads, k.shape[-1]
-        if block.stale is not None:  # 0 * NaN is NaN: hidden keys must not only weigh nothing
-            v.view(-1, dim).index_fill_(0, block.stale, 0.0)
-        for tile in block.tiles:
-            batch = tile.num_items * heads
-            q = self._take("tile", len(tile.queries), dim)
-            q = torch.index_select(self._queries, 0, tile.queries, out=q).view(batch, -1, dim)  # [batch, R, D]
-            scores = self._take("scores", batch, q.shape[1], block.width)
-            _multiply_keys(q, k[:batch], scores)
-            if block.hidden is not None:
-                scores.view(tile.num_items, heads, -1, block.width).masked_fill_(block.hidden, float("-inf"))
-            weights = torch.softmax(scores, -1, out=self._take("weights", *scores.shape))
-            out = torch.bmm(weights, v[:batch], out=self._take("out", *q.shape))
-            self._outs.index_copy_(0, tile.targets, out.view(-1, dim))
-            if self._num_parts > 1:
-                # The largest weight is e^(top - lse).
-                lse = scores.amax(-1) - weights.amax(-1).log()
-                self._lses.index_copy_(0, tile.targets, lse.view(-1))
-
-    def _gather(self, layer: int, plane: int, block: Block) -> Tensor:
-        """[items * H, width, D] float32"""
-        layout = self._arena.layout
-        dim = layout.group.head_dim
-        out = self._take(f"plane{plane}", len(block.kv_rows), layout.page_size * dim)
-        self._arena.gather(layer, plane, block.kv_rows, out, self._scratch)
-        return out.view(-1, block.width, dim)
-
-    def _take(self, name: str, *shape: int) -> Tensor:
-        return self._scratch.take(name, shape, torch.float32)
-
-
-def _multiply_keys(q: Tensor, k: Tensor, out: Tensor) -> None:
-    """q [b, R, D], k [b, width, D] -> out [b, R, width]"""
-    if k.shape[1] == 1:  # bmm changes its kernel with the batch size here, and so the bits
-        torch.sum(q * k, -1, keepdim=True, out=out)
-    else:
-        torch.bmm(q, k.transpose(1, 2), out=out)
 
 
 def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[LongQuery]:
