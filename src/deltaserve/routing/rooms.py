@@ -140,7 +140,7 @@ class LiveRoom:
 
     def may_be_lost(self, now: float, after_s: float) -> bool:
         """Whether decode has been silent for so long that a frame of this room may be gone; twice as long each time."""
-        return now - self.quiet_since >= after_s * 2**self.num_repeats
+        return now - self.quiet_since >= after_s * (1 << self.num_repeats)
 
     def move(self, event: RoomEvent) -> None:
         """Raises StateError for an event the table has no cell for; nothing changes then."""
