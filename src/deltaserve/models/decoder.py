@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.gqa import gqa
-from deltaserve.models.layers import dense_mlp, rms_norm
+from deltaserve.models.layers import dense_mlp, product, rms_norm
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
 from deltaserve.models.spec import ModelSpec
@@ -39,7 +39,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32"""
-        return functional.linear(hidden, self._weights.lm_head).to(torch.float32)
+        return product(hidden, self._weights.lm_head).to(torch.float32)
 
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         if isinstance(weights, DenseWeights):

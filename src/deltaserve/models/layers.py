@@ -1,5 +1,6 @@
 """The small functions every layer is made of."""
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
@@ -8,7 +9,15 @@ from deltaserve.models.weights import DenseWeights, Linear
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
     """x [T, in] -> [T, out]"""
-    return functional.linear(x, weights.weight, weights.bias)
+    return product(x, weights.weight, weights.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times weight [out, in], plain or packed (see packing.py) -> [T, out]"""
+    if not weight.is_mkldnn:
+        return functional.linear(x, weight, bias)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,6 +1,8 @@
 """Streams safetensors into weights, tensor by tensor. Only safetensors: nothing in the folder is ever executed."""
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.config import load_family
 from deltaserve.models.family import Family
 from deltaserve.models.files import weight_files
+from deltaserve.models.packing import pack, pack_layer
 from deltaserve.models.spec import ModelSpec
 from deltaserve.models.weights import DecoderWeights, Slot, allocate
 
@@ -18,7 +21,7 @@ _FLOAT_DTYPES = ("F32", "F16", "BF16")
 
 
 def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Every tensor exactly once, cast to `dtype`. Raises ConfigError naming file and tensor."""
+    """Every tensor exactly once, cast to `dtype`, matrices packed. Raises ConfigError naming file and tensor."""
     family = load_family(model_path)
     shards, mapping = weight_files(model_path)
     weights, slots = allocate(spec, dtype, device)
@@ -27,7 +30,10 @@ def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: 
         for name, tensor in _tensors(shard):
             filler.fill(shard.name, name, tensor)
     filler.check_complete()
-    return weights
+    layers = deque(weights.layers)
+    rest = replace(weights, layers=(), lm_head=pack(weights.lm_head))
+    del weights, slots, filler  # so that a layer's plain matrices go when it is packed
+    return replace(rest, layers=tuple(pack_layer(layers.popleft()) for _ in range(len(layers))))
 
 
 def _tensors(shard: Path) -> Iterator[tuple[str, Tensor]]:

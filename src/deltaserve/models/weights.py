@@ -52,7 +52,7 @@ class DecoderWeights:
     embedding: Tensor  # [V, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [V, hidden]; the embedding itself when tied
+    lm_head: Tensor  # [V, hidden]; the embedding itself when tied and not packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,31 @@
+"""Weight matrices laid out once for the CPU's matrix library, which otherwise does it in every product."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from deltaserve.models.weights import DenseWeights, LayerWeights, Linear
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[out, in] -> the same for `layers.product`: opaque where packing pays (bfloat16, AVX-512), else `weight`."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return weight
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return weight
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
+
+
+def pack_layer(layer: LayerWeights) -> LayerWeights:
+    """All matrices of a layer but those of experts."""
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(mlp, DenseWeights):
+        mlp = DenseWeights(_pack_linear(mlp.gate_up), _pack_linear(mlp.down))
+    packed = replace(attention, qkv=_pack_linear(attention.qkv), out=_pack_linear(attention.out))
+    return replace(layer, attention=packed, mlp=mlp)
+
+
+def _pack_linear(linear: Linear) -> Linear:
+    return Linear(pack(linear.weight), linear.bias)
