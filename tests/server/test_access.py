@@ -5,9 +5,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
-from deltaserve.server.settings import ApiKey, Right, ServerSettings, is_loopback, read_api_keys
+from deltaserve.server.settings import ApiKey, Right, ServerSettings, read_api_keys
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion

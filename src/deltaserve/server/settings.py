@@ -1,12 +1,12 @@
 """What the HTTP front may be told. Frozen; resolved once by the command line."""
 
-import ipaddress
 import re
 import stat
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
 
@@ -101,16 +101,6 @@ class ServerSettings:
     @property
     def admin_port(self) -> int:
         return self.port + 1 if self.port else 0
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or a literal) can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
