@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 $(STAMP): pyproject.toml constraints.txt scripts/make-venv
 	@scripts/make-venv
 
-.PHONY: help venv demo check test test-full bench gpu-check format clean
+.PHONY: help venv demo check test test-full sim sim-mutants soak bench gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,16 @@ test: $(STAMP) ## The checks, then all tests (bounded: fits 15 minutes on 2 core
 test-full: $(STAMP) ## As test, with the long property runs and the tests marked slow
 	@scripts/check
 	@scripts/test --full
+
+sim: $(STAMP) ## The fault simulator, at length: SEEDS=100000; then every fault at every moment of a small run
+	@$(PYTHON) -m deltaserve.cli.main sim faults --gates --seeds $(or $(SEEDS),100000) $(ARGS)
+	@$(PYTHON) -m deltaserve.cli.main sim exhaustive --minutes $(or $(MINUTES),20)
+
+sim-mutants: $(STAMP) ## Plant known faults in the code, one at a time: the simulator must find each
+	@$(PYTHON) -m tools.sim_mutants $(ARGS)
+
+soak: $(STAMP) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N repeats one
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PYTHON) -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## Every benchmark of docs/performance.md (about 15 minutes, idle machine); some: ARGS="cache e2e"
 	@scripts/bench $(ARGS)

@@ -87,7 +87,8 @@ class Served:
     def processes(self) -> dict[str, psutil.Process]:
         """Name |-> process, the supervisor included."""
         lines = (line.split() for line in self._log.read_text().splitlines() if ": starting, process" in line)
-        return {"supervisor": self.process} | {line[1].rstrip(":"): psutil.Process(int(line[-1])) for line in lines}
+        pids = {line[1].rstrip(":"): int(line[-1]) for line in lines}  # of each, the latest start
+        return {"supervisor": self.process} | {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def cpu_s(self) -> float:
         return sum(sum(p.cpu_times()[:2]) for p in self.processes().values())

@@ -35,6 +35,7 @@ class AnsweringServer:
     manners: Manners
     bodies: list[dict[str, Any]] = field(default_factory=list)
     flushes: int = 0
+    authorizations: set[str] = field(default_factory=set)
     in_flight: int = 0
     most_in_flight: int = 0
 
@@ -54,6 +55,7 @@ class AnsweringServer:
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
+        self.authorizations.add(request.headers.get("authorization", ""))
         refused = not self.manners.takes_lenient_fields and LENIENT_FIELDS & set(body)
         if refused or (not self.manners.takes_ids and not isinstance(body["prompt"], str)):
             return JSONResponse({"error": {"message": "not understood"}}, status_code=400)

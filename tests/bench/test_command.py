@@ -21,13 +21,19 @@ RECALL = ("--workload", "recall", "--num-documents", "2", "--conversations-per-d
 
 def test_recall_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, report = AnsweringServer(Manners()), tmp_path / "report.json"
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_text("# mine\nsecret-of-mine tenant\n")
     with serving(server) as url:
-        options = (*RECALL, "--num-facts", "8", "--num-noise", "0", "--api-key", "secret", "--flush-cache")
-        code = run(parse("--base-url", url, *options, "--output-file", str(report), "--extra-body", '{"top_k": 1}'))
+        options = (*RECALL, "--num-facts", "8", "--num-noise", "0", "--api-key-file", str(key), "--flush-cache")
+        code = run(
+            parse("--base-url", f"{url}/v1", *options, "--output-file", str(report), "--extra-body", '{"top_k": 1}')
+        )
     assert code == 0
     assert "answers right" in capsys.readouterr().out
     text = report.read_text()
-    assert "secret" not in text
+    assert "secret-of-mine" not in text
+    assert server.authorizations == {"Bearer secret-of-mine"}
     summary = json.loads(text)["summary"]
     assert (summary["num_completed"], summary["answers_right"], summary["answers_expected"]) == (8, 8, 8)
     assert server.flushes == 1
@@ -47,6 +53,19 @@ def test_no_server_and_bad_options_end_with_one_line(capsys: pytest.CaptureFixtu
     assert run(parse("--request-rate", "-1")) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith("bench: ") for line in lines] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("", 0o600), (" \n", 0o600), ("# x", 0o600), ("\u00e9", 0o600), ("k", 0o644)]
+)
+def test_a_key_file_that_is_no_secret_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, mode: int
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(text)
+    key.chmod(mode)
+    assert run(parse("--base-url", "http://127.0.0.1:9", *RECALL, "--api-key-file", str(key))) == 2
+    assert f"--api-key-file {key}" in capsys.readouterr().err
 
 
 def test_each_workload_and_the_names_sglang_gives_its_options() -> None:
@@ -71,3 +90,7 @@ def test_help_explains_every_option() -> None:
     parser = argparse.ArgumentParser("bench")
     add_arguments(parser)
     assert all(action.help for action in parser._actions)
+    text = parser.format_help()
+    assert "None" not in text
+    assert "--seed N " in text
+    assert "(default http://127.0.0.1:30000)" in text

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from rich.table import Table
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
@@ -17,7 +18,7 @@ from deltaserve.bench.client import Measurement
 from deltaserve.bench.record import Arrival, RequestRecord
 from deltaserve.bench.report import summarize
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
-from deltaserve.cli.demo import NUM_ASKERS, NUM_ASKERS_QUICK, find_model
+from deltaserve.cli.demo import NUM_ASKERS, NUM_ASKERS_QUICK, find_model, make_console
 from deltaserve.cli.demo_chat import ChatExample, commands, make_example
 from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
 from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
@@ -271,3 +272,13 @@ def test_commands_survive_a_shell() -> None:
     assert json.loads(chat[-1])["messages"] == [{"role": "user", "content": example.content}]
     assert json.loads(completion[-1])["prompt"] == example.facts + example.question
     assert metrics == ["curl", "-s", "http://h:1/metrics"]
+
+
+def test_redirected_tables_have_no_blanks_at_the_end_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("left", "right")
+    table.add_row("a", "b" * 20)
+    table.add_row("c", "")
+    make_console().print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("b" * 20 in line for line in lines)
+    assert [line for line in lines if line != line.rstrip()] == []

@@ -57,9 +57,11 @@ def test_device() -> None:
 
 def test_a_door_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        lines = list(check_doors("127.0.0.1", taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        lines = list(check_doors("127.0.0.1", port))
     assert lines[0].level is Level.FAIL
     assert "in use" in lines[0].text
+    assert lines[0].text.endswith(f"--base-url http://127.0.0.1:{port}")
 
 
 def test_a_door_to_the_world_is_pointed_out() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import deltaserve
-from deltaserve.cli import main as cli
-from deltaserve.cli.main import Command, available, main
+from deltaserve.cli import dispatch
+from deltaserve.cli.dispatch import Command, available
+from deltaserve.cli.main import main
 
 REAL_COMMANDS = tuple(available())
 
@@ -20,7 +21,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "count": Command("tests.cli.probe", "with arguments of its own"),
         "absent": Command("tests.cli.absent", "not there"),
     }
-    monkeypatch.setattr(cli, "COMMANDS", commands)
+    monkeypatch.setattr(dispatch, "COMMANDS", commands)
     yield
 
 
@@ -61,7 +62,9 @@ def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) ->
         (("probe", "MODEL", "--page-size", "17"), ("--page-size 17", "power of two")),
         (("probe", "MODEL", "--page-size", "128"), ("the model folder has no config.json",)),
         (("count", "--count", "x"), ("--count", "invalid int value")),
-        (("count", "--cuont", "4"), ("--cuont",)),
+        (("count", "--cuont", "4"), ("--cuont: unknown flag; did you mean --count?",)),
+        (("count", "--cuont=4"), ("--cuont: unknown flag; did you mean --count?",)),
+        (("count", "4"), ("'4'", "not expected")),
     ],
 )
 def test_errors_are_one_line_and_exit_2(

@@ -1,5 +1,6 @@
 """Key files: only the owner's, long enough, never shown."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_short_empty_and_huge_keys_are_refused_and_not_shown(tmp_path: Path, con
 def test_a_device_without_an_end_is_not_read_to_it() -> None:
     with pytest.raises(ConfigError, match="at most 0600"):
         read_cluster_key(Path("/dev/zero"))
+
+
+def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_cluster_key(tmp_path / "key")
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

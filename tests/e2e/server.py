@@ -193,12 +193,12 @@ class Server(Process, Api):
         info = self.info()
         held = {"front rooms": info["engine"]["rooms"], "front requests": info["requests"]}
         for name, values in self.metrics().items():
-            held |= {f"{name} {key}": value for key, value in values.items() if _is_held(key)}
+            held |= {f"{name} {key}": value for key, value in values.items() if is_held(key)}
             held |= {} if values else {f"{name} unreported": 1}
         return {key: value for key, value in held.items() if value}
 
 
-def _is_held(metric: str) -> bool:
+def is_held(metric: str) -> bool:
     """What must be 0 when no request is there."""
     states = ("granted", "owned", "quarantined")
     names = ("leases", "num_running_reqs", "num_queue_reqs", "aux_slots_used", "tickets_open", "pages_protected")

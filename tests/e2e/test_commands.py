@@ -35,12 +35,13 @@ def test_verify_against_transformers_and_a_server(
     assert out.count("against ") == 2
     assert out.count(" ok") == 2 * 13
     assert "DIFFERS" not in out
+    assert out.splitlines()[-1].startswith("verify: every answer agrees (with transformers float32 and ")
 
 
 def test_verify_notices_another_model(server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_models / "llama_llama3_rope"
     assert main(["verify", "--base-url", server.base_url, "--model-path", str(model), "--output-len", "8"]) == 1
-    assert "DIFFERS" in capsys.readouterr().out
+    assert "verify: some answers differ" in capsys.readouterr().out
 
 
 def test_verify_without_a_server_or_a_reference(
@@ -95,14 +96,25 @@ def _environ(process: Path) -> bytes:
 def test_a_port_in_use(tiny_models: Path, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert_refused(folder, ["serve", str(tiny_models / "llama"), "--port", port], port, "in use")
+        assert_refused(folder, ["serve", str(tiny_models / "llama"), "--port", port], f"--port {port}", "in use")
+
+
+def test_the_port_of_a_worker_in_use(tiny_models: Path, folder: Path) -> None:
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_text("x" * 40)
+    flag = "--disaggregation-bootstrap-port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        argv = ["decode", str(tiny_models / "llama"), "--cluster-key-file", str(key), flag, port]
+        assert_refused(folder, argv, f"{flag} {port}", "in use")
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert_refused(folder, ["serve", str(model), "--port", str(free_port())], "model.safetensors")
+    assert_refused(folder, ["serve", str(model), "--port", str(free_port())], "model.safetensors", str(model))
 
 
 def test_a_pool_that_cannot_hold_what_was_asked(tiny_models: Path, folder: Path) -> None:

@@ -1,10 +1,11 @@
 """The promise that memory safety rests on: after D's fence of a peer, not one byte of that peer changes D's memory.
 
-Real processes over UCX tcp. P is killed or stopped in the middle of large writes, D destroys its endpoint, and D's
-memory is watched from then on. The same scene without the fence shows that the bytes were really waiting.
+Real processes over UCX tcp. P's large writes are broken off in their middle, D destroys its endpoint, and D's memory is
+watched from then on; another writer's transfer is under way all the time and must not notice. The same scenes without
+the fence show that the bytes were really waiting. What cannot be fenced says so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,9 +14,13 @@ from tests.transport.puppets import POLLING_ONLY, Puppet, Troupe, join
 from tests.transport.worlds import NIXL_OPTIONS
 
 WINDOW = 32 << 20
-ARENA = 2 * WINDOW
+OF_P = 2 * WINDOW
+"""P writes below; the other writer's window is above."""
+ARENA = 3 * WINDOW
+OTHERS_VALUE = 200
 OPTIONS = pytest.mark.parametrize("options", [NIXL_OPTIONS, POLLING_ONLY], ids=["thread", "polling"])
 """With the progress thread bytes land at any moment; without it they wait in the kernel until D polls."""
+SHARED_MEMORY = NixlOptions("posix,cma,tcp,self", "lo")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +30,8 @@ def troupe() -> Iterator[Troupe]:
     made.dismiss()
 
 
-def writing_prefill(troupe: Troupe, d: Puppet, value: int) -> tuple[Puppet, int]:
-    """P in the middle of two windows over all of D's memory, its connection's buffers grown; and the later write."""
+def writing_prefill(troupe: Troupe, d: Puppet, value: int) -> tuple[Puppet, list[int]]:
+    """P in the middle of two windows of D's memory, its connection's buffers grown; and its writes."""
     p = troupe.call("p")
     join(p, d)
     warm = p.do("write", peer="d", offset=0, num_bytes=WINDOW, pieces=4)
@@ -34,46 +39,84 @@ def writing_prefill(troupe: Troupe, d: Puppet, value: int) -> tuple[Puppet, int]
     assert p.do("finish", write=warm) == "done"
     assert d.answer() == ["landed 0"]
     p.do("fill", value=value)
-    writes = [p.do("write", peer="d", offset=i * WINDOW, num_bytes=WINDOW, pieces=4) for i in range(2)]
-    return p, writes[-1]
+    return p, [p.do("write", peer="d", offset=i * WINDOW, num_bytes=WINDOW, pieces=4) for i in range(2)]
 
 
 def late_bytes(d: Puppet) -> int:
     """Bytes that change in D's memory from now on until it stands still, D polling as it always does."""
     d.do("snapshot")
-    return int(d.do("settle", polls=True))
+    return int(d.do("settle", polls=True, end=OF_P))
 
 
-def test_without_the_fence_a_dead_writer_s_bytes_land(troupe: Troupe) -> None:
-    d = troupe.call("d", POLLING_ONLY)
-    p, _ = writing_prefill(troupe, d, value=1)
+# ---------------------------------------------------------------- how writes are broken off
+
+
+def kill(p: Puppet, writes: list[int]) -> None:
     p.kill()
-    assert late_bytes(d) > 0
 
 
-@OPTIONS
-def test_killed_writer_changes_nothing_after_the_fence(troupe: Troupe, options: NixlOptions) -> None:
-    d = troupe.call("d", options)
-    for turn in range(1, 4):
-        p, _ = writing_prefill(troupe, d, value=turn)
-        p.kill()
-        assert d.do("fence", peer="p") == "closed"
-        assert late_bytes(d) == 0
-        assert d.do("notifications") == []
-
-
-@OPTIONS
-def test_stopped_writer_changes_nothing_after_the_fence_even_when_it_goes_on(
-    troupe: Troupe, options: NixlOptions
-) -> None:
-    d = troupe.call("d", options)
-    p, last_write = writing_prefill(troupe, d, value=1)
+def stop(p: Puppet, writes: list[int]) -> None:
     p.stop()
+
+
+def cut(p: Puppet, writes: list[int]) -> None:
+    """Its connection breaks; P lives and knows."""
+    assert p.do("cut") > 0
+    assert [p.do("finish", write=write) for write in writes] == ["error"] * len(writes)
+
+
+def dirty(p: Puppet, writes: list[int]) -> None:
+    """P gives its writes up in flight, which cancels nothing, and says so: D must fence. The connection stands."""
+    assert {p.do("raw_release", write=write) for write in writes} == {"nixl_status_t.NIXL_SUCCESS"}
+
+
+def own_fence(p: Puppet, writes: list[int]) -> None:
+    """P destroyed its own endpoint for D: that protects P's memory, not D's."""
+    assert p.do("fence", peer="d") == "closed"
+
+
+def in_the_end(p: Puppet, writes: list[int]) -> None:
+    """Whoever was stopped goes on, and tries to finish what it began."""
+    if p.is_alive:
+        p.resume()
+        p.do("finish", write=writes[-1])
+
+
+Break = Callable[[Puppet, list[int]], None]
+WAYS = pytest.mark.parametrize("break_off", [kill, stop, cut, dirty, own_fence])
+
+
+@WAYS
+def test_without_the_fence_bytes_land_late(troupe: Troupe, break_off: Break) -> None:
+    d = troupe.call("d", POLLING_ONLY)
+    p, writes = writing_prefill(troupe, d, value=1)
+    break_off(p, writes)
+    assert late_bytes(d) > 0
+    p.kill()
+
+
+@OPTIONS
+@WAYS
+def test_nothing_lands_after_the_fence_and_the_other_writer_does_not_notice(
+    troupe: Troupe, options: NixlOptions, break_off: Break
+) -> None:
+    d, other = troupe.call("d", options), troupe.call("other")
+    join(other, d)
+    other.do("fill", value=OTHERS_VALUE)
+    p, writes = writing_prefill(troupe, d, value=1)
+    undisturbed = other.do("write", peer="d", offset=OF_P, num_bytes=WINDOW, pieces=64)
+    break_off(p, writes)
     assert d.do("fence", peer="p") == "closed"
-    assert late_bytes(d) == 0
-    p.resume()
-    assert p.do("finish", write=last_write) != "pending"
-    assert d.do("settle", polls=True) == 0
+    d.do("snapshot")
+    d.start("listen", count=1)
+    assert other.do("finish", write=undisturbed) == "done"
+    assert d.answer() == [f"landed {OF_P}"]
+    assert d.do("settle", polls=True, end=OF_P) == 0
+    in_the_end(p, writes)
+    assert d.do("settle", polls=True, end=OF_P) == 0
+    assert d.do("notifications") == []
+    assert d.do("count", value=OTHERS_VALUE) == WINDOW
+    p.kill()
 
 
 def test_memory_freed_by_the_fence_belongs_to_the_next_peer(troupe: Troupe) -> None:
@@ -94,3 +137,19 @@ def test_memory_freed_by_the_fence_belongs_to_the_next_peer(troupe: Troupe) -> N
         d.do("settle", polls=True)
         assert d.do("count", value=100 + turn) == ARENA
         assert d.do("fence", peer="following") == "closed"
+
+
+def test_a_reaped_writer_over_shared_memory_writes_nothing_more_but_it_is_no_fence(troupe: Troupe) -> None:
+    """There P's own system calls move the bytes and end with it. The adapter cannot know that P was reaped, so it says
+    that it cannot fence, and the pages stay quarantined."""
+    d = troupe.call("d", SHARED_MEMORY)
+    for _ in range(3):
+        p = troupe.call("p", SHARED_MEMORY)
+        join(p, d)
+        p.start("flood", peer="d", num_bytes=WINDOW, pieces=4096, rounds=400)
+        while d.do("count", value=0) == ARENA:
+            pass
+        p.kill()
+        assert late_bytes(d) == 0
+        assert [d.do("fence", peer="p") for _ in range(2)] == ["impossible"] * 2
+        d.do("fill", value=0)

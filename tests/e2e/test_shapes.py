@@ -3,6 +3,8 @@
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,13 +16,21 @@ import pytest
 from deltaserve.cli.compose import free_port
 from deltaserve.layout.dtype import DType
 from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
-from tests.e2e.server import PATIENCE_S, Api, Process, serving, wait_until
+from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
 
-FLAGS = ("--page-size", "16", "--chunked-prefill-size", "32", "--num-pages", "256")
+PAGES = ("--page-size", "16")
+FLAGS = (*PAGES, "--chunked-prefill-size", "32", "--num-pages", "256")
 CHECKED = (*FLAGS, "--verify", "crc")
 BF16_TOLERANCE = 0.25
 FP8_TOLERANCE = 0.5
 """Log-probabilities of the tiny models spread over some 20; wrong pages change them by several."""
+
+ON_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "deltaserve.cli.main", *sys.argv[1:]])
+"""
 
 
 def test_unified(tiny_models: Path, folder: Path) -> None:
@@ -131,7 +141,7 @@ def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[
             stack.callback(parts[role].kill)
         workers = f"prefill@127.0.0.1:{ports['prefill']},decode@127.0.0.1:{ports['decode']}"
         front = ["--workers", workers, "--port", str(ports["router"]), "--cluster-key-file", str(key)]
-        parts["router"] = Process(folder / "router", "router", str(model), *front, *flags)
+        parts["router"] = Process(folder / "router", "router", str(model), *front, *PAGES)
         stack.callback(parts["router"].kill)
         api = Api(f"http://127.0.0.1:{ports['router']}", model.name)
         stack.callback(api.http.close)
@@ -158,6 +168,11 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
             assert_true(model, other, api.complete(other, 6))
             for name in ("router", "decode", "prefill"):
                 assert parts[name].end() == 0, parts[name].tail()
+                log = parts[name].log()
+                assert log.startswith("deltaserve: ")
+                assert "uvicorn" not in log
+                assert log.count(": loading ") == (name != "router")
+            assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
         finally:
             parts["prefill"].kill()
 
@@ -193,7 +208,8 @@ def by_hand_mixed(folder: Path, tiny_models: Path) -> Iterator[Api]:
     commands[2] += ["--workers", f"prefill@127.0.0.1:{ports[0]},decode@127.0.0.1:{ports[1]}"]
     with ExitStack() as stack:
         for command in commands:
-            process = Process(folder / command[0], *command, *secret, *CHECKED)
+            flags = PAGES if command[0] == "router" else CHECKED
+            process = Process(folder / command[0], *command, *secret, *flags)
             stack.callback(process.kill)
         api = Api(f"http://127.0.0.1:{ports[2]}", "llama")
         stack.callback(api.http.close)
@@ -209,6 +225,29 @@ def test_nothing_listens_beyond_this_machine_and_nothing_is_left(tiny_models: Pa
         assert server.end(signal.SIGINT) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
         assert not list(folder.glob("deltaserve-*"))
+
+
+def test_a_terminal_that_goes_away_ends_all_as_ctrl_c_does(tiny_models: Path, folder: Path) -> None:
+    """The hang-up arrives together with errors of everything that is still written to the terminal."""
+    ours, theirs = os.openpty()
+    command = [
+        sys.executable,
+        "-c",
+        ON_TERMINAL,
+        "serve",
+        str(tiny_models / "llama"),
+        "--port",
+        str(free_port()),
+        *FLAGS,
+    ]
+    popen = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder))
+    os.close(theirs)
+    said = b""
+    while b"serving at" not in said:
+        said += os.read(ours, 4096)
+    os.close(ours)
+    assert popen.wait(PATIENCE_S) == 0
+    assert not list(folder.glob("deltaserve-*"))
 
 
 def listening_addresses(pids: Iterable[int]) -> set[str]:

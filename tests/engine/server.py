@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,12 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} still runs"
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)
+
+
+def wait_until_gone(pid: int) -> None:
+    wait_until(lambda: not is_alive(pid))

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.engine.server import child, is_alive, running, wait_until_gone
+from tests.engine.server import child, is_alive, running, wait_until, wait_until_gone
 
 FRONT = child("front", "serve", "FRONT")
 DECODE = child("decode-0", "serve", "DECODE")
@@ -132,3 +132,20 @@ def test_logs_belong_to_the_user_alone(tmp_path: Path) -> None:
     with running(tmp_path, [FRONT]) as server:
         server.wait_for("AllReady")
         assert (tmp_path / "front.log").stat().st_mode & 0o077 == 0
+
+
+def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
+    """Twice the limit at most, and what it wrote between two looks; the child never notices."""
+    options = {"max_log_bytes": 50_000, "log_check_s": 0.1}
+    log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
+    with running(tmp_path, [child("decode-0", "talkative")], **options) as server:
+        server.wait_for("AllReady")
+        for _ in range(2):
+            kept.unlink(missing_ok=True)
+            wait_until(kept.exists)
+        wait_until(lambda: log.stat().st_size > 0)
+        assert "blah" in kept.read_text()
+        assert kept.stat().st_mode & 0o077 == 0
+        assert log.stat().st_size < 1_000_000
+        os.kill(server.pid("decode-0"), signal.SIGKILL)
+        assert server.wait_for("Ended")["code"] == -signal.SIGKILL

@@ -72,12 +72,12 @@ class Side:
 
     # what the transfer thread drives
 
-    def perform(self, command: TransferCommand) -> list[TransferReport]:
-        return self.endpoint.perform(command)
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
+        return self.endpoint.perform(command, now)
 
-    def poll(self) -> list[TransferReport]:
+    def poll(self, now: float) -> list[TransferReport]:
         self.num_polls += 1
-        return self.endpoint.poll()
+        return self.endpoint.poll(now)
 
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()
@@ -122,13 +122,13 @@ class Rig:
         return taken
 
     def attach(self) -> None:
-        [opened] = self.reader.perform(OpenEndpoint(WRITER))
+        [opened] = self.reader.perform(OpenEndpoint(WRITER), 0.0)
         assert isinstance(opened, EndpointOpened)
         self.thread.submit(OpenEndpoint(READER, opened.metadata, self.reader.announced))
         ours, attached = self.next_reports(2)
         assert isinstance(ours, EndpointOpened)
         assert isinstance(attached, EndpointAttached)
-        self.reader.perform(AttachEndpoint(WRITER, ours.metadata, self.writer.announced))
+        self.reader.perform(AttachEndpoint(WRITER, ours.metadata, self.writer.announced), 0.0)
 
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))
@@ -174,12 +174,12 @@ def test_a_chunk_travels_with_its_aux_record() -> None:
         [sent] = world.next_reports(1)
         assert isinstance(sent, ChunkSent)
         assert sent.is_last
-        [landed] = world.reader.poll()
+        [landed] = world.reader.poll(0.0)
         assert isinstance(landed, Landed)
         assert landed.done.is_last
         assert world.reader.bytes[REGIONS["kv"]][5 * page : 7 * page] == b"k" * (2 * page)
         collect = Collect(TICKET, AuxSlot(1), 3, ())
-        assert world.reader.perform(collect) == [Collected(TICKET, b"first token")]
+        assert world.reader.perform(collect, 0.0) == [Collected(TICKET, b"first token")]
 
 
 def test_it_sleeps_while_there_is_nothing_to_wait_for() -> None:

@@ -93,6 +93,20 @@ def test_books_that_disagree_drain_the_worker(tmp_path: Path) -> None:
         assert "one page too many" in worker.log()
 
 
+def test_a_step_that_never_ends_ends_the_process_with_its_stack(tmp_path: Path, links: Links) -> None:
+    with working(tmp_path, "step-hangs", step_stuck_after_s=0.5) as worker:
+        Front(links, worker.port()).submit(5)
+        assert worker.code() == Exit.STUCK
+        assert "a step did not end" in worker.log()
+        assert "in execute" in worker.log()
+
+
+def test_pages_that_stay_in_quarantine_end_the_worker(tmp_path: Path) -> None:
+    with working(tmp_path, "quarantine-stays") as worker:
+        assert worker.code() == Exit.QUARANTINE
+        assert "pages are in quarantine for 61 s" in worker.log()
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [

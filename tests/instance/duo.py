@@ -11,11 +11,11 @@ from deltaserve.instance.api import Event, FrameIn
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.instance.rooms import DecodeRoom, PrefillRoom
+from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
-from deltaserve.sim.world import Answer, SimWorker
+from deltaserve.sim.process import Answer, SimWorker
 from deltaserve.transport.loopback import Fabric, Fate, Part
 from deltaserve.wire.messages import CacheUse, Envelope, Message, Usage
-from tests.sim.cluster import VOCAB, Cluster, Shape
 
 PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
 PAGE_BYTES = 64
@@ -121,7 +121,7 @@ class Duo:
         self, prompt: Sequence[int], max_tokens: int, namespace: str = "", cache: CacheUse = CacheUse.NORMAL
     ) -> Asked:
         generation = self.cluster.generation(prompt, max_tokens, namespace, cache)
-        expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.num_pools)
+        expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.num_pools, generation.namespace)
         return Asked(generation.room, tuple(prompt), self.cluster.front.submit(generation), expected)
 
     def serve(self, prompt: Sequence[int], max_tokens: int = 3, **options: str) -> Asked:
@@ -173,7 +173,7 @@ class Duo:
         self.worker(dst).handle(event)
 
     def boot(self, name: PeerName) -> int:
-        return self.cluster.front.core._config.boot if name == FRONT else self.worker(name).instance.config.boot  # type: ignore[attr-defined]
+        return self.cluster.front.core._config.boot if name == FRONT else self.worker(name).instance.config.boot
 
     # ------------------------------------------------------------ memory
 

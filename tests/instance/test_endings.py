@@ -7,11 +7,12 @@ import pytest
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.instance.api import DrainRequested
+from deltaserve.instance.decode import DecodeInstance
 from deltaserve.request.status import DecodeState, PrefillState
 from deltaserve.sched.plan import ItemResult, StepPlan, StepResult
+from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.wire.messages import Cancel, Envelope, Finish, Grant, Offer
 from tests.instance.duo import DECODE, FRONT, PREFILL, Asked, Duo, slow_fabric
-from tests.sim.cluster import Cluster, Shape
 
 PROMPT = list(range(1, 31))
 
@@ -48,7 +49,8 @@ def test_cancelled_while_queued_for_a_row() -> None:
     waiting = cluster.generation(PROMPT, 20)
     cluster.front.submit(waiting)
     cluster.world.run(until=cluster.world.now + 0.01)
-    (room,) = [r for r in unified.instance._rooms if r.room == waiting.room]  # type: ignore[attr-defined]
+    assert isinstance(unified.instance, DecodeInstance)
+    (room,) = [r for r in unified.instance._rooms if r.room == waiting.room]
     assert room.state is DecodeState.QUEUED
     cluster.front.cancel(waiting.room, FailReason.CANCELLED)
     cluster.world.run(until=cluster.world.now + 5.0, done=lambda: first.ends == 1)
@@ -174,7 +176,7 @@ def resumed(state: DecodeState) -> tuple[Duo, Asked]:
 def break_step(duo: Duo, name: PeerName, when: Callable[[StepPlan], bool]) -> None:
     """From now on a worker's executor answers steps with NaN where `when` says so."""
     worker = duo.worker(name)
-    execute = worker._executor.execute
+    execute = worker.executor.execute
 
     def broken(plan: StepPlan) -> StepResult:
         result = execute(plan)
@@ -182,7 +184,7 @@ def break_step(duo: Duo, name: PeerName, when: Callable[[StepPlan], bool]) -> No
             return result
         return StepResult(plan.step, tuple(ItemResult(item.row, None, finite=False) for item in result.items))
 
-    worker._executor.execute = broken  # type: ignore[method-assign]
+    worker.executor.execute = broken  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", [PREFILL, DECODE])

@@ -6,9 +6,9 @@ from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import token_len
 from deltaserve.request.status import DecodeState
 from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.wire.messages import CacheUse, Grant, PromptLogprobs, Starting
 from tests.instance.duo import DECODE, PAGE_BYTES, PREFILL, Duo, slow_fabric
-from tests.sim.cluster import Cluster, Shape
 
 HEAD = list(range(1, 17))
 AUX_RECORD = range(40, 100)
@@ -30,10 +30,14 @@ def test_what_decode_has_does_not_move(cached_len: int, prompt_len: int, hit: in
     duo = Duo()
     if cached_len:
         duo.serve(tokens[:cached_len], 1)
-    before = duo.bytes_sent()
+    before, planned = duo.bytes_sent(), duo.decode.metrics()["deltaserve_transfer_bytes_planned_total"]
     asked = duo.serve(tokens[:prompt_len], 4)
     assert asked.usage.decode_cached_len == hit
-    check_moved(duo, before, -(-prompt_len // 4) - hit // 4)
+    num_moved = -(-prompt_len // 4) - hit // 4
+    check_moved(duo, before, num_moved)
+    metrics = duo.decode.metrics()
+    assert metrics["deltaserve_transfer_bytes_planned_total"] - planned == num_moved * PAGE_BYTES
+    assert metrics["deltaserve_transfer_bytes_landed_total"] == metrics["deltaserve_transfer_bytes_planned_total"]
     grant = duo.sent(Grant, DECODE)[-1]
     assert (grant.prefix_len, token_len(grant.coverage[0].pages)) == (hit, -(-prompt_len // 4) - hit // 4)
 
@@ -147,13 +151,13 @@ def test_prompt_logprobs_match_nothing_on_prefill_and_all_on_decode() -> None:
     sampling = generation.sampling.__class__(max_tokens=3, seed=1, temperature=0.0, prompt_logprobs=0)
     computed = duo.prefill.metrics()["deltaserve_computed_tokens_total"]
     plans: list[StepPlan] = []
-    execute = duo.worker(PREFILL)._executor.execute
+    execute = duo.worker(PREFILL).executor.execute
 
     def watched(plan: StepPlan) -> StepResult:
         plans.append(plan)
         return execute(plan)
 
-    duo.worker(PREFILL)._executor.execute = watched  # type: ignore[method-assign]
+    duo.worker(PREFILL).executor.execute = watched  # type: ignore[method-assign]
     room = generation.__class__(
         generation.room, generation.prompt, generation.namespace, sampling, generation.deadline_s, generation.cache
     )

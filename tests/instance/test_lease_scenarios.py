@@ -6,10 +6,10 @@ import pytest
 
 from deltaserve.base.errors import FailReason
 from deltaserve.request.status import DecodeState
+from deltaserve.sim.cluster import Shape
 from deltaserve.transport.base import WriteState
 from deltaserve.transport.loopback import Fate, Posted
 from tests.instance.duo import DECODE, PREFILL, Asked, Duo, slow_fabric
-from tests.sim.cluster import Shape
 
 HEAD = list(range(1, 17))
 """Four pages."""
@@ -28,7 +28,8 @@ def outcome(duo: Duo, prompt: Sequence[int], succeeds: bool) -> Asked:
     asked = duo.ask(prompt, 3)
     duo.until(lambda: asked.answer.ends == 1, limit_s=60.0)
     assert asked.answer.error is not None
-    assert asked.answer.error.reason in (FailReason.TRANSFER_FAILED, FailReason.PEER_LOST, FailReason.NO_PEER)
+    reasons = (FailReason.TRANSFER_FAILED, FailReason.PEER_FENCED, FailReason.PEER_LOST, FailReason.NO_PEER)
+    assert asked.answer.error.reason in reasons
     duo.fabric.policy = healthy
     duo.quiet()
     duo.cluster.warm_up()

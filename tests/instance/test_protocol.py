@@ -11,6 +11,7 @@ from deltaserve.base.ids import PeerName, TicketSeq
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import FrameIn
 from deltaserve.request.status import DecodeState, PrefillState
+from deltaserve.sim.cluster import Shape
 from deltaserve.transfer.commands import Landed, TicketId
 from deltaserve.wire.messages import (
     Cancel,
@@ -28,7 +29,6 @@ from deltaserve.wire.messages import (
     Submit,
 )
 from tests.instance.duo import DECODE, FRONT, PREFILL, Asked, Duo, healthy, slow_fabric
-from tests.sim.cluster import Shape
 
 PROMPT = list(range(1, 31))
 
@@ -255,7 +255,7 @@ def offer(duo: Duo, **changes: object) -> Offer:
         ({"prompt": pack_u32([1, 2, 97])}, FailReason.BAD_EXTENT),
         ({"prompt_len": 0}, FailReason.BAD_EXTENT),
         ({"prompt_len": 99}, FailReason.BAD_EXTENT),
-        ({"prompt": pack_u32([1] * 300)}, FailReason.TOO_LONG),
+        ({"prompt": pack_u32([1] * 300), "keys": b""}, FailReason.TOO_LONG),
     ],
 )
 def test_an_offer_that_cannot_be_served_is_refused_by_name(changes: dict[str, object], reason: FailReason) -> None:

@@ -141,7 +141,7 @@ def test_sampling_that_no_sampler_obeys_is_refused_by_both_halves(changes: dict[
     duo.serve(PROMPT, 3)
 
 
-@pytest.mark.parametrize("keys", [b"x", b"k" * 17, b"k" * 16 * 9])
+@pytest.mark.parametrize("keys", [b"x", b"k" * 17, b"k" * 16, bytes(16 * 8), b"k" * 16 * 9])
 def test_keys_that_are_not_the_prompts_are_refused(keys: bytes) -> None:
     duo = Duo()
     offer = msgspec.structs.replace(an_offer(duo), keys=keys)

@@ -1,6 +1,8 @@
 """Envelopes, and links that are read until something is there."""
 
+import socket as sockets
 import time
+from contextlib import suppress
 
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope, Heartbeat, Message, PeerAddress
@@ -36,3 +38,12 @@ def is_silent(links: Links, wait_s: float = 0.3) -> bool:
             if links.receive(socket):
                 return False
     return True
+
+
+def send_garbage(listener: sockets.socket) -> None:
+    """To the first who connects: ZeroMQ gives up such a connection, and does not try again by itself."""
+    connection, _ = listener.accept()
+    with connection, suppress(ConnectionResetError):
+        connection.sendall(bytes(range(64)))
+        while connection.recv(1 << 16):
+            pass

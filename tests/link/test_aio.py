@@ -1,6 +1,7 @@
 """The same links in an event loop."""
 
 import asyncio
+import socket as sockets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.limits import LinkLimits
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope
-from tests.link.frames import PATIENCE_S, address, envelope, receive
+from tests.link.frames import PATIENCE_S, address, envelope, receive, send_garbage
 
 WORKER, FRONT = PeerName("decode-0"), PeerName("front")
 
@@ -108,5 +109,27 @@ def test_a_front_may_listen_too(make_links: Callable[..., Links]) -> None:
         links.send(WORKER, envelope(FRONT, boot=6))
         assert (await asyncio.to_thread(receive, worker))[0].src_boot == 6
         links.close()
+
+    asyncio.run(talk())
+
+
+def test_a_front_hears_over_a_link_that_was_dialled_again(make_links: Callable[..., Links]) -> None:
+    """Garbage ended the first connection; the second one is another socket."""
+    worker = make_links()
+
+    async def talk() -> None:
+        inbox = Inbox()
+        async with front(inbox, LinkLimits(redial_s=0.05)) as links, asyncio.timeout(PATIENCE_S):
+            with sockets.create_server(("127.0.0.1", 0)) as garbler:
+                port = garbler.getsockname()[1]
+                links.dial(address(WORKER, port))
+                await asyncio.to_thread(send_garbage, garbler)
+            worker.listen("127.0.0.1", port)
+            while not worker.wait(0.02):
+                links.send(WORKER, envelope(FRONT))
+                await asyncio.sleep(0.01)
+            receive(worker)
+            worker.send(FRONT, envelope(WORKER))
+            assert [heard.src for heard in await inbox.take(1)] == [WORKER]
 
     asyncio.run(talk())

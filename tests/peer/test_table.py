@@ -9,7 +9,7 @@ from deltaserve.base.ids import Boot, PeerName
 from deltaserve.peer.table import PEER_TRANSITIONS, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.wire.messages import Envelope, Facts, Heartbeat, Hello
 
-OURS, THEIRS, LATER = Boot(1), Boot(7), Boot(8)
+OURS, EARLIER, THEIRS, LATER = Boot(1), Boot(6), Boot(7), Boot(8)
 PEER = PeerName("prefill-0")
 HELLO = Hello(role="prefill", compat={"dtype": "float32"}, facts=Facts())
 
@@ -75,7 +75,7 @@ def test_a_frame_for_an_earlier_life_of_ours_is_no_heartbeat() -> None:
     assert table.get(PEER).last_heard == 3.0
 
 
-def test_a_reboot_buries_the_former_boot_for_good() -> None:
+def test_a_reboot_ends_all_that_was_known() -> None:
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
     table.rebooted(peer, THEIRS, 1.0)
@@ -84,9 +84,21 @@ def test_a_reboot_buries_the_former_boot_for_good() -> None:
     table.rebooted(peer, LATER, 2.0)
     assert (peer.state.value, peer.boot) == ("unknown", LATER)
     assert peer.hello is None, "facts die with their boot"
-    assert table.judge(frame(THEIRS), 9.0) is Verdict.DEAD_BOOT
-    assert table.judge(frame(THEIRS, None), 9.0) is Verdict.DEAD_BOOT
-    assert peer.last_heard == 2.0
+
+
+def test_another_boot_is_believed_only_when_the_present_one_is_silent() -> None:
+    """An old life's frame may come late, to a process that never knew it: it must not shut the living one out."""
+    table = table_in(PeerState.UNKNOWN)
+    peer = table.get(PEER)
+    table.rebooted(peer, THEIRS, 1.0)
+    for boot in (EARLIER, LATER):
+        assert table.judge(frame(boot), 1.99) is Verdict.DEAD_BOOT
+        assert table.judge(frame(boot, None), 1.99) is Verdict.DEAD_BOOT
+        assert table.judge(frame(boot), 2.0) is Verdict.NEW_BOOT
+    assert table.judge(frame(THEIRS), 2.0) is Verdict.CURRENT
+    assert table.judge(frame(LATER), 2.5) is Verdict.DEAD_BOOT
+    table.bury(peer)
+    assert table.judge(frame(LATER), 2.5) is Verdict.NEW_BOOT, "known dead: nobody to wait for"
 
 
 def test_burying_twice_changes_nothing() -> None:
@@ -104,8 +116,9 @@ def test_dead_boots_are_bounded_and_the_oldest_goes_first() -> None:
     peer = table.get(PEER)
     for boot in range(100, 200):
         table.rebooted(peer, Boot(boot), 0.0)
+        table.bury(peer)
     assert len(peer.dead_boots) == 64
-    assert table.judge(frame(Boot(198)), 1.0) is Verdict.DEAD_BOOT
+    assert table.judge(frame(Boot(199)), 1.0) is Verdict.DEAD_BOOT
     assert table.judge(frame(Boot(100)), 1.0) is Verdict.NEW_BOOT
 
 

@@ -175,4 +175,4 @@ def test_the_script_reaches_every_kind_of_end() -> None:
             worker = DECODERS.index(str(where.placement.decode)) if where else 0
             KINDS[kind](cluster, Op(kind, worker, number, 0, 1))
     assert cluster.failure(1) is None and cluster.output(1) == (1000,)
-    assert (cluster.failure(2), cluster.failure(4)) == (FailReason.CANCELLED, FailReason.CANCELLED)
+    assert (cluster.failure(2), cluster.failure(4)) == (FailReason.TRANSFER_FAILED, FailReason.CANCELLED)

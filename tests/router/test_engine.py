@@ -7,13 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Boot, PeerName
 from deltaserve.link.links import Links
 from deltaserve.request.client import Engine, Generation, OutputDelta
 from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.api import FrontConfig
-from deltaserve.wire.messages import Cancel, Facts, Finish, FinishReason, Hello, Submit
+from deltaserve.routing.front import FrontCore
+from deltaserve.wire.messages import Cancel, Facts, Finish, FinishReason, Flush, Hello, Submit
 from tests.router.worker import FRONT, PATIENCE_S, ScriptedWorker, until
 from tests.routing.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room
 
@@ -329,6 +330,46 @@ def test_a_prompt_no_frame_can_carry_fails_at_once() -> None:
         finally:
             h.engine.close()
             await worker.vanish()
+
+    asyncio.run(scenario())
+
+
+def test_a_flush_reaches_every_worker_that_is_there() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            assert h.engine.flush_cache().keys() == {"prefill-0", "decode-0"}
+            for name in ("prefill-0", "decode-0"):
+                await h[name].hears(Flush)
+            await h["prefill-0"].vanish()
+            h.engine.peer_died(PeerName("prefill-0"))
+            assert h.engine.flush_cache().keys() == {"decode-0"}
+
+    asyncio.run(scenario())
+
+
+def test_books_that_disagree_make_it_not_ready_and_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breach(core: FrontCore) -> None:
+        raise IntegrityError("one room too many")
+
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            assert not h.engine.breached.is_set()
+            monkeypatch.setattr(FrontCore, "check_integrity", breach)
+            await asyncio.wait_for(h.engine.breached.wait(), PATIENCE_S)
+            assert h.engine.ready() == "accounting is wrong: one room too many"
+            assert h.engine.is_drained()
+
+    asyncio.run(scenario())
+
+
+def test_a_control_plane_without_ticks_is_not_alive() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            await asyncio.sleep(0.6)
+            assert h.engine.alive() is None
+            h.engine._ticked_at -= 11.0
+            assert "no tick for 11 s" in (h.engine.alive() or "")
+            await until(lambda: h.engine.alive() is None)
 
     asyncio.run(scenario())
 

@@ -129,6 +129,8 @@ class Cluster:
         self._take(self.front.handle(FrameIn(envelope), self.now))
 
     def reboot(self, name: str) -> None:
+        """The process is another one, which took its time to start."""
+        self.now += 1.0
         self.boots[PeerName(name)] = Boot(self.boots[PeerName(name)] + 1000)
 
     def die(self, name: str) -> None:

@@ -53,6 +53,14 @@ def test_a_prefill_worker_that_decode_does_not_reach_gets_none(reason: FailReaso
     assert cluster.failure(1) is reason
 
 
+def test_a_client_is_not_told_that_it_was_cancelled_when_workers_lost_track_of_its_request() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    for _ in range(2):
+        cluster.failed("decode-0", 1, FailReason.CANCELLED, retryable=True)
+    assert cluster.failure(1) is FailReason.TRANSFER_FAILED
+
+
 def test_nothing_is_retried_after_the_first_token_or_unless_decode_says_so() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.submit(1)
@@ -87,6 +95,23 @@ def test_a_lost_decode_worker_ends_what_it_had_begun() -> None:
     cluster.die("decode-0")
     assert cluster.failure(1) is FailReason.PEER_LOST
     assert cluster.submits("decode-1") == []
+
+
+@pytest.mark.parametrize("what", ["first tokens", "all tokens"])
+def test_a_room_whose_first_frames_were_lost_goes_to_another_decode_worker(what: str) -> None:
+    """A broken link takes frames with it. Nothing was delivered, so the client needs not know."""
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1)
+    if what == "first tokens":
+        cluster.tokens("decode-0", 1, 2, [7])
+    else:
+        cluster.finished("decode-0", 1, output_len=3)
+    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
+    assert [s.room for s in cluster.submits("decode-1")] == [room(1)]
+    cluster.tokens("decode-0", 1, 3, [8])
+    cluster.tokens("decode-1", 1, 0, [5, 6, 7])
+    cluster.finished("decode-1", 1, output_len=3)
+    assert cluster.output(1) == (5, 6, 7)
 
 
 def test_the_only_decode_worker_lost_ends_its_rooms() -> None:

@@ -29,9 +29,9 @@ def test_every_worker_is_dialled_and_greeted_and_decode_learns_of_prefill() -> N
 
 def test_a_pair_is_ready_when_both_halves_answered() -> None:
     cluster = Cluster()
-    assert cluster.front.ready() == "prefill-0: greeting; decode-0: greeting"
+    assert cluster.front.ready() == "prefill-0: starting or unreachable; decode-0: starting or unreachable"
     cluster.hello("prefill-0")
-    assert cluster.front.ready() == "decode-0: greeting"
+    assert cluster.front.ready() == "decode-0: starting or unreachable"
     assert cluster.front.limits() is None
     cluster.hello("decode-0")
     assert cluster.front.ready() is None
@@ -150,7 +150,7 @@ def test_a_dead_boot_is_ignored_and_a_new_one_is_welcome() -> None:
     cluster = Cluster().all_ready()
     cluster.die("prefill-0")
     cluster.hello("prefill-0")  # was still in some buffer
-    assert "prefill-0: greeting" in (cluster.front.ready() or "")
+    assert "prefill-0: starting or unreachable" in (cluster.front.ready() or "")
     cluster.reboot("prefill-0")
     cluster.hello("prefill-0")
     assert cluster.front.ready() is None

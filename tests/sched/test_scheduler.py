@@ -6,6 +6,7 @@ from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
 from deltaserve.cache.pages import PageState
 from deltaserve.sched.plan import StepResult
+from deltaserve.sched.policy import MAX_OVERTAKES
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs
 from tests.sched.toys import Bench, config, make_request, page_lists, q_lens
@@ -356,3 +357,21 @@ def test_two_pools_share_runs_that_are_true_in_both() -> None:
         (12, 16, 2),
         (12, 16, 2),
     ]
+
+
+def test_who_holds_its_pages_passes_those_who_wait_for_them() -> None:
+    """Retracted requests that fit no more stand first; what they wait for is held by landed ones behind them."""
+    bench = Bench(config(max_running=4), num_pages=(8,))
+    landed = make_request(range(20), max_tokens=1, cache=CacheUse.BYPASS)
+    large = make_request(range(50, 80), max_tokens=1)
+    bench.add(landed)
+    bench.scheduler.admit(0.0)
+    bench.scheduler.leave(landed)
+    bench.add(large)
+    bench.add(landed)
+    large.overtaken = MAX_OVERTAKES
+    assert bench.scheduler.admit(0.0) == [landed]
+    assert bench.scheduler.is_blocked
+    bench.scheduler.finish(landed)
+    assert bench.scheduler.admit(1.0) == [large]
+    assert not bench.scheduler.is_blocked

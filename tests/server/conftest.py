@@ -94,6 +94,7 @@ class Live:
     engine: OracleEngine
     where: Listening
     stop: asyncio.Event
+    hurry: asyncio.Event
     run: "asyncio.Task[None]"
 
     @property
@@ -117,23 +118,24 @@ class Live:
         """Send bytes on a new connection; everything that comes back until the server closes it."""
         reader, writer = await self.connect()
         writer.write(data)
-        async with asyncio.timeout(20):
-            answer = await reader.read()
-        writer.close()
-        return answer
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        finally:
+            writer.close()
 
 
 @asynccontextmanager
 async def live(codec: TextCodec, engine: OracleEngine, settings: ServerSettings) -> AsyncIterator[Live]:
     """Serve on a free port for one test."""
     app = create_app(engine, codec, settings)
-    stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
-    run = asyncio.create_task(serve(app, settings, stop=stop, on_listening=listening.set_result))
+    stop, hurry, listening = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
+    run = asyncio.create_task(serve(app, settings, stop=stop, hurry=hurry, on_listening=listening.set_result))
     await asyncio.wait({run, listening}, return_when=asyncio.FIRST_COMPLETED)
     if run.done():
         run.result()
     try:
-        yield Live(app, engine, await listening, stop, run)
+        yield Live(app, engine, await listening, stop, hurry, run)
     finally:
         stop.set()
         await run

@@ -42,6 +42,7 @@ class OracleEngine:
     answer: Answer = backwards
     limits_now: Limits | None = LIMITS
     not_ready: str | None = None
+    not_alive: str | None = None
     failure: RequestFailed | Exception | None = None
     fail_after: int = 0
     """Tokens before `failure`."""
@@ -53,6 +54,9 @@ class OracleEngine:
     ended: list[Room] = field(default_factory=list)
     cancelled: list[Room] = field(default_factory=list)
     finished: dict[Room, int] = field(default_factory=dict)
+    evictable: dict[str, int] = field(default_factory=lambda: {"decode-0": 7})
+    """What a flush would find; empty: no worker is there."""
+    num_flushes: int = 0
 
     async def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
         """The answer in deltas; stop ids end it."""
@@ -106,9 +110,18 @@ class OracleEngine:
         """Remember where the front found a stop string."""
         self.finished[room] = output_len
 
+    def flush_cache(self) -> dict[str, int]:
+        """As set."""
+        self.num_flushes += 1
+        return dict(self.evictable)
+
     def limits(self) -> Limits | None:
         """As set."""
         return self.limits_now
+
+    def alive(self) -> str | None:
+        """As set."""
+        return self.not_alive
 
     def ready(self) -> str | None:
         """As set."""

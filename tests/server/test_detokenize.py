@@ -17,7 +17,10 @@ TOKENIZER: Tokenizer = build_tokenizer(["baku", "dömi"]).backend_tokenizer
 TABLE = TokenBytes(TOKENIZER, VOCAB)
 TEXT = "h\u00e9llo \u4f60\u597d \U0001f600 \u200d x"
 
-ids = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40)
+DOEMI = 265
+"""An added token with a letter of the byte alphabet: the library (0.23) takes the letter for a byte and breaks it."""
+
+ids = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1).filter(lambda token: token != DOEMI), max_size=40)
 
 
 def _pieces(tokens: list[int], hidden: frozenset[int] = frozenset()) -> list[str]:
@@ -57,7 +60,7 @@ def test_labels_name_bytes_that_are_no_character() -> None:
     assert TABLE.label(0xE4) == "bytes:\\xe4"
     assert TABLE.label(65) == "A"
     assert TABLE.label(258) == "<|im_end|>"
-    assert TABLE.of(265) == "dömi".encode()
+    assert TABLE.of(DOEMI) == "dömi".encode()
     assert (TABLE.of(VOCAB - 1), TABLE.label(VOCAB - 1)) == (b"", "")
 
 

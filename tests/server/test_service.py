@@ -7,14 +7,13 @@ import logging
 import httpx
 import pytest
 
-from deltaserve.base.errors import FailReason, RequestFailed, StateError
-from deltaserve.base.ids import Namespace
+from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.request.client import Limits
-from deltaserve.server.admission import Admission, Health
+from deltaserve.server.admission import Health
 from deltaserve.server.errors import FAIL_STATUS, ApiError
-from deltaserve.server.settings import ApiKey, ServerSettings
+from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text import TextCodec
-from tests.server.conftest import MODEL, Served, events, served, until
+from tests.server.conftest import MODEL, Served, events, served
 from tests.server.corpus import chat, completion, generate
 from tests.server.oracle import LIMITS, OracleEngine
 
@@ -112,7 +111,9 @@ async def test_not_ready_is_503_before_anything_is_read(codec: TextCodec) -> Non
             "status": "not_ready",
             "reasons": {"engine": "no decode worker"},
         }
-        assert (await case.client.get("/health")).status_code == 503
+        health = await case.client.get("/health")
+        assert health.status_code == 503
+        assert 1 <= int(health.headers["retry-after"]) <= 5
         assert (await case.client.get("/livez")).status_code == 200
 
 
@@ -159,75 +160,6 @@ async def test_the_decode_pool_bounds_prompt_and_output(codec: TextCodec) -> Non
     assert sampling.max_tokens == 100 - len(engine.opened[-1].prompt) // 4, "the default takes what is left"
 
 
-# --- overload
-
-
-async def test_a_full_queue_is_429_before_the_body_is_parsed(codec: TextCodec) -> None:
-    engine = OracleEngine(gate=asyncio.Event())
-    async with served(codec, engine, ServerSettings(MODEL, max_queue=2)) as case:
-        inside = [asyncio.create_task(_post(case, stream=stream)) for stream in (True, False)]
-        await until(lambda: len(engine.opened) == 2)
-        reply = await case.client.post("/v1/completions", content=b"{", headers=JSON)
-        assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
-        assert 1 <= int(reply.headers["retry-after"]) <= 5
-        assert engine.gate is not None
-        engine.gate.set()
-        assert [(await task).status_code for task in inside] == [200, 200]
-        assert (await _post(case)).status_code == 200
-
-
-async def test_one_tenant_cannot_take_every_place(codec: TextCodec) -> None:
-    keys = (ApiKey("a" * 32, Namespace("a")), ApiKey("b" * 32, Namespace("b")))
-    engine = OracleEngine(gate=asyncio.Event())
-    async with served(codec, engine, ServerSettings(MODEL, api_keys=keys, max_queue_per_tenant=1)) as case:
-        headers = [JSON | {"authorization": f"Bearer {key.secret}"} for key in keys]
-        first = asyncio.create_task(_post(case, headers[0]))
-        await until(lambda: len(engine.opened) == 1)
-        refused = await _post(case, headers[0])
-        assert (refused.status_code, _code(refused.text)) == (429, "rate_limited")
-        other = asyncio.create_task(_post(case, headers[1]))
-        await until(lambda: len(engine.opened) == 2)
-        assert engine.gate is not None
-        engine.gate.set()
-        assert [(await task).status_code for task in (first, other)] == [200, 200]
-
-
-async def test_tokens_are_bounded_too_but_a_request_alone_fits(codec: TextCodec) -> None:
-    engine = OracleEngine(gate=asyncio.Event())
-    async with served(codec, engine, ServerSettings(MODEL, max_queue_tokens=9)) as case:
-        alone = asyncio.create_task(_post(case, max_tokens=100))
-        await until(lambda: engine.opened)
-        assert (await _post(case)).status_code == 429
-        assert engine.gate is not None
-        engine.gate.set()
-        assert (await alone).status_code == 200
-
-
-async def test_every_sample_takes_a_place(codec: TextCodec) -> None:
-    engine = OracleEngine(gate=asyncio.Event())
-    async with served(codec, engine, ServerSettings(MODEL, max_queue=4)) as case:
-        alone = asyncio.create_task(_post(case, n=3))
-        await until(lambda: len(engine.opened) == 3)
-        assert (await _post(case, n=2)).status_code == 429
-        one = asyncio.create_task(_post(case))
-        await until(lambda: len(engine.opened) == 4)
-        assert engine.gate is not None
-        engine.gate.set()
-        assert [(await task).status_code for task in (alone, one)] == [200, 200]
-        assert (await _post(case, n=8)).status_code == 200, "a request alone always fits"
-
-
-def test_a_place_is_given_back_once() -> None:
-    admission = Admission(SETTINGS)
-    place = admission.enter(Namespace("a"))
-    admission.book(place, 3, 10)
-    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (1, 3, 10)
-    admission.leave(place)
-    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (0, 0, 0)
-    with pytest.raises(StateError):
-        admission.leave(place)
-
-
 def test_internal_errors_are_forgotten_after_a_minute() -> None:
     now = 0.0
     health = Health(lambda: None, lambda: now)
@@ -250,6 +182,20 @@ async def test_drain_by_call(codec: TextCodec) -> None:
         info = (await case.client.get("/server_info")).json()
         assert (info["draining"], info["drained"]) == (True, True)
         assert info["engine"]["peers"]["decode-0"]["free_pages"] == 7
+
+
+async def test_flush_cache_tells_what_may_go(codec: TextCodec) -> None:
+    engine = OracleEngine(evictable={"decode-0": 7, "prefill-0": 0})
+    async with served(codec, engine, SETTINGS) as case:
+        reply = await case.client.post("/flush_cache")
+        assert reply.status_code == 202
+        assert reply.json() == {"flushing": True, "evictable_pages": {"decode-0": 7, "prefill-0": 0}}
+        assert (await case.client.get("/flush_cache")).status_code == 405
+        refused = await case.client.post("/flush_cache", headers={"origin": "http://evil.example"})
+        assert (refused.status_code, engine.num_flushes) == (403, 1)
+        engine.evictable.clear()
+        reply = await case.client.post("/flush_cache")
+        assert (reply.status_code, _code(reply.text)) == (503, "not_ready")
 
 
 async def test_models_and_tokenizer_endpoints(codec: TextCodec) -> None:
@@ -303,11 +249,20 @@ async def test_unknown_fields_are_counted_and_warned_about_once(
 ) -> None:
     async with served(codec, OracleEngine(), SETTINGS) as case:
         for _ in range(3):
-            assert (await _post(case, frobnicate=1)).status_code == 200
-        assert b"deltaserve_ignored_fields_total 3.0" in case.front.metrics.text()
-    assert [record.getMessage() for record in caplog.records if "frobnicate" in record.getMessage()] == [
-        "request field 'frobnicate' is unknown and ignored"
+            assert (await _post(case, frobnicate=1, temprature=0.5)).status_code == 200
+        assert b"deltaserve_ignored_fields_total 6.0" in case.front.metrics.text()
+    assert [record.getMessage() for record in caplog.records if "is unknown" in record.getMessage()] == [
+        "request field 'frobnicate' is unknown and ignored",
+        "request field 'temprature' is unknown and ignored; did the client mean 'temperature'?",
     ]
+
+
+@pytest.mark.parametrize("name", ["guided_json", "json_schema"])
+async def test_a_schema_that_allows_any_json_is_still_a_schema(codec: TextCodec, name: str) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        reply = await _post(case, **{name: {}})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        assert (await _post(case, **{name: None})).status_code == 200
 
 
 async def test_a_request_leaves_one_line_without_its_text(codec: TextCodec, caplog: pytest.LogCaptureFixture) -> None:

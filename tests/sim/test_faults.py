@@ -8,12 +8,12 @@ import pytest
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import pack_u32
+from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
-from deltaserve.sim.world import Answer
+from deltaserve.sim.process import Answer
 from deltaserve.transport.base import WriteState
 from deltaserve.transport.loopback import Fabric, Fate, Part, Posted
 from deltaserve.wire.messages import Envelope, Hello
-from tests.sim.cluster import VOCAB, Cluster, Shape
 
 Asked = tuple[Answer, tuple[int, ...]]
 

@@ -6,9 +6,9 @@ import pytest
 
 from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import pack_u32
+from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
-from deltaserve.sim.world import Answer
-from tests.sim.cluster import VOCAB, Cluster, Shape
+from deltaserve.sim.process import Answer
 
 
 def ask(cluster: Cluster, prompt: list[int], max_tokens: int) -> tuple[Answer, tuple[int, ...]]:

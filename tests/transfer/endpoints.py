@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, TicketSeq
-from deltaserve.sim.oracle import STAMP_BYTES, StampMemory, stamp_spec
-from deltaserve.sim.world import region_infos
+from deltaserve.sim.memory import STAMP_BYTES, StampMemory, region_infos
+from deltaserve.sim.oracle import stamp_spec
 from deltaserve.transfer.commands import (
     AuxWrite,
     Collect,
@@ -97,14 +97,14 @@ class Pair:
 
     def connect(self) -> None:
         """(Re-)open both endpoints, as the greeting does."""
-        (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL))
-        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, self.reader.regions))  # type: ignore[union-attr]
+        (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL), 0.0)
+        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, self.reader.regions), 0.0)  # type: ignore[union-attr]
         metadata = reports[0].metadata  # type: ignore[union-attr]
         self.reader.transport.attach(PREFILL, metadata, [])
 
     def open(self, seq: int = 1) -> TicketId:
         ticket = TicketId(Boot(DECODE_BOOT), Boot(PREFILL_BOOT), TicketSeq(seq))
-        assert self.writer.endpoint.perform(OpenGate(DECODE, ticket)) == []
+        assert self.writer.endpoint.perform(OpenGate(DECODE, ticket), 0.0) == []
         return ticket
 
     def chunk(
@@ -118,16 +118,16 @@ class Pair:
         return PostChunk(DECODE, ticket, index, first, pairs, aux)
 
     def post(self, chunk: PostChunk) -> list[TransferReport]:
-        return self.writer.endpoint.perform(chunk)
+        return self.writer.endpoint.perform(chunk, self.fabric.now)
 
     def until(self, now: float) -> list[TransferReport]:
         """The writer's reports up to a time."""
         self.fabric.advance(now)
-        return [report for _ in range(4) for report in self.writer.endpoint.poll()]
+        return [report for _ in range(4) for report in self.writer.endpoint.poll(now)]
 
     def dones(self) -> list[Done]:
         """What the reader heard since the last call."""
-        reports = self.reader.endpoint.poll()
+        reports = self.reader.endpoint.poll(self.fabric.now)
         assert all(isinstance(r, Landed) and r.peer == PREFILL for r in reports)
         return [r.done for r in reports if isinstance(r, Landed)]
 
@@ -137,5 +137,5 @@ class Pair:
         for done in dones:
             pages = tuple(PageId(p) for p in dst[done.first_page : done.first_page + done.num_pages])
             checks += [PageCheck(PoolId(pool), pages, sums) for pool, sums in enumerate(done.checksums)]
-        (report,) = self.reader.endpoint.perform(Collect(ticket, AuxSlot(slot), 7, tuple(checks)))
+        (report,) = self.reader.endpoint.perform(Collect(ticket, AuxSlot(slot), 7, tuple(checks)), self.fabric.now)
         return report

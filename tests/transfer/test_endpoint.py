@@ -138,7 +138,7 @@ def test_closing_the_gate_midway_drains_cleanly_within_a_window() -> None:
     pair.fabric.policy = slow
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4, 6], [0, 2, 4, 6], slot=0))
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket)) == []
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
     assert pair.until(0.5) == []
     assert pair.until(1.0) == [GateDrained(ticket, Drain.CLEAN)]
     assert pair.until(FOREVER) == []
@@ -150,7 +150,9 @@ def test_closing_the_gate_midway_drains_cleanly_within_a_window() -> None:
 def test_closing_an_idle_gate_answers_at_once_and_drops_later_chunks() -> None:
     pair = Pair()
     ticket = pair.open()
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket)) == [GateDrained(ticket, Drain.CLEAN)]
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == [
+        GateDrained(ticket, Drain.CLEAN)
+    ]
     assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0)) == []
     assert pair.writer.transport.posts == []
 
@@ -160,8 +162,19 @@ def test_a_chunk_announced_before_the_close_is_still_reported_sent() -> None:
     pair.fabric.policy = slow
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [1], [1]))
-    pair.writer.endpoint.perform(CloseGate(DECODE, ticket))
+    pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now)
     assert pair.until(1.0) == [ChunkSent(ticket, 0, PAGE_BYTES, False), GateDrained(ticket, Drain.CLEAN)]
+
+
+def test_a_write_that_never_completes_counts_as_failed_after_a_while() -> None:
+    pair = Pair()
+    pair.fabric.policy = lambda posted: Fate(told_s=None)
+    ticket = pair.open()
+    pair.post(pair.chunk(ticket, 0, 0, [1], [1]))
+    assert pair.until(4.9) == []
+    (failed,) = pair.until(5.1)
+    assert isinstance(failed, WriteFailed)
+    assert "never completed" in failed.message
 
 
 def test_a_failed_write_is_told_once_and_drains_dirty() -> None:
@@ -174,7 +187,9 @@ def test_a_failed_write_is_told_once_and_drains_dirty() -> None:
     assert (failed.peer, failed.ticket) == (DECODE, ticket)
     assert len(pair.writer.transport.posts) == 2
     assert pair.post(pair.chunk(ticket, 1, 4, [8], [8])) == []
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket)) == [GateDrained(ticket, Drain.DIRTY)]
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == [
+        GateDrained(ticket, Drain.DIRTY)
+    ]
     assert pair.until(FOREVER) == []
     assert pair.writer.endpoint.is_idle()
 
@@ -186,7 +201,7 @@ def test_one_failed_window_waits_for_the_other_before_it_drains() -> None:
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4], [0, 2, 4]))
     assert [type(r) for r in pair.until(1.0)] == [WriteFailed]
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket)) == []
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
     assert not pair.writer.endpoint.is_idle()
     assert pair.until(2.0) == []
     assert pair.until(3.0) == [GateDrained(ticket, Drain.DIRTY)]
@@ -203,7 +218,7 @@ def test_a_refused_post_dirties_its_ticket_only() -> None:
     pair.writer.fill(0, [2])
     pair.post(pair.chunk(second, 0, 0, [2], [2], slot=1))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, first)) == [GateDrained(first, Drain.DIRTY)]
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, first), pair.fabric.now) == [GateDrained(first, Drain.DIRTY)]
 
 
 def test_pages_outside_the_readers_arena_fail_the_ticket() -> None:
@@ -219,9 +234,9 @@ def test_a_fence_drops_everything_of_the_peer() -> None:
     tickets = [pair.open(seq) for seq in (1, 2, 3)]
     for seq, ticket in enumerate(tickets):
         pair.post(pair.chunk(ticket, 0, 0, [seq], [seq]))
-    assert pair.writer.endpoint.perform(FencePeer(DECODE)) == [PeerFenced(DECODE, FenceResult.CLOSED)]
+    assert pair.writer.endpoint.perform(FencePeer(DECODE), pair.fabric.now) == [PeerFenced(DECODE, FenceResult.CLOSED)]
     assert pair.writer.endpoint.is_idle()
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, tickets[0])) == []
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, tickets[0]), pair.fabric.now) == []
     assert pair.post(pair.chunk(tickets[0], 1, 1, [5], [5])) == []
     assert pair.until(FOREVER) == []
     assert len(pair.writer.transport.posts) == 2
@@ -233,7 +248,9 @@ def test_the_readers_fence_keeps_late_bytes_out() -> None:
     pair.writer.fill(0, [1])
     before = pair.reader.pages(0, [1])
     pair.post(pair.chunk(pair.open(), 0, 0, [1], [1]))
-    assert pair.reader.endpoint.perform(FencePeer(PREFILL)) == [PeerFenced(PREFILL, FenceResult.CLOSED)]
+    assert pair.reader.endpoint.perform(FencePeer(PREFILL), pair.fabric.now) == [
+        PeerFenced(PREFILL, FenceResult.CLOSED)
+    ]
     (failed,) = pair.until(FOREVER)
     assert isinstance(failed, WriteFailed)
     assert pair.reader.pages(0, [1]) == before
@@ -241,8 +258,8 @@ def test_the_readers_fence_keeps_late_bytes_out() -> None:
 
 def test_a_new_endpoint_serves_new_tickets() -> None:
     pair = Pair()
-    pair.writer.endpoint.perform(FencePeer(DECODE))
-    pair.reader.endpoint.perform(FencePeer(PREFILL))
+    pair.writer.endpoint.perform(FencePeer(DECODE), pair.fabric.now)
+    pair.reader.endpoint.perform(FencePeer(PREFILL), pair.fabric.now)
     pair.connect()
     ticket = pair.open(5)
     pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=3))
@@ -251,7 +268,7 @@ def test_a_new_endpoint_serves_new_tickets() -> None:
 
 def test_a_gate_is_not_opened_for_a_peer_without_an_endpoint() -> None:
     pair = Pair()
-    pair.writer.endpoint.perform(FencePeer(DECODE))
+    pair.writer.endpoint.perform(FencePeer(DECODE), pair.fabric.now)
     ticket = pair.open(2)
     assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0)) == []
     assert pair.until(1.0) == []
@@ -259,9 +276,9 @@ def test_a_gate_is_not_opened_for_a_peer_without_an_endpoint() -> None:
 
 def test_regions_that_lack_a_component_fail_the_endpoint() -> None:
     pair = Pair(num_pools=2)
-    (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL))
+    (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL), 0.0)
     partial = tuple(r for r in pair.reader.regions if r.component != "aux")
-    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, partial))  # type: ignore[union-attr]
+    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, partial), 0.0)  # type: ignore[union-attr]
     assert isinstance(reports[-1], EndpointFailed)
     assert "aux" in reports[-1].message
 
@@ -312,5 +329,5 @@ def test_a_gate_is_forgotten_with_its_last_chunk() -> None:
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket)) == []
-    assert pair.writer.endpoint.perform(OpenGate(DECODE, ticket)) == []
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
+    assert pair.writer.endpoint.perform(OpenGate(DECODE, ticket), pair.fabric.now) == []

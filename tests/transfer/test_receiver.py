@@ -7,6 +7,7 @@ from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId
 from deltaserve.cache.pages import PageState
 from deltaserve.transfer.receiver import Heard
 from deltaserve.transfer.tables import ReceiverState
+from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Drain
 from tests.transfer.toys import DRAIN_TIMEOUT_S, PREFILL, PREFILL_BOOT, ROOM, DecodeSide, done
 
@@ -87,6 +88,24 @@ def test_revoked_pages_stay_quarantined_until_a_clean_drain() -> None:
     assert side.receiver.drained(ticket.id, Drain.CLEAN) is Heard.NOTHING
 
 
+def test_the_age_of_the_quarantine_is_that_of_its_oldest_ticket() -> None:
+    side = DecodeSide()
+    first, second = side.grant(1), side.grant(1)
+    ages = []
+    for now in (4.0, 5.0, 6.5, 8.0, 9.0):
+        if now == 5.0:
+            side.receiver.revoke(first, now)
+        if now == 6.5:
+            side.receiver.revoke(second, now)
+        if now == 8.0:
+            side.receiver.drained(first.id, Drain.CLEAN)
+        if now == 9.0:
+            side.receiver.drained(second.id, Drain.CLEAN)
+        side.receiver.overdue(now)
+        ages.append(side.receiver.quarantine_age_s)
+    assert ages == [0.0, 0.0, 1.5, 1.5, 0.0]
+
+
 def test_a_dirty_drain_frees_nothing_before_the_fence() -> None:
     side = DecodeSide()
     ticket, other = side.grant(3), side.grant(2, peer=OTHER, boot=Boot(102))
@@ -130,6 +149,45 @@ def test_a_revoke_after_everything_landed_frees_at_once() -> None:
     ticket = side.grant(2)
     side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, is_last=True))
     assert side.receiver.revoke(ticket, 0.0) is Heard.RELEASED
+    assert side.all_free
+
+
+@pytest.mark.parametrize("revoked_first", [True, False])
+def test_announcements_prove_nothing_where_the_transport_says_so(revoked_first: bool) -> None:
+    """Neither a revoke after all was announced nor a late announcement gives pages back: only the fence does."""
+    side = DecodeSide(evidence=Evidence.CONTENTS)
+    ticket = side.grant(2)
+    last = done(ticket, 0, 0, 2, is_last=True)
+    if revoked_first:
+        side.receiver.revoke(ticket, 0.0)
+        side.receiver.landed(PREFILL, last)
+    else:
+        side.receiver.landed(PREFILL, last)
+        side.receiver.revoke(ticket, 0.0)
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}
+    assert side.receiver.fenced(PREFILL) == [ticket]
+    assert side.all_free
+
+
+def test_a_refuted_announcement_waits_for_the_fence() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, is_last=True))
+    ticket.is_refuted = True
+    assert side.receiver.revoke(ticket, 0.0) is Heard.NOTHING
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}
+
+
+def test_a_stranded_ticket_keeps_its_pages_and_asks_for_no_further_fence() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    side.receiver.revoke(ticket, 0.0)
+    assert side.receiver.overdue(DRAIN_TIMEOUT_S) == {PREFILL}
+    side.receiver.strand(PREFILL)
+    assert side.receiver.overdue(1e9) == set()
+    assert side.receiver.drained(ticket.id, Drain.DIRTY) is Heard.NOTHING
+    assert side.states(ticket.pages) == {PageState.QUARANTINED}
+    assert side.receiver.drained(ticket.id, Drain.CLEAN) is Heard.RELEASED
     assert side.all_free
 
 

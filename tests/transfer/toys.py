@@ -8,6 +8,7 @@ from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
 from deltaserve.transfer.receiver import Receiver, Ticket
 from deltaserve.transfer.sender import Sender
+from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Component, Done, Grant
 
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
@@ -19,10 +20,12 @@ DRAIN_TIMEOUT_S = 1.0
 class DecodeSide:
     """A receiver with its pools."""
 
-    def __init__(self, num_pages: Sequence[int] = (32,), num_aux: int = 4) -> None:
+    def __init__(
+        self, num_pages: Sequence[int] = (32,), num_aux: int = 4, evidence: Evidence = Evidence.COMPLETION
+    ) -> None:
         self.pools = tuple(PagePool(count) for count in num_pages)
         self.aux = PagePool(num_aux)
-        self.receiver = Receiver(DECODE_BOOT, self.pools, self.aux, DRAIN_TIMEOUT_S)
+        self.receiver = Receiver(DECODE_BOOT, self.pools, self.aux, DRAIN_TIMEOUT_S, evidence)
 
     def grant(self, num_pages: int, room: Room = ROOM, peer: PeerName = PREFILL, boot: Boot = PREFILL_BOOT) -> Ticket:
         ticket = self.receiver.grant(peer, boot, room, Attempt(1), num_pages)

@@ -206,9 +206,12 @@ def test_observer_sees_landings_inside_a_poll() -> None:
     link = Link()
     write = link.write(2)
     assert link.poll(write) is WriteState.DONE
-    assert link.landed == [
-        Landed(PeerName("p"), PeerName("d"), write, tuple(copy(4 * i, 4 * i, 4) for i in range(2)), dropped=False)
-    ]
+    [landed] = link.landed
+    assert (landed.src, landed.dst, landed.write) == (PeerName("p"), PeerName("d"), write)
+    assert landed.copies == tuple(copy(4 * i, 4 * i, 4) for i in range(2))
+    assert (landed.writer, landed.reader) == (link.p.transport, link.d.transport)
+    assert landed.reads_source
+    assert not landed.dropped
 
 
 def test_time_never_goes_back() -> None:

@@ -75,19 +75,30 @@ def option(default: Any, help_text: str, *, commands: tuple[str, ...] = ()) -> A
     return Field(default, description=help_text, json_schema_extra={"commands": list(commands)})
 
 
+COMPUTING = ("serve", "prefill", "decode")
+ROUTING = ("serve", "router")
+PREFILLING = ("serve", "prefill")
+DECODING = ("serve", "decode")
+"""Commands that read an option. The others refuse its flag; a file of options may be shared by all."""
+
+
 class ModelSettings(Group):
     title: ClassVar[str] = "model"
 
     model_path: Text | None = option(None, "folder of a Hugging Face checkpoint; also the positional MODEL")
-    served_model_name: Name | None = option(None, "name in the API; by default the folder's name")
+    served_model_name: Name | None = option(None, "name in the API; by default the folder's name", commands=ROUTING)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "type of weights and activations; auto is the checkpoint's own"
     )
     context_length: Count | Auto = option(
-        "auto", "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less"
+        "auto",
+        "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less",
+        commands=COMPUTING,
     )
     json_model_override_args: Text | None = option(None, "JSON object that replaces keys of the model's config.json")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where the model runs; auto is cuda when there is one")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "where the model runs; auto is cuda when there is one", commands=COMPUTING
+    )
 
 
 class MemorySettings(Group):
@@ -97,14 +108,20 @@ class MemorySettings(Group):
         "auto",
         "tokens of a page, the unit of sharing and moving; auto is 64. Smaller pages share more, larger cost less",
     )
-    num_pages: Count | Auto = option("auto", "pages of each pool; auto fills the memory of --mem-fraction-static")
+    num_pages: Count | Auto = option(
+        "auto", "pages of each pool; auto fills the memory of --mem-fraction-static", commands=COMPUTING
+    )
     mem_fraction_static: Share | Auto = option(
-        "auto", "share of free memory for weights and pages of all workers here; auto is 0.85 on cuda and 0.4 on cpu"
+        "auto",
+        "share of free memory for weights and pages of all workers here; auto is 0.85 on cuda and 0.4 on cpu",
+        commands=COMPUTING,
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = option(
         "auto", "type of cached keys and values; auto is --dtype. Must be equal on prefill and decode"
     )
-    disable_radix_cache: bool = option(False, "share no pages between requests on either side; for comparison only")
+    disable_radix_cache: bool = option(
+        False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
+    )
 
 
 class SchedulingSettings(Group):
@@ -113,29 +130,38 @@ class SchedulingSettings(Group):
     max_running_requests: Count | Auto = option(
         "auto",
         "requests computed at a time per worker; auto is 256 on cuda and 32 on cpu. Fewer: shorter gaps per token",
+        commands=COMPUTING,
     )
     chunked_prefill_size: Count | Auto = option(
-        "auto", "tokens of one request per step, a multiple of the page; auto is 8192 on cuda and 512 on cpu"
+        "auto",
+        "tokens of one request per step, a multiple of the page; auto is 8192 on cuda and 512 on cpu",
+        commands=COMPUTING,
     )
     max_prefill_tokens: Count | Auto = option(
-        "auto", "prompt tokens per step over all requests; auto is --chunked-prefill-size"
+        "auto", "prompt tokens per step over all requests; auto is --chunked-prefill-size", commands=COMPUTING
     )
     schedule_policy: Literal["fcfs", "lpm"] = option(
-        "fcfs", "order of waiting requests: by arrival, or longest cached prefix first"
+        "fcfs", "order of waiting requests: by arrival, or longest cached prefix first", commands=COMPUTING
     )
     num_reserved_decode_tokens: CountOrNone = option(
-        512, "tokens to keep room for, per running request, before another is admitted"
+        512, "tokens to keep room for, per running request, before another is admitted", commands=DECODING
     )
     decode_extend_tokens: CountOrNone = option(
-        256, "longest missing suffix that decode computes itself when a retracted request resumes"
+        256, "longest missing suffix that decode computes itself when a retracted request resumes", commands=DECODING
     )
     attention_split_tokens: Count = option(
-        256, "attention reads keys in splits of so many tokens, a multiple of the page; only whole splits are shared"
+        256,
+        "attention reads keys in splits of so many tokens, a multiple of the page; only whole splits are shared",
+        commands=COMPUTING,
     )
-    attention_backend: Literal["torch"] = option("torch", "how attention is computed")
-    num_threads: Count | Auto = option("auto", "compute threads per worker; auto divides the cores among the workers")
+    attention_backend: Literal["torch"] = option("torch", "how attention is computed", commands=COMPUTING)
+    num_threads: Count | Auto = option(
+        "auto", "compute threads per worker; auto divides the cores among the workers", commands=COMPUTING
+    )
     max_queued_requests: Count = option(256, "requests the front admits at a time; more get 429")
-    stream_interval: Count = option(1, "tokens between two events of a stream; the first is never held")
+    stream_interval: Count = option(
+        1, "tokens between two events of a stream; the first is never held", commands=ROUTING
+    )
     request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
 
 
@@ -145,20 +171,22 @@ class DisaggregationSettings(Group):
     prefill: Workers = option(1, "prefill workers to start", commands=("serve",))
     decode: Workers = option(1, "decode workers to start", commands=("serve",))
     disaggregation_mode: Literal["auto", "null", "prefill", "decode"] = option(
-        "auto", "null: one worker does both; serve runs them apart by default, prefill and decode know their own"
+        "auto",
+        "null: one worker does both; serve runs them apart by default, prefill and decode know their own",
+        commands=COMPUTING,
     )
-    disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages")
+    disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages", commands=COMPUTING)
     disaggregation_bootstrap_port: Port = option(
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
     )
     park_fraction: ParkShare = option(
-        0.3, "share of prefill's pages that finished prompts may hold while decode is full"
+        0.3, "share of prefill's pages that finished prompts may hold while decode is full", commands=PREFILLING
     )
     drain_timeout_s: Seconds = option(
-        1.0, "decode fences a prefill worker that has not drained a revoked ticket by then"
+        1.0, "decode fences a prefill worker that has not drained a revoked ticket by then", commands=COMPUTING
     )
     verify: Literal["off", "crc"] = option(
-        "off", "crc: checksum of every page moved, made by prefill, tested by decode"
+        "off", "crc: checksum of every page moved, made by prefill, tested by decode", commands=COMPUTING
     )
 
 
@@ -166,18 +194,22 @@ class NetworkSettings(Group):
     title: ClassVar[str] = "network"
 
     host: Host = option("127.0.0.1", "address to listen on; anything but this machine needs keys")
-    port: Port = option(30000, "port of the API; the admin port is the next one when keys are set")
+    port: Port = option(30000, "port of the API; the admin port is the next one when keys are set", commands=ROUTING)
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
 
 
 class SecuritySettings(Group):
     title: ClassVar[str] = "security"
 
-    api_key_file: Text | None = option(None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line")
+    api_key_file: Text | None = option(
+        None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line", commands=ROUTING
+    )
     cluster_key_file: Text | None = option(None, "file of the key all workers share, mode 0600, at least 32 bytes")
     insecure_network: bool = option(False, "listen beyond this machine without keys: only on a network you trust fully")
     trusted_data_network: Network | None = option(
-        None, "network on which page transfers, which carry no authentication, may listen"
+        None,
+        "network on which page transfers, which carry no authentication, may listen",
+        commands=("prefill", "decode"),
     )
 
 

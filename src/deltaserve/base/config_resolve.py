@@ -68,8 +68,7 @@ _USEFUL_POOL_FACTOR = 4
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
-    dtype = model.dtype if settings.model.dtype == "auto" else settings.model.dtype
-    kv_dtype = dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
+    dtype, kv_dtype = _dtypes(settings, model)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
@@ -94,6 +93,18 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_threads=_num_threads(settings, machine),
         kv_bytes=num_pages * sum(page_bytes),
     )
+
+
+def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
+    """Of one worker's pools. Asks nothing of this machine: a router needs no memory for the model."""
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    return sum(model.page_bytes(page_size, _dtypes(settings, model)[1])) / page_size
+
+
+def _dtypes(settings: Settings, model: ModelFacts) -> tuple[str, str]:
+    """Of weights and of KV."""
+    dtype = model.dtype if settings.model.dtype == "auto" else settings.model.dtype
+    return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
 
 
 def _or_auto(value: int | Literal["auto"], automatic: int) -> int:

@@ -53,6 +53,9 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
         yield "no workers: deltaserve router needs --workers, such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
     if command == "router" and settings.network.workers is not None:
         yield from _worker_list(settings.network.workers, worker_addresses(settings))
+        own = f"{settings.network.host}:{settings.network.port}"
+        if own in worker_addresses(settings):
+            yield f"--workers {own}: is this router's own address (--host, --port)"
 
 
 def _worker_list(workers: str, addresses: list[str]) -> Iterator[str]:

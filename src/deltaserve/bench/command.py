@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer as TokenizerFile
 
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.urls import DEFAULT_URL, server_root
 from deltaserve.bench.client import Client, Load, Measurement
 from deltaserve.bench.completions import ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
@@ -25,11 +27,32 @@ from deltaserve.bench.traffic import (
     TokenRange,
     arrival_times,
 )
+from deltaserve.server.private_file import read_private
 
+_MAX_KEY_BYTES = 4096
 DESCRIPTION = """\
 Send generated traffic to an OpenAI-compatible server and report throughput and latency.
 Prompts are token ids, so lengths and shared prefixes are exact. Servers that take only text need --tokenizer.
 """
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Each flag once with what follows it, and its default where it has one."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=112)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        return names if action.nargs == 0 else f"{names} {self._format_args(action, self._value(action))}"
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = action.nargs != 0 and action.default not in (None, {})
+        return f"{action.help} (default {action.default})" if has_default else action.help
+
+    def _value(self, action: argparse.Action) -> str:
+        numbers = {int: "N", float: "X", Path: "FILE"}
+        return next((text for kind, text in numbers.items() if action.type is kind), action.dest.split("_")[-1].upper())
 
 
 class LocalTokenizer:
@@ -48,7 +71,8 @@ class LocalTokenizer:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare all options of `deltaserve bench`."""
     parser.description = DESCRIPTION
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.formatter_class = _Help
+    parser.usage = "deltaserve bench [options]"
     parser.add_argument(
         "--workload", choices=("shared-prefix", "multi-turn", "recall"), default="shared-prefix", help="what to send"
     )
@@ -59,9 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="server, without /v1")
-    group.add_argument("--model", help="model name to send; None: the first the server names")
-    group.add_argument("--api-key", help="sent as a bearer token")
+    group.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help="the server to measure")
+    group.add_argument("--model", help="model name to send; by default the first the server names")
+    group.add_argument("--api-key-file", type=Path, help="its first key is sent as a bearer token; mode 0600")
     group.add_argument(
         "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json or its folder, for servers that speak only text"
     )
@@ -70,11 +94,11 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-concurrency", type=int, help="requests in flight at most; None: no limit")
+    group.add_argument("--max-concurrency", type=int, help="requests in flight at most; by default no limit")
     group.add_argument(
         "--request-rate",
         type=float,
-        help="conversations that start per second, as a Poisson process; None: all at once",
+        help="conversations that start per second, as a Poisson process; by default all at once",
     )
     group.add_argument("--warmup-requests", type=int, default=2, help="requests sent before the measurement")
     group.add_argument("--flush-cache", action="store_true", help="POST /flush_cache after the warm-up")
@@ -147,11 +171,12 @@ def run(args: argparse.Namespace) -> int:
         conversations = make_traffic(args)
         load = Load(arrival_times(len(conversations), args.request_rate, args.seed), args.max_concurrency)
         tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
-    except ValueError as error:
+        headers = _authorization(args.api_key_file) if args.api_key_file else {}
+    except (ValueError, ConfigError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     try:
-        measurement = asyncio.run(_benchmark(args, conversations, load, tokenizer))
+        measurement = asyncio.run(_benchmark(args, headers, conversations, load, tokenizer))
     except (ServerError, httpx.HTTPError) as error:
         print(f"bench: {args.base_url}: {error}", file=sys.stderr)
         return 1
@@ -159,18 +184,33 @@ def run(args: argparse.Namespace) -> int:
     print_summary(console, summary)
     _print_errors(measurement)
     if args.output_file:
-        settings = {name: str(value) for name, value in vars(args).items() if name != "api_key"}
+        settings = {name: str(value) for name, value in vars(args).items()}
         args.output_file.write_text(json.dumps(as_json(settings, measurement, summary), indent=1) + "\n")
     return 1 if summary.num_failed else 0
 
 
+def _authorization(path: Path) -> dict[str, str]:
+    """The header that carries the file's first key. Raises ConfigError, which never shows it."""
+    where = f"--api-key-file {path}"
+    lines = read_private(path, where, _MAX_KEY_BYTES).splitlines()
+    keys = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
+    if not keys or not keys[0].isascii():
+        raise ConfigError(f"{where}: holds no key")
+    return {"Authorization": f"Bearer {keys[0].decode()}"}
+
+
 async def _benchmark(
-    args: argparse.Namespace, conversations: Sequence[Conversation], load: Load, tokenizer: Tokenizer | None
+    args: argparse.Namespace,
+    headers: dict[str, str],
+    conversations: Sequence[Conversation],
+    load: Load,
+    tokenizer: Tokenizer | None,
 ) -> Measurement:
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(args.timeout_s, pool=None)
-    async with httpx.AsyncClient(base_url=args.base_url, headers=headers, limits=limits, timeout=timeout) as http:
+    async with httpx.AsyncClient(
+        base_url=server_root(args.base_url), headers=headers, limits=limits, timeout=timeout
+    ) as http:
         model = args.model or await served_model(http)
         warmup = _warmup(args)
         dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)

@@ -29,6 +29,7 @@ class PagePool:
         self._counts[PageState.FREE.value] = num_pages
         self._generation = [0] * num_pages  # page |-> 32 bit
         self._free = list(range(num_pages - 1, -1, -1))  # a stack, the next page last: ascending runs when fresh
+        self.moves = dict.fromkeys(PageEvent, 0)  # event |-> pages it has moved since the start
         self._pins: dict[int, int] = {}  # pinned page |-> pins, >= 1
         self._held: set[int] = set()  # pinned pages whose state is FREE
 
@@ -54,6 +55,17 @@ class PagePool:
     def state(self, page: PageId) -> PageState:
         """State of one page; a held page is FREE."""
         return PageState(self._state[page])
+
+    def states(self) -> bytes:
+        """`PageState.value` of every page."""
+        return bytes(self._state)
+
+    def generations(self) -> list[int]:
+        """Of every page."""
+        return list(self._generation)
+
+    def is_pinned(self, page: PageId) -> bool:
+        return page in self._pins
 
     def generation(self, page: PageId) -> int:
         """How often the page was handed out, modulo 2^32: names one use of it."""
@@ -152,6 +164,7 @@ class PagePool:
             generation[page] = (generation[page] + 1) & _GENERATION_MASK
         self._counts[PageState.FREE.value] -= n
         self._counts[target] += n
+        self.moves[event] += n
         return pages  # type: ignore[return-value]
 
     def _move(self, pages: Collection[PageId], event: PageEvent) -> None:
@@ -162,6 +175,7 @@ class PagePool:
             state[page] = target
         self._counts[source] -= len(pages)
         self._counts[target] += len(pages)
+        self.moves[event] += len(pages)
 
     def _give_back(self, pages: Collection[PageId]) -> None:
         """Put pages that just became FREE within reach again, the pinned ones among them apart."""

@@ -19,10 +19,11 @@ from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.config import load_spec
-from deltaserve.models.files import check_weight_files, weight_files
+from deltaserve.models.config import load_family, load_spec
+from deltaserve.models.files import weight_files
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.spec import ModelSpec
+from deltaserve.models.tensors import Inventory, check_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,18 @@ class Checkpoint:
         path = Path(folder)
         if not path.is_dir():
             raise ConfigError(f"MODEL {folder[:200]}: not a folder; models are never downloaded")
-        files, _ = weight_files(path)
+        try:
+            return cls._read(path, overrides)
+        except ConfigError as error:
+            raise ConfigError(f"MODEL {folder[:200]}: {error}") from None
+
+    @classmethod
+    def _read(cls, path: Path, overrides: str | None) -> "Checkpoint":
+        files, index = weight_files(path)
         spec = load_spec(path, overrides)
         num_bytes = sum(f.stat().st_size for f in files)
         fingerprint = model_fingerprint(path)
-        check_weight_files(files)
+        check_weights(files, Inventory.of(load_family(path), spec, index))
         return cls(path.resolve(), spec, fingerprint, num_bytes, overrides)
 
     @property

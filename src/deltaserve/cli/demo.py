@@ -1,6 +1,8 @@
 """`deltaserve demo`: a tiny model, real prefill and decode processes, and what the decode cache saves."""
 
 import argparse
+import io
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -57,7 +59,22 @@ def find_model(*roots: Path) -> Path:
 def make_console() -> Console:
     """Colours and a moving bar on a terminal, plain lines elsewhere."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    return console if console.is_terminal else Console(file=_Trimmed(), highlight=False, width=_PLAIN_WIDTH)
+
+
+class _Trimmed(io.StringIO):
+    """stdout without the blanks that fill up the lines of a table."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(re.sub(r"[ ]+$", "", text, flags=re.MULTILINE))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 class Demo:

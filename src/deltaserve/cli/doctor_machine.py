@@ -1,5 +1,6 @@
 """Checks of this machine: Python, libraries, device, and every door a server would open."""
 
+import errno
 import os
 import platform
 import shutil
@@ -11,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
+from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.cli.doctor_report import Level, Line
 
@@ -58,15 +60,19 @@ def check_device() -> Iterator[Line]:
 
 def check_doors(host: str, port: int) -> Iterator[Line]:
     """What `serve --host --port` would listen on, and whether it can."""
-    yield _door(host, port, "API; without keys on this machine only, the admin routes too")
+    hint = f"; if that is deltaserve, look at it with --base-url http://{host}:{port}"
+    yield _door(host, port, "API; without keys on this machine only, the admin routes too", hint)
     yield _door("127.0.0.1", port + 1, "admin routes, when keys are set")
     yield Line(Level.OK, "door", "127.0.0.1, any free port: links of each worker")
     yield Line(Level.OK, "door", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
+    by_hand = Settings().disaggregation.disaggregation_bootstrap_port
+    text = "links of a worker that `deltaserve prefill` or `decode` starts, for members of the cluster"
+    yield Line(Level.OK, "door", f"127.0.0.1:{by_hand}: {text}")
     if not is_loopback(host):
         yield Line(Level.WARN, "door", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
 
 
-def _door(host: str, port: int, purpose: str) -> Line:
+def _door(host: str, port: int, purpose: str, if_in_use: str = "") -> Line:
     where = f"{host}:{port}"
     try:
         with socket.socket() as probe:
@@ -74,5 +80,6 @@ def _door(host: str, port: int, purpose: str) -> Line:
             probe.bind((host, port))
             probe.listen()
     except (OSError, OverflowError) as error:
-        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose})")
+        hint = if_in_use if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose}){hint}")
     return Line(Level.OK, "door", f"{where}: {purpose}")

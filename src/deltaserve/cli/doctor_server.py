@@ -5,15 +5,21 @@ from typing import Any
 
 import httpx
 
+from deltaserve.base.urls import server_root
 from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.peer.table import PeerState
+from deltaserve.routing.workers import STATE_WORDS
 
 _TIMEOUT_S = 10.0
 _QUARANTINE_SHARE = 0.25
+_WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
+    PeerState.READY.value: "ready, but it has not reported yet"
+}
 
 
 def check_server(base_url: str) -> Iterator[Line]:
     """Of `base_url`; reads only."""
-    url = base_url.rstrip("/").removesuffix("/v1")
+    url = server_root(base_url)
     try:
         with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as http:
             ready, info = http.get("/readyz"), http.get("/server_info")
@@ -40,7 +46,7 @@ def _worker(worker: dict[str, Any]) -> Line:
     if worker["refusal"]:
         return Line(Level.FAIL, "worker", f"{name}: does not fit: {worker['refusal'][:500]}")
     if worker["state"] != "ready" or status is None:
-        return Line(Level.FAIL, "worker", f"{name}: {worker['state']}")
+        return Line(Level.FAIL, "worker", f"{name}: {_WORDS.get(worker['state'], worker['state'])}")
     total, quarantined = sum(status["num_pages"]), sum(status["quarantined_pages"])
     free = sum(status["free_pages"]) + sum(status["evictable_pages"])
     text = f"{name}: fits, {status['num_running']} running, {free} of {total} pages free or evictable"

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import secrets
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,10 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec, Kind
-from deltaserve.engine.exits import Exit, end_process, leave
+from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
+from deltaserve.engine.happenings import Stopping
+from deltaserve.engine.interrupts import stop_signals
+from deltaserve.engine.terminal import say
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
@@ -30,6 +32,8 @@ from deltaserve.server.text import TextCodec
 from deltaserve.wire.messages import PeerAddress
 
 _READY_POLL_S = 0.05
+_LIFE_S = 0.5
+_STUCK_AFTER_S = 10
 
 
 class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,14 +77,15 @@ def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
     return path
 
 
-def run_front(path: Path, parent: Parent | None) -> None:
-    """Serve until told to stop. Raises ConfigError."""
+def run_front(path: Path, parent: Parent | None) -> Exit:
+    """Serve until told to stop; the exit code. Raises ConfigError."""
     spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(_serve(spec, parent))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
+    return asyncio.run(_serve(spec, parent))
 
 
-async def _serve(spec: FrontSpec, parent: Parent | None) -> None:
+async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     if parent is not None:
         parent.progress("loading the tokenizer")
     text = TextCodec.load(Path(spec.model_path))
@@ -90,38 +95,68 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> None:
     links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
     engine = RouterEngine(_front_config(spec, boot, secret), links)
     app = create_app(engine, text, settings)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in stop_signals():
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     if parent is not None:
         roles = {worker.name: worker.role for worker in spec.workers}
         loop.add_reader(parent.fileno(), _hear, parent, engine, roles, stop)
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
-    announcer: list[asyncio.Task[None]] = []
+    helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
 
     def on_listening(where: Listening) -> None:
         url = f"http://{where.api[0]}:{where.api[1]}"
-        announcer.append(loop.create_task(_announce(engine, parent, url, boot)))
+        helpers.append(loop.create_task(_announce(engine, parent, url, boot, stop)))
 
     try:
-        await serve(app, settings, stop=stop, on_listening=on_listening)
+        await serve(app, settings, stop=stop, hurry=hurry, on_listening=on_listening)
     finally:
-        for task in announcer:
+        for task in helpers:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
         engine.close()
+    return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
 
 
-async def _announce(engine: RouterEngine, parent: Parent | None, url: str, boot: Boot) -> None:
+async def _prove_life() -> None:
+    """An event loop that stands still ends the process, its stack shown: nobody is answered any more."""
+    watchdog = Watchdog(_STUCK_AFTER_S)
+    try:
+        while True:
+            watchdog.alive()
+            await asyncio.sleep(_LIFE_S)
+    finally:
+        watchdog.stop()
+
+
+async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:
+    await engine.breached.wait()
+    stop.set()
+
+
+async def _announce(engine: RouterEngine, parent: Parent | None, url: str, boot: Boot, stop: asyncio.Event) -> None:
     """Ready means that a request sent now is served."""
-    while engine.ready() is not None:
-        await asyncio.sleep(_READY_POLL_S)
-    if parent is not None:
-        parent.ready(url, boot)
+    if parent is None:
+        await _tell_user(engine, url, stop)
     else:
-        print(f"deltaserve: serving at {url}/v1", file=sys.stderr, flush=True)
+        while engine.ready() is not None:
+            await asyncio.sleep(_READY_POLL_S)
+        parent.ready(url, boot)
+
+
+async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event) -> None:
+    """Who is waited for, and when that is over: for a front that no supervisor speaks for."""
+    told: str | None = ""
+    while not stop.is_set():
+        reason = engine.ready()
+        if reason != told:
+            told = reason
+            say(f"ready, serving at {url}/v1  (Ctrl-C ends it)" if reason is None else f"waiting for workers: {reason}")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _READY_POLL_S)
+    say(Stopping())
 
 
 def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[str, Role], stop: asyncio.Event) -> None:
@@ -165,16 +200,16 @@ def main(argv: list[str]) -> None:
     parent: Parent | None = None
     try:
         parent = Parent.attach()
-        run_front(Path(argv[1]), parent)
+        code = run_front(Path(argv[1]), parent)
     except ConfigError as error:
         message = " ".join(str(error).split())
-        print(f"deltaserve: {message}", file=sys.stderr)
+        say(message)
         if parent is not None:
             parent.refuse(message)
         leave(Exit.CONFIG)
     except BaseException:
         end_process(Exit.FAILED, "the front failed")
-    leave(Exit.OK)
+    leave(code)
 
 
 if __name__ == "__main__":

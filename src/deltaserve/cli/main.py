@@ -1,95 +1,25 @@
-"""`deltaserve COMMAND ...`: finds the command, hands it its settings, turns errors into one line and exit code 2."""
+"""The entry of every command. Light on purpose: Ctrl-C must find its handler before anything heavy is imported."""
 
 import importlib
-import importlib.util
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import deltaserve
-from deltaserve.base.errors import ConfigError
-from deltaserve.cli.options import nearest
-from deltaserve.cli.settings import LineParser, load
-from deltaserve.cli.yaml_file import write_yaml
-
-EXIT_CONFIG = 2
-EXIT_INTERRUPT = 130
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A module that is imported only when its command runs.
-
-    With settings it has `run(settings: Settings) -> int`; without, `add_arguments(parser)` and
-    `run(arguments: argparse.Namespace) -> int`. The result is the exit code.
-    """
-
-    module: str
-    summary: str
-    has_settings: bool = False
-
-
-COMMANDS = {
-    "serve": Command(
-        "deltaserve.cli.serve", "serve a model from this machine: front, prefill and decode workers", True
-    ),
-    "prefill": Command("deltaserve.cli.prefill", "one prefill worker, for `router` to use", True),
-    "decode": Command("deltaserve.cli.decode", "one decode worker, for `router` to use", True),
-    "router": Command("deltaserve.cli.router", "the front alone, for workers on other machines", True),
-    "demo": Command("deltaserve.cli.demo", "a tiny model on this machine, and what moved between the workers"),
-    "bench": Command("deltaserve.bench.command", "measure a running server with a shared-prefix workload"),
-    "verify": Command("deltaserve.cli.verify", "compare a server's answers with a reference"),
-    "doctor": Command("deltaserve.cli.doctor", "what this machine offers, and every door that would be opened"),
-}
+from deltaserve.engine.interrupts import clean_up_first, end_silently
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code of `deltaserve argv`."""
-    try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
-    except ConfigError as error:
-        print(f"deltaserve: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_CONFIG
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPT
+    """Exit code of `deltaserve argv`. Without argv the process is the command's own: its arguments, its signals."""
+    if argv is not None:
+        return _dispatch(argv, lambda: None)
+    end_silently()
+    code = _dispatch(sys.argv[1:], clean_up_first)
+    end_silently()
+    return code
 
 
-def available() -> dict[str, Command]:
-    """Commands whose module exists."""
-    return {name: command for name, command in COMMANDS.items() if importlib.util.find_spec(command.module)}
-
-
-def _dispatch(argv: Sequence[str]) -> int:
-    commands = available()
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_usage(commands))
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"deltaserve {deltaserve.__version__}")
-        return 0
-    name = argv[0]
-    if name not in commands:
-        raise ConfigError(f"{name[:80]!r}: unknown command{nearest(name, commands)} (deltaserve --help lists them)")
-    return _run(name, commands[name], argv[1:])
-
-
-def _run(name: str, command: Command, argv: Sequence[str]) -> int:
-    if not command.has_settings:
-        module = importlib.import_module(command.module)
-        parser = LineParser(f"deltaserve {name}", command.summary)
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(argv)))
-    line = load(name, command.summary, argv, os.environ)
-    if line.dump_config:
-        print(write_yaml(line.settings), end="")
-        return 0
-    return int(importlib.import_module(command.module).run(line.settings))
-
-
-def _usage(commands: dict[str, Command]) -> str:
-    rows = "\n".join(f"  {name:<9} {command.summary}" for name, command in commands.items())
-    return f"usage: deltaserve COMMAND ...\n\n{rows}\n\n`deltaserve COMMAND --help` explains the options of a command."
+def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
+    code: int = importlib.import_module("deltaserve.cli.dispatch").dispatch(argv, before_run)
+    return code
 
 
 if __name__ == "__main__":

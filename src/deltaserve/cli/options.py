@@ -135,7 +135,7 @@ def _from_text(text: str, kinds: set[type]) -> object:
         return int(text)
     if float in kinds:
         try:
-            return float(text)
+            return text if "_" in text else float(text)
         except ValueError:
             return text
     return text

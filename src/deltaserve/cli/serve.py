@@ -1,19 +1,15 @@
 """`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
 
 import secrets
-import shutil
 import socket
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import ResolvedConfig
+from deltaserve.base.config_resolve import ResolvedConfig, kv_bytes_per_token
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
     Checkpoint,
@@ -24,14 +20,15 @@ from deltaserve.cli.compose import (
     worker_spec,
 )
 from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
+from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.happenings import AllReady, Happening
 from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.engine.terminal import say
 from deltaserve.server.settings import read_api_keys
+from deltaserve.server.text import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +41,10 @@ class Cluster:
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Raises ConfigError before any process is started."""
+    """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
     with private_folder() as folder:
         cluster = compose(settings, folder)
-        print(describe(cluster), file=sys.stderr, flush=True)
+        say(describe(cluster.resolved))
         supervisor = Supervisor(cluster.children, SupervisorOptions(log_dir=folder), teller(cluster))
         return int(supervisor.run())
 
@@ -62,31 +59,31 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     `adjust`: the last word about each worker, for what settings say of all workers alike.
     """
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    TextCodec.load(checkpoint.path)  # the front reads it again: here it must only be right
     names = worker_names(settings)
     resolved = resolve_settings(settings, checkpoint, len(names))
     network = settings.network
-    require_free_port(network.host, network.port)
+    require_free_port("--port", network.host, network.port)
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))  # the front reads it itself: here it must only be right
     secret_path = cluster_secret(settings, folder)
     specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
     placed = [msgspec.structs.replace(adjust(spec), port=free_port()) for spec in specs]
-    front = front_spec(settings, checkpoint, resolved, secret_path)
+    front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(FrontWorker(name=s.name, role=s.role, url=f"tcp://127.0.0.1:{s.port}") for s in placed)
     children = [worker_child(spec, folder) for spec in placed]
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
 
 
-def front_spec(settings: Settings, checkpoint: Checkpoint, resolved: ResolvedConfig, secret_path: Path) -> FrontSpec:
+def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:
     """The front, its workers left out."""
     scheduling = settings.scheduling
-    page_bytes = pool_page_bytes(checkpoint.spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype)))
     return FrontSpec(
         model_path=str(checkpoint.path),
         model_name=settings.model.served_model_name or checkpoint.name,
         fingerprint=checkpoint.fingerprint,
-        kv_bytes_per_token=sum(page_bytes) / resolved.page_size,
+        kv_bytes_per_token=kv_bytes_per_token(settings, checkpoint.facts()),
         secret_path=str(secret_path),
         curve=True,
         host=settings.network.host,
@@ -111,31 +108,20 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
     return path
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises ConfigError when nobody could listen there."""
+def require_free_port(flag: str, host: str, port: int) -> None:
+    """Raises ConfigError, naming the flag, when nobody could listen there."""
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"--port {port}: cannot listen on {host}: {error.strerror or error}") from None
+        raise ConfigError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from None
 
 
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """For specs, secrets and logs of the children; only the owner can look into it. Removed in the end."""
-    folder = Path(tempfile.mkdtemp(prefix="deltaserve-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def describe(cluster: Cluster) -> str:
-    """What was decided, in one line."""
-    r = cluster.resolved
+def describe(r: ResolvedConfig) -> str:
+    """What was decided for the workers of this machine, in one line."""
     return (
-        f"deltaserve: {r.device}, weights {r.dtype}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
+        f"{r.device}, weights {r.dtype}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
         f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB), context {r.context_len}, "
         f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker"
     )
@@ -147,9 +133,9 @@ def teller(cluster: Cluster) -> Callable[[Happening], None]:
 
     def tell(happening: Happening) -> None:
         nonlocal is_told
-        print(f"deltaserve: {happening}", file=sys.stderr, flush=True)
+        say(happening)
         if isinstance(happening, AllReady) and not is_told:
             is_told = True
-            print(f"deltaserve: serving at {cluster.base_url}/v1  (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            say(f"serving at {cluster.base_url}/v1  (Ctrl-C ends it)")
 
     return tell

@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.serve import Cluster, compose, private_folder
+from deltaserve.cli.private_folder import private_folder
+from deltaserve.cli.serve import Cluster, compose
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
 from deltaserve.engine.spec import WorkerSpec

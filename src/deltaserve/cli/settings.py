@@ -43,6 +43,19 @@ class LineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
+    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Everything must be known. Raises ConfigError, which names the nearest flag."""
+        found, unknown = self.parse_known_args(list(argv))
+        for flag in (text.split("=")[0] for text in unknown if is_flag(text)):
+            raise ConfigError(f"{flag}: unknown flag{nearest(flag, self._option_string_actions)}")
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r}: not expected here; values come after their flags")
+        return found
+
+
+def is_flag(text: str) -> bool:
+    return text.startswith("-") and len(text) > 1
+
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
@@ -137,7 +150,7 @@ def _from_flags(options: Iterable[Option], flags: dict[str, str]) -> dict[str, o
 def _parse_flags(command: str, description: str, options: Sequence[Option], argv: Sequence[str]) -> dict[str, str]:
     parser = _make_parser(command, description, options)
     found, unknown = parser.parse_known_args(list(argv))
-    strange = next((text for text in unknown if text.startswith("-") and len(text) > 1), None)
+    strange = next((text for text in unknown if is_flag(text)), None)
     if strange is not None:
         _refuse_flag(command, strange.split("=")[0], options)
     if unknown:

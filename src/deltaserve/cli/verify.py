@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.verify_client import Answer, Score, ServerClient, VerifyError
 from deltaserve.cli.verify_reference import TransformersReference
@@ -62,7 +63,7 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `deltaserve verify`."""
-    parser.add_argument("--base-url", default="http://127.0.0.1:30000", metavar="URL", help="the server to verify")
+    parser.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help="the server to verify")
     parser.add_argument(
         "--model-path", type=Path, metavar="FOLDER", help="its checkpoint: transformers is the reference"
     )
@@ -106,6 +107,8 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     cases = ask_all(client, arguments.output_len)
     console = Console(width=_WIDTH)
     results = [_show(console, name, reference, cases, tolerance) for name, reference in references.items()]
+    verdict = "every answer agrees" if all(results) else "some answers differ: the lines that say DIFFERS"
+    print(f"verify: {verdict} (with {' and '.join(references)})")
     return 0 if all(results) else 1
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from deltaserve.base.urls import server_root
 from deltaserve.server.settings import read_api_keys
 
 _TIMEOUT_S = 600.0
@@ -45,7 +46,7 @@ class ServerClient:
         """Raises ConfigError for a wrong key file."""
         keys = read_api_keys(api_key_file) if api_key_file else ()
         headers = {"Authorization": f"Bearer {keys[0].secret}"} if keys else {}
-        self._url = base_url.rstrip("/").removesuffix("/v1")
+        self._url = server_root(base_url)
         self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S)
         self._salt = secrets.token_hex(8)
         self.model = ""

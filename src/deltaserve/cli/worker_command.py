@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -16,8 +15,10 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
 from deltaserve.cli.secrets import read_cluster_key
-from deltaserve.cli.serve import require_free_port
-from deltaserve.engine.spec import worker_environment, write_spec
+from deltaserve.cli.serve import describe, require_free_port
+from deltaserve.engine.happenings import Starting
+from deltaserve.engine.spec import encode_spec, worker_environment
+from deltaserve.engine.terminal import say
 
 _LOOPBACK = "127.0.0.0/8"
 """Without a trusted network: config_rules lets only a worker on loopback do without one."""
@@ -32,7 +33,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     resolved = resolve_settings(settings, checkpoint, 1)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
-    require_free_port(host, port)
+    require_free_port("--disaggregation-bootstrap-port", host, port)
     name = f"{role.value}-{host}:{port}"  # as the router names it: by the address it dials
     spec = msgspec.structs.replace(
         worker_spec(name, role, settings, checkpoint, resolved, secret_path),
@@ -40,12 +41,17 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         port=port,
         transport_devices=data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses()),
     )
-    folder = Path(tempfile.mkdtemp(prefix="deltaserve-"))
-    path = folder / "worker.json"
-    write_spec(spec, path)
-    print(f"deltaserve: {name}: loading {checkpoint.name}", file=sys.stderr, flush=True)
-    argv = [sys.executable, "-m", "deltaserve.engine.worker", str(path)]
+    say(describe(resolved))
+    say(Starting(name, os.getpid()))
+    argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+
+
+def _in_memory(content: bytes) -> str:
+    """Path of a file that this process and what replaces it can read, and that is gone with them."""
+    descriptor = os.memfd_create("deltaserve-worker", 0)  # not closed on exec
+    os.write(descriptor, content)
+    return f"/proc/self/fd/{descriptor}"
 
 
 def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:

@@ -10,12 +10,17 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.cli.options import read_options
 
 MAX_FILE_BYTES = 1 << 20
-_PLAIN_TAGS = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:null", "tag:yaml.org,2002:timestamp")
+_RESOLVED = {
+    "tag:yaml.org,2002:bool": ("^(true|false)$", "tf"),
+    "tag:yaml.org,2002:int": (r"^[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
+    "tag:yaml.org,2002:float": (r"^([-+]?[0-9]+\.[0-9]+([eE][-+]?[0-9]+)?|\.nan|[-+]?\.inf)$", "-+0123456789."),
+}
+"""What is not a text: YAML itself would also read 0x10, 1_0, 017 and 1:30 as numbers, and `off` as a boolean."""
+_UNRESOLVED = frozenset({*_RESOLVED, "tag:yaml.org,2002:null", "tag:yaml.org,2002:timestamp"})
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader where a repeated key is an error and `on`, `off`, `null` are words, not values: only true and false
-    are booleans. Otherwise `verify: off` would say False."""
+    """SafeLoader where a repeated key is an error, and only what looks like one is a number or a boolean."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -28,10 +33,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _PLAIN_TAGS]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _UNRESOLVED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$"), list("tf"))
+for _tag, (_pattern, _first) in _RESOLVED.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
 def read_yaml(path: Path) -> dict[str, object]:

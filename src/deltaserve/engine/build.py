@@ -140,11 +140,11 @@ class _Plane:
     endpoint: Endpoint
     transport: Transport
 
-    def perform(self, command: TransferCommand) -> list[TransferReport]:
-        return self.endpoint.perform(command)
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
+        return self.endpoint.perform(command, now)
 
-    def poll(self) -> list[TransferReport]:
-        return self.endpoint.poll()
+    def poll(self, now: float) -> list[TransferReport]:
+        return self.endpoint.poll(now)
 
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()

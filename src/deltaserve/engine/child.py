@@ -1,6 +1,7 @@
 """One child process of the supervisor: how it is started, watched by descriptor, heard, signalled and told."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -126,6 +127,19 @@ class Child:
         os.close(self._pidfd)
         self._channel.close()
         return code
+
+    def rotate_log(self, max_bytes: int) -> None:
+        """Move what was written to `<log>.1` when it is more than `max_bytes`. The child goes on with its descriptor.
+
+        Lines written between copy and cut are lost: a log may be, a full disk may not.
+        """
+        if self._log_path.stat().st_size <= max_bytes:
+            return
+        kept = self._log_path.with_name(self._log_path.name + ".1")
+        kept.touch(mode=0o600)
+        shutil.copyfile(self._log_path, kept)
+        os.truncate(self._log_path, 0)
+        self._log_start = 0
 
     def log_tail(self, num_lines: int) -> list[str]:
         """The last lines this start wrote."""

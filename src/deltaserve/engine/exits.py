@@ -28,12 +28,20 @@ class Exit(IntEnum):
     """The loop made no turn for too long."""
     INTEGRITY = 72
     """`check_integrity` found two counts that disagree; ended after draining."""
+    QUARANTINE = 73
+    """Too many pages, or some for too long, could neither be used nor freed; ended after draining."""
 
 
 def end_process(code: Exit, reason: str) -> NoReturn:
     """Log the current exception, if there is one, and end without running destructors or waiting for threads."""
     _log.critical("process ends: %s", reason, exc_info=sys.exc_info()[0] is not None)
     leave(code)
+
+
+def end_stuck(reason: str) -> NoReturn:
+    """Something makes no progress: show where every thread is, and end."""
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    end_process(Exit.STUCK, reason)
 
 
 def leave(code: Exit) -> NoReturn:
@@ -83,5 +91,4 @@ class Watchdog:
             missed = missed + 1 if self._beats == last else 0
             last = self._beats
             if missed >= self._limit:
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                end_process(Exit.STUCK, f"the loop made no turn for {missed} s")
+                end_stuck(f"the loop made no turn for {missed} s")

@@ -14,8 +14,10 @@ from types import FrameType
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import PeerName
-from deltaserve.engine.exits import Exit
+from deltaserve.engine.exits import Exit, end_stuck
+from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.quarantine import why_restart
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.transfer_thread import Reports, TransferThread
 from deltaserve.instance.api import Action, Dial, DrainRequested, FrameIn, HangUp, Instance, PeerDied, SendFrame
@@ -33,6 +35,10 @@ class LoopOptions:
 
     drain_grace_s: float = 30.0
     """After a request to drain, the process ends at the latest then."""
+    fence_after_s: float = 1.0
+    """A peer that leaves a revoke unanswered for so long is fenced."""
+    step_stuck_after_s: float = 600.0
+    """A step that takes longer never ends: the process does."""
     max_wait_s: float = 0.5
     """A turn is made at least that often: it is what the watchdog looks for."""
     check_every_s: float = 5.0
@@ -70,7 +76,8 @@ class Loop:
         self._parent = parent
         self._options = options
         self._on_turn = on_turn
-        self._is_computing = False
+        self._computing_since: float | None = None
+        """None: the step thread is free."""
         self._is_active = False
         self._num_stop_signals = 0
         self._drain_deadline: float | None = None
@@ -85,10 +92,10 @@ class Loop:
     # ------------------------------------------------------------ from outside
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT drain; a second one ends at once. Call it in the main thread, which runs the loop."""
+        """Stop signals drain; a second one ends at once. Call it in the main thread, which runs the loop."""
         self._threads.answers.wake_on_signals()
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._num_stop_signals += 1
@@ -153,17 +160,17 @@ class Loop:
                 for report in answer.reports:
                     self._perform(self._instance.handle(report, now))
             else:
-                self._is_computing = False
+                self._computing_since = None
                 self._num_steps += 1
                 self._compute_s += answer.seconds
                 self._perform(self._instance.commit(answer, now))
 
     def _plan(self, now: float) -> None:
-        if self._is_computing:
+        if self._computing_since is not None:
             return
         plan = self._instance.plan(now)
         if plan is not None:
-            self._is_computing = True
+            self._computing_since = now
             self._threads.step.submit(plan)
 
     def _tell_active(self) -> None:
@@ -189,10 +196,11 @@ class Loop:
     def _drain(self, now: float) -> None:
         if self._drain_deadline is None:
             self._drain_deadline = now + self._options.drain_grace_s
+            _log.info("draining: requests in flight may end (a second signal: at once)")
             self._perform(self._instance.handle(DrainRequested(), now))
 
     def _look_after(self, now: float) -> None:
-        is_idle = not self._is_computing and not self._is_active
+        is_idle = self._computing_since is None and not self._is_active
         steps_due = self._num_steps > 0 and self._num_steps % self._options.check_every_steps == 0
         if now >= self._next_check and (is_idle or steps_due) and self._exit is Exit.OK:
             self._next_check = now + self._options.check_every_s
@@ -200,6 +208,16 @@ class Loop:
         if now >= self._next_metrics:
             self._next_metrics = now + self._options.metrics_every_s
             self.snapshot = self._metrics()
+            self._check_quarantine(now)
+            if self._computing_since is not None and now - self._computing_since > self._options.step_stuck_after_s:
+                end_stuck(f"a step did not end within {self._options.step_stuck_after_s:.0f} s")
+
+    def _check_quarantine(self, now: float) -> None:
+        reason = why_restart(self.snapshot, self._options.fence_after_s)
+        if reason is not None and self._exit is Exit.OK:
+            _log.critical("%s, and no fence frees them: draining, then ending", reason)
+            self._exit = Exit.QUARANTINE
+            self._drain(now)
 
     def _check(self, now: float) -> None:
         try:

@@ -19,6 +19,7 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.metrics import serve_metrics
 from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
 from deltaserve.engine.step_thread import StepThread
+from deltaserve.engine.terminal import LinesForUser
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
 from deltaserve.instance.api import Instance
 from deltaserve.link.links import Links
@@ -69,7 +70,7 @@ def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
 
 
 def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
-    _start_log(spec)
+    _start_log(spec, parent)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     boot = Boot(secrets.randbits(64))
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
@@ -79,7 +80,11 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     answers: Mailbox[StepResult | Reports] = Mailbox()
     threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
-    options = LoopOptions(drain_grace_s=spec.drain_grace_s)
+    options = LoopOptions(
+        drain_grace_s=spec.drain_grace_s,
+        fence_after_s=spec.drain_timeout_s,
+        step_stuck_after_s=spec.step_stuck_after_s,
+    )
     loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
     if spec.metrics_port is not None:
@@ -111,7 +116,9 @@ def _serve_metrics(port: int, loop: Loop) -> None:
         raise ConfigError(f"cannot serve metrics on 127.0.0.1:{port}: {error.strerror}") from None
 
 
-def _start_log(spec: WorkerSpec) -> None:
-    """To stderr, which the supervisor keeps in a file."""
+def _start_log(spec: WorkerSpec, parent: Parent | None) -> None:
+    """To stderr, which the supervisor keeps in a file; without one it is the user's terminal."""
     form = f"%(asctime)s {spec.name} %(levelname)s %(threadName)s %(name)s: %(message)s"
-    logging.basicConfig(level=spec.log_level.upper(), format=form, stream=sys.stderr, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form) if parent is not None else LinesForUser(spec.name, form))
+    logging.basicConfig(level=spec.log_level.upper(), handlers=[handler], force=True)

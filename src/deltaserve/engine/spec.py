@@ -60,6 +60,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """After SIGTERM the worker ends at the latest then."""
     stuck_after_s: int = 10
     """Without a turn of its loop for so long the worker ends itself."""
+    step_stuck_after_s: float = 600.0
+    """When one step takes so long the worker ends itself."""
     num_threads: int = 1
     """Compute threads."""
     metrics_port: int | None = None
@@ -79,10 +81,15 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     }
 
 
+def encode_spec(spec: WorkerSpec) -> bytes:
+    """As `read_spec` reads it."""
+    return msgspec.json.format(msgspec.json.encode(spec), indent=2)
+
+
 def write_spec(spec: WorkerSpec, path: Path) -> None:
     """As JSON, mode 0600."""
     path.touch(mode=0o600)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    path.write_bytes(encode_spec(spec))
 
 
 def read_spec(path: Path) -> WorkerSpec:

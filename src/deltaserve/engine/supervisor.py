@@ -2,7 +2,7 @@
 
 A death is told to all other children at once; the child is started again with a growing delay, at most five times in
 a minute: then the whole server ends with the reason. The supervisor's own death ends the children (the kernel does
-it). On SIGTERM or SIGINT children drain in the order front, decode, prefill; what is left after its grace is killed.
+it). On a stop signal children drain in the order front, decode, prefill; what is left after its grace is killed.
 """
 
 import os
@@ -27,6 +27,7 @@ from deltaserve.engine.happenings import (
     Starting,
     Stopping,
 )
+from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
 
@@ -41,11 +42,16 @@ class SupervisorOptions:
     """More than the children's own. What the front gets to drain; each kind of worker gets what is left of it, but at
     least `worker_grace_s`."""
     worker_grace_s: float = 3.0
+    hurried_s: float = 2.0
+    """What every child gets to end after a second request to stop."""
     max_restarts: int = 5
     restart_window_s: float = 60.0
     first_delay_s: float = 0.2
     """Doubles with each restart in the window."""
     max_delay_s: float = 5.0
+    max_log_bytes: int = 32 << 20
+    """Of one child's log; as much again of what it wrote before is kept beside it."""
+    log_check_s: float = 10.0
     tail_lines: int = 20
     """Of a child's output, shown when it ends unexpectedly."""
 
@@ -85,6 +91,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stops: Mailbox[signal.Signals] = Mailbox()
         self._exit = Exit.OK
+        self._next_log_check = 0.0
         self._stop_deadline: float | None = None
         """Set when stopping: the end of the common grace."""
         self._stopping_kind: Kind | None = None
@@ -93,7 +100,7 @@ class Supervisor:
 
     def run(self) -> Exit:
         """Start all children, keep them running, end them. Call it in the main thread; returns the exit code."""
-        old = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        old = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         self._stops.wake_on_signals()
         self._selector.register(self._stops.fileno(), selectors.EVENT_READ)
         try:
@@ -133,11 +140,21 @@ class Supervisor:
                 watched.kill_at = None
                 watched.child.signal(signal.SIGKILL)
         self._stop_next(now)
+        self._look_after_logs(now)
 
-    def _wait_s(self, now: float) -> float | None:
-        times = [w.restart_at for w in self._watched.values() if w.restart_at is not None]
+    def _look_after_logs(self, now: float) -> None:
+        if now < self._next_log_check:
+            return
+        self._next_log_check = now + self._options.log_check_s
+        for watched in self._watched.values():
+            if watched.child is not None:
+                watched.child.rotate_log(self._options.max_log_bytes)
+
+    def _wait_s(self, now: float) -> float:
+        times = [self._next_log_check]
+        times += [w.restart_at for w in self._watched.values() if w.restart_at is not None]
         times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
-        return max(0.0, min(times) - now) if times else None
+        return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------ children
 
@@ -232,7 +249,7 @@ class Supervisor:
         for watched in self._watched.values():  # the second request: no more waiting
             if watched.child is not None:
                 watched.child.signal(signal.SIGTERM)
-                watched.kill_at = now + 1.0
+                watched.kill_at = now + self._options.hurried_s
 
     def _begin_stop(self, now: float) -> None:
         if self._stop_deadline is not None:

@@ -6,6 +6,7 @@ the reader polls.
 """
 
 import queue
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ class Reports:
 class DataPlane(Protocol):
     """What the thread drives: transfer.endpoint.Endpoint over a transport."""
 
-    def perform(self, command: TransferCommand) -> list[TransferReport]: ...
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]: ...
 
-    def poll(self) -> list[TransferReport]: ...
+    def poll(self, now: float) -> list[TransferReport]: ...
 
     def is_idle(self) -> bool: ...
 
@@ -106,8 +107,8 @@ class TransferThread:
                 case _Active(is_active):
                     self._is_active = is_active
                 case command:
-                    reports += plane.perform(command)
-        reports += plane.poll()
+                    reports += plane.perform(command, time.monotonic())
+        reports += plane.poll(time.monotonic())
         if reports:
             self._reports.put(Reports(tuple(reports)))
         return True

@@ -1,9 +1,11 @@
 """`python -m deltaserve.engine.worker SPEC.json`: one worker process."""
 
+import importlib
 import sys
 
-from deltaserve.engine.build import build_worker
-from deltaserve.engine.process import run_worker
+from deltaserve.engine.interrupts import end_silently
 
 if __name__ == "__main__":
-    run_worker(sys.argv, build_worker)
+    end_silently()  # before torch is imported; `run_worker` drains instead as soon as it serves
+    build_worker = importlib.import_module("deltaserve.engine.build").build_worker
+    importlib.import_module("deltaserve.engine.process").run_worker(sys.argv, build_worker)

@@ -16,6 +16,7 @@ from deltaserve.layout.spec import CacheSpec
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkEvent, PeerDied, SendFrame
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import RegionInfo
 
 __all__ = [
@@ -61,6 +62,7 @@ class InstanceConfig:
     cluster_secret: bytes
     fingerprint: str
     transport: str
+    """Its name; of what its word is worth see `evidence`."""
     regions: tuple[RegionInfo, ...]
     """Of this rank, in registration order."""
     chunked_prefill_size: int = 512
@@ -75,6 +77,7 @@ class InstanceConfig:
     radix_cache: bool = True
     schedule_policy: str = "fcfs"
     """A name in sched.policy.POLICIES."""
+    evidence: Evidence = Evidence.COMPLETION
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 1.5

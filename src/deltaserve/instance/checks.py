@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Role
-from deltaserve.base.keys import KEY_BYTES, key_at
+from deltaserve.base.ids import Namespace, Role
+from deltaserve.base.keys import KEY_BYTES, extend_keys, key_at, seed_key
 from deltaserve.base.sampling import sampling_problem
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
@@ -14,6 +14,7 @@ from deltaserve.wire.messages import (
     Drained,
     Failed,
     Finish,
+    Flush,
     Grant,
     Hello,
     Message,
@@ -29,7 +30,7 @@ _UINT32 = 1 << 32
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
-    Role.FRONT.value: (Submit, Cancel, Finish, Hello),
+    Role.FRONT.value: (Submit, Cancel, Finish, Flush, Hello),
     Role.PREFILL.value: (Starting, Failed, Drained, PromptLogprobs),
     **dict.fromkeys(_DECODES, (Offer, Grant, Revoke, Cancel)),
 }
@@ -100,8 +101,11 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
         return "the prompt is not a list of token ids"
     if max(unpack_u32(asked.prompt)) >= config.vocab_size:
         return "token id beyond the vocabulary"
-    num_keys, beyond = divmod(len(asked.keys), KEY_BYTES)
-    if beyond or num_keys > token_len(asked.prompt) // config.cache.page_size:
+    # Computed anew: a tree that took a wrong key would refuse everybody who comes with the right one.
+    page_size = config.cache.page_size
+    first = seed_key(config.cluster_secret, config.fingerprint, page_size, Namespace(asked.namespace))
+    expected = extend_keys(first, asked.prompt, 0, page_size)
+    if len(asked.keys) % KEY_BYTES or not expected.startswith(asked.keys):
         return "the keys are not those of the prompt's full pages"
     return sampling_problem(asked.sampling, config.vocab_size)
 

@@ -29,7 +29,6 @@ from deltaserve.transfer.commands import (
     TransferReport,
 )
 from deltaserve.transfer.receiver import Heard, Receiver
-from deltaserve.transport.base import FenceResult
 from deltaserve.wire.messages import (
     CacheUse,
     Cancel,
@@ -37,10 +36,10 @@ from deltaserve.wire.messages import (
     Failed,
     Finish,
     FinishReason,
+    Flush,
     Hello,
     PromptLogprobs,
     Starting,
-    Status,
     Submit,
 )
 
@@ -54,7 +53,8 @@ class DecodeInstance:
     def __init__(self, config: InstanceConfig) -> None:
         self.config = config
         self.parts = build_parts(config)
-        self.receiver = Receiver(Boot(config.boot), self.parts.pools, self.parts.aux, config.drain_timeout_s)
+        pools, aux = self.parts.pools, self.parts.aux
+        self.receiver = Receiver(Boot(config.boot), pools, aux, config.drain_timeout_s, config.evidence)
         self._out: list[Action] = []
         self.links = Links(config, facts_of(config), config.peer_lost_s, self._out)
         self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
@@ -71,7 +71,7 @@ class DecodeInstance:
                 self._on_frame(event, now)
             case PeerDied():
                 self.links.died(event.peer)
-                self._drop_peer(event.peer, now)
+                self._drop_peer(event.peer, FailReason.PEER_LOST, now)
             case DrainRequested():
                 self._is_draining = True
             case _:
@@ -81,9 +81,9 @@ class DecodeInstance:
     def tick(self, now: float) -> list[Action]:
         if self._meter.is_due(now):
             for peer in self.links.beat(now):
-                self._lose(peer.name, now)
-            for front in self.links.fronts():
-                self.links.send(front, self._status())
+                self._lose(peer.name, now, FailReason.PEER_LOST)
+            open_tickets, metrics = len(self.receiver), self.metrics()
+            self.links.tell_fronts(self._meter.status(self.parts, self._is_draining, open_tickets, metrics))
             self.intake.repeat_revokes()
         for name in self.receiver.overdue(now):
             self._lose(name, now)
@@ -132,11 +132,11 @@ class DecodeInstance:
                 room.decode_cached_len = room.request.num_computed
         entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms)
         entering += len(scheduler.waiting)
-        self.intake.try_grants(self._rooms, entering, now)
+        if not scheduler.is_blocked:
+            self.intake.try_grants(self._rooms, entering, now)
         self._outbox.flush()
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            for front in self.links.fronts():
-                self.links.send(front, events)
+            self.links.tell_fronts(events)
         actions = list(self._out)
         self._out.clear()
         return actions
@@ -147,7 +147,7 @@ class DecodeInstance:
         delivery = self.links.receive(event.envelope, now)
         peer = delivery.peer
         if delivery.is_gone:
-            self._drop_peer(peer.name, now)
+            self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
         if delivery.is_greeted:
             self.links.send(peer.name, snapshot_events(self.parts.cache))
         match delivery.message:
@@ -158,6 +158,8 @@ class DecodeInstance:
                 self._on_submit(peer.name, submit, now)
             case Finish() as finish:
                 self._on_finish(finish, now)
+            case Flush():
+                self.parts.cache.clear()
             case Cancel() as cancel:
                 room = self._rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
@@ -247,16 +249,15 @@ class DecodeInstance:
             case Collected():
                 outcomes = self.intake.collected(report)
             case PeerFenced():
-                if report.result is FenceResult.CLOSED:
-                    self.intake.fenced(report.peer)
-            case _:
-                pass  # a writer's reports do not come to a reader
+                self.intake.fenced(report.peer, report.result)
         for outcome in outcomes:
             match outcome:
                 case Arrived():
                     self._arrived(outcome, now)
                 case AttemptFailed():
                     self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
+                    if outcome.fence is not None:
+                        self._lose(outcome.fence, now)
 
     def _tell_prompt_logprobs(
         self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
@@ -344,16 +345,16 @@ class DecodeInstance:
         room.attempt = Attempt(room.attempt + 1)
         self._compute_here(room)
 
-    def _lose(self, peer: PeerName, now: float) -> None:
-        """Fence a peer and fail what was under way with it."""
+    def _lose(self, peer: PeerName, now: float, reason: FailReason = FailReason.PEER_FENCED) -> None:
+        """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
         self.links.fence(peer)
-        self._drop_peer(peer, now)
+        self._drop_peer(peer, reason, now)
 
-    def _drop_peer(self, peer: PeerName, now: float) -> None:
-        """The peer's life is over; its endpoint is being fenced. A front's rooms end, prefill's attempts fail."""
+    def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+        """Its life, or its endpoint's, is over. A front's rooms end, prefill's attempts fail."""
         for room in self._rooms:
             if room.prefill == peer and room.state in _REMOTE:
-                self._attempt_failed(room, FailReason.PEER_LOST, "the prefill worker was lost", now)
+                self._attempt_failed(room, reason, "the link to the prefill worker ended", now)
             elif room.front == peer:
                 self._fail(room, FailReason.CANCELLED, "the front was lost", now)
 
@@ -384,13 +385,11 @@ class DecodeInstance:
     def is_drained(self) -> bool:
         return self._is_draining and not self._rooms and len(self.receiver) == 0
 
-    def _status(self) -> Status:
-        return self._meter.status(self.parts, self._is_draining, len(self.receiver), self.metrics())
-
     def metrics(self) -> dict[str, float]:
-        metrics = pool_metrics(self.parts) | self._meter.metrics()
+        metrics = pool_metrics(self.parts) | self._meter.metrics() | self.intake.metrics()
         metrics["deltaserve_tickets_open"] = len(self.receiver)
         metrics["deltaserve_late_dones_total"] = self.receiver.late_dones
+        metrics["deltaserve_quarantine_age_seconds"] = self.receiver.quarantine_age_s
         metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
         return metrics
 

@@ -23,6 +23,7 @@ from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S
 from deltaserve.transfer.commands import Collected, Landed
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
+from deltaserve.transport.base import FenceResult
 from deltaserve.wire.aux import FirstToken, decode_first_token
 from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, Revoke
 
@@ -45,6 +46,8 @@ class AttemptFailed:
     room: DecodeRoom
     reason: FailReason
     message: str
+    fence: PeerName | None = None
+    """What this peer announced had not landed: it may still."""
 
 
 Outcome = Arrived | AttemptFailed
@@ -64,6 +67,7 @@ class Intake:
         self._by_ticket: dict[Ticket, DecodeRoom] = {}
         self._page_size = config.cache.page_size
         self._page_bytes = sum(pool_page_bytes(config.cache))
+        self._planned_bytes = self._landed_bytes = 0
 
     # ------------------------------------------------------------ offer
 
@@ -193,6 +197,7 @@ class Intake:
             return False
         room.ticket = ticket
         self._by_ticket[ticket] = room
+        self._planned_bytes += need * self._page_bytes
         room.move(DecodeEvent.GRANT)
         room.times.granted = now
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
@@ -252,6 +257,8 @@ class Intake:
 
     def landed(self, report: Landed, now: float) -> list[Outcome]:
         ticket, heard = self._receiver.landed(report.peer, report.done)
+        if heard is Heard.RELEASED:
+            self.update_mark(report.peer)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
             return []
@@ -269,7 +276,8 @@ class Intake:
         if ticket is None or room is None:
             return []
         if report.payload is None:
-            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem)]
+            ticket.is_refuted = True
+            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)]
         try:
             first = decode_first_token(report.payload)
         except ProtocolError as error:
@@ -279,7 +287,9 @@ class Intake:
         del self._by_ticket[ticket]
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
         room.ticket = None
-        room.transferred_bytes += ticket.coverage.num_pages * self._page_bytes + len(report.payload)
+        num_bytes = ticket.coverage.num_pages * self._page_bytes
+        room.transferred_bytes += num_bytes + len(report.payload)
+        self._landed_bytes += num_bytes
         self.update_mark(ticket.peer)
         return [Arrived(room, first)]
 
@@ -297,14 +307,19 @@ class Intake:
         if prefill is not None and self._links.is_ready(prefill):
             self._links.send(prefill, Cancel(room=room.room, reason=reason))
 
-    def fenced(self, peer: PeerName) -> None:
-        """No byte of the peer can land any more."""
-        self._receiver.fenced(peer)
+    def fenced(self, peer: PeerName, result: FenceResult) -> None:
+        """No byte of the peer can land any more; or that cannot be had, and its pages stay in quarantine."""
+        if result is FenceResult.CLOSED:
+            self._receiver.fenced(peer)
+        else:
+            self._receiver.strand(peer)
         self.update_mark(peer)
 
     def repeat_revokes(self) -> None:
+        """To the process that holds the ticket; another life of that name would answer for numbers of its own."""
         for ticket in self._receiver:
-            if ticket.is_revoked and self._links.is_ready(ticket.peer):
+            is_there = self._links.is_ready(ticket.peer)
+            if ticket.is_revoked and is_there and self._links.table.get(ticket.peer).boot == ticket.id.prefill_boot:
                 self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
 
     def update_mark(self, peer: PeerName) -> None:
@@ -312,6 +327,13 @@ class Intake:
         boot = self._links.table.get(peer).boot
         if boot is not None:
             self._links.set_mark(peer, self._receiver.closed_below(peer, boot))
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes of pages granted to prefill workers, and of those that landed and were accepted."""
+        return {
+            "deltaserve_transfer_bytes_planned_total": self._planned_bytes,
+            "deltaserve_transfer_bytes_landed_total": self._landed_bytes,
+        }
 
     @property
     def num_open(self) -> int:

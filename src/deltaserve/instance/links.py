@@ -12,6 +12,8 @@ Links to fronts carry no data and are ready with the Hello itself.
 
 from dataclasses import dataclass
 
+import xxhash
+
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, Dial, InstanceConfig, SendFrame
 from deltaserve.instance.checks import are_pair, may_say
@@ -27,6 +29,7 @@ from deltaserve.transfer.commands import (
 from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress
 
 _MAX_PEERS = 1024
+_NOT_READY = Heartbeat(is_ready=False)
 _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
@@ -86,6 +89,10 @@ class Links:
     def fronts(self) -> list[PeerName]:
         return [p.name for p in self.table if p.is_ready and _role(p) == Role.FRONT.value]
 
+    def tell_fronts(self, message: Message) -> None:
+        for front in self.fronts():
+            self.send(front, message)
+
     # ------------------------------------------------------------ greeting
 
     def dial(self, address: PeerAddress, now: float) -> None:
@@ -135,9 +142,13 @@ class Links:
         if not peer.is_ready:
             if is_gone and peer.name in self._dialled:
                 self.greet(peer.name, now)
-            elif peer.name not in self._dialled:
-                self.send(peer.name, Heartbeat())  # it does not know this boot yet
+            elif peer.name not in self._dialled and envelope.body != _NOT_READY:
+                self.send(peer.name, _NOT_READY)  # never an answer to itself
             return Delivery(peer, None, is_gone)
+        if peer.name in self._dialled and envelope.body == _NOT_READY:
+            self.fence(peer.name)
+            self.greet(peer.name, now)
+            return Delivery(peer, None, is_gone=True)
         if not may_say(_role(peer), envelope.body):  # above all heartbeats
             return Delivery(peer, None, is_gone)
         return Delivery(peer, envelope.body, is_gone)
@@ -152,7 +163,7 @@ class Links:
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
-            self._answer(peer.name, b"")
+            self.send(peer.name, self._hello(b"", hello))
             return Delivery(peer, hello, is_gone, is_greeted=True)
         if self._refuses(peer, hello):
             return Delivery(peer, None, is_gone)
@@ -160,23 +171,30 @@ class Links:
             return self._on_answer(peer, hello, is_gone)
         known = self._greetings.get(peer.name)
         if peer.is_ready and peer.hello == hello and known is not None and known.ours is not None:
-            self._answer(peer.name, known.ours)
+            self.send(peer.name, self._hello(known.ours, hello))
             return Delivery(peer, None, is_gone)
         if known is not None and known.theirs == hello and not is_gone:
             return Delivery(peer, None)  # its endpoint is being opened
         if peer.is_ready:
             is_gone = True
             self._end_life(peer)
+            self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
         self._greetings[peer.name] = _Greeting(theirs=hello)
         self._out.append(OpenEndpoint(peer.name, hello.endpoint, hello.regions))
         return Delivery(peer, None, is_gone)
 
     def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> Delivery:
         greeting = self._greetings.get(peer.name)
-        if greeting is not None and greeting.ours is not None and greeting.theirs is None and not is_gone:
+        ours = greeting.ours if greeting is not None else None
+        is_answer = ours is not None and hello.answers == _digest(ours)
+        if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
             self._out.append(AttachEndpoint(peer.name, hello.endpoint, hello.regions))
-        elif is_gone:
+        elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
+            # it has attached to an endpoint that is no more, or has made another one since
+            is_gone = True
+            self.fence(peer.name)
+        if is_gone:
             self.greet(peer.name, peer.last_heard)
         return Delivery(peer, None, is_gone)
 
@@ -190,21 +208,19 @@ class Links:
             self.refusals.pop(peer.name, None)
             return False
         if peer.name not in self._dialled:
-            self._answer(peer.name, b"")  # so that the other side can name both values as well
+            self.send(peer.name, self._hello(b"", hello))  # so that the other side can name both values as well
         self.refusals[peer.name] = "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         return True
 
-    def _answer(self, peer: PeerName, endpoint: bytes) -> None:
-        self.send(peer, self._hello(endpoint))
-
-    def _hello(self, endpoint: bytes) -> Hello:
+    def _hello(self, endpoint: bytes, answered: Hello | None = None) -> Hello:
         return Hello(
             role=self.config.role.value,
             compat=self._compat,
             facts=self._facts,
             transport=self.config.transport,
             endpoint=endpoint,
+            answers=_digest(answered.endpoint) if answered is not None else b"",
             regions=self.config.regions if endpoint else (),
         )
 
@@ -217,7 +233,7 @@ class Links:
         if greeting is None:
             return
         if isinstance(report, EndpointFailed):
-            self._greetings.pop(report.peer)
+            self.lose(report.peer)
             return
         if isinstance(report, EndpointOpened):
             greeting.ours = report.metadata
@@ -229,7 +245,7 @@ class Links:
         peer.hello = greeting.theirs
         self.table.move(peer, PeerEvent.HELLO)
         if report.peer not in self._dialled and greeting.ours is not None:
-            self._answer(report.peer, greeting.ours)
+            self.send(report.peer, self._hello(greeting.ours, greeting.theirs))
 
     def beat(self, now: float) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns peers that fell silent."""
@@ -279,6 +295,14 @@ class Links:
         self._greetings.pop(name, None)
         if peer.state in (PeerState.READY, PeerState.GREETING):
             self.table.move(peer, PeerEvent.LOSE)
+
+
+def _same_endpoint(greeting: _Greeting, hello: Hello) -> bool:
+    return greeting.theirs is not None and greeting.theirs.endpoint == hello.endpoint
+
+
+def _digest(metadata: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(metadata)
 
 
 def _role(peer: Peer) -> str:

@@ -96,9 +96,11 @@ def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
     parts.scheduler.check_integrity()
     holders = {*requests, *parts.scheduler.ending}
     for index, pool in enumerate(parts.pools):
-        num_owned = sum(len(r.owned[index]) for r in holders if r.owned)
-        if pool.count(PageState.OWNED) != num_owned:
-            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {num_owned}")
+        owned = [page for r in holders if r.owned for page in r.owned[index]]
+        if pool.count(PageState.OWNED) != len(owned):
+            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {len(owned)}")
+        if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
+            raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
     num_leases = sum(r.lease is not None for r in holders)
     if parts.cache.num_leases != num_leases:
         raise IntegrityError(f"{parts.cache.num_leases} leases, requests hold {num_leases}")

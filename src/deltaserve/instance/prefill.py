@@ -40,12 +40,12 @@ from deltaserve.wire.messages import (
     Drain,
     Drained,
     Failed,
+    Flush,
     Grant,
     Offer,
     PromptLogprobs,
     Revoke,
     Starting,
-    Status,
 )
 
 
@@ -55,11 +55,12 @@ class PrefillInstance:
     def __init__(self, config: InstanceConfig) -> None:
         self.config = config
         self.parts = build_parts(config)
-        self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux)
+        self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux, config.evidence)
         self._out: list[Action] = []
         self.links = Links(config, facts_of(config), config.peer_lease_s, self._out)
         self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
+        self._slotless: dict[PrefillRoom, None] = {}  # computed and granted, without an aux slot for the last chunk
         self._meter = Meter(config.heartbeat_s)
         self._is_draining = False
 
@@ -83,10 +84,13 @@ class PrefillInstance:
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
                 self._drop_peer(peer.name)
-            for front in self.links.fronts():
-                self.links.send(front, self._status())
+            open_tickets, metrics = len(self.sender), self.metrics()
+            self.links.tell_fronts(self._meter.status(self.parts, self._is_draining, open_tickets, metrics))
         for room in [r for r in self._rooms.values() if now >= r.request.deadline]:
             self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill")
+        for room in self._rooms.values():
+            if room.is_announced and room.ticket is None and room.asks_again(now):
+                self._announce(room)  # a lost Cancel must not leave its pages parked
         return self._pump(now)
 
     def next_timer(self) -> float | None:
@@ -113,9 +117,10 @@ class PrefillInstance:
             room.cached_len = request.num_computed
             self._move(room, PrefillEvent.START)
             self._send_ready(room)
+        while self._slotless and self.sender.can_post_last():
+            self._send_ready(self._slotless.popitem()[0])
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            for front in self.links.fronts():
-                self.links.send(front, events)
+            self.links.tell_fronts(events)
         actions = list(self._out)
         self._out.clear()
         return actions
@@ -145,8 +150,8 @@ class PrefillInstance:
                 room = self._rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
                     self._end(room)
-            case _:
-                pass  # heartbeats; a front's messages concern decode only
+            case Flush():
+                self.parts.cache.clear()
 
     def _on_offer(self, peer: Peer, offer: Offer, now: float) -> None:
         key = (peer.name, Room(offer.room))
@@ -159,8 +164,7 @@ class PrefillInstance:
             self._end(known)
         refusal = self._refusal(offer)
         if refusal is not None:
-            reason, message = refusal
-            failed = Failed(room=offer.room, attempt=offer.attempt, reason=reason, message=message)
+            failed = Failed(room=offer.room, attempt=offer.attempt, reason=refusal[0], message=refusal[1])
             self.links.send(peer.name, failed)
             return
         request = make_request(offer, offer.prompt_len, now)
@@ -230,21 +234,17 @@ class PrefillInstance:
                     if ticket.answer_revoke:
                         self.links.send(report.peer, Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
                 self.sender.forget_boots(report.peer, self.links.table.get(report.peer).boot)
-            case _:
-                pass  # reader's reports do not come to a writer
 
     def _on_sent(self, report: ChunkSent) -> None:
         ticket = self.sender.chunk_sent(report.ticket, report.chunk, report.num_bytes)
         self._meter.bytes_sent += report.num_bytes
         if ticket is not None and report.is_last:
-            self.sender.sent_all(ticket)
+            outcome = self.sender.sent_all(ticket)
             if ticket.answer_revoke:
-                self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=Drain.CLEAN))
+                self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome))
             room = self._rooms.get((ticket.peer, ticket.room))
             if room is not None and room.ticket is ticket:
                 self._end(room)
-        for room in [r for r in self._rooms.values() if r.state is PrefillState.PARKED and r.ticket is not None]:
-            self._send_ready(room)  # waited for an aux slot
 
     def _on_write_failed(self, report: WriteFailed) -> None:
         ticket = self.sender.failed(report.ticket)
@@ -342,9 +342,11 @@ class PrefillInstance:
         page_size = self.config.cache.page_size
         first = ticket.prefix_len // page_size + ticket.cursor
         if room.first is not None:
-            if self.sender.can_post_last():
-                self._post(room, ticket, first, room.num_pages, encode_first_token(room.first))
-                self._move(room, PrefillEvent.SEND)
+            if not self.sender.can_post_last():
+                self._slotless[room] = None
+                return
+            self._post(room, ticket, first, room.num_pages, encode_first_token(room.first))
+            self._move(room, PrefillEvent.SEND)
             return
         end = room.request.num_computed // page_size
         if end > first:
@@ -384,9 +386,6 @@ class PrefillInstance:
 
     def is_drained(self) -> bool:
         return self._is_draining and not self._rooms and len(self.sender) == 0
-
-    def _status(self) -> Status:
-        return self._meter.status(self.parts, self._is_draining, len(self.sender), self.metrics())
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()

@@ -21,6 +21,8 @@ from deltaserve.wire.aux import FirstToken
 from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogprobs, Submit, TokenRun, Tokens, Usage
 
 _ATTEMPTS_REMEMBERED = 4096
+_QUESTION_S = 2.0
+"""Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,14 @@ class PrefillRoom:
     cached_len: int = 0
     first: FirstToken | None = None
     ticket: SendTicket | None = None
+    _next_question: float | None = None
+
+    def asks_again(self, now: float) -> bool:
+        """Whether decode has said nothing for so long that it may not want the room any more."""
+        is_due = self._next_question is not None and now >= self._next_question
+        if is_due or self._next_question is None:
+            self._next_question = now + _QUESTION_S
+        return is_due
 
 
 @dataclass(slots=True)

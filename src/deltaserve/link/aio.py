@@ -40,7 +40,10 @@ class AsyncLinks:
 
     def send(self, peer: PeerName, envelope: Envelope) -> bool:
         """As Links.send: never blocks, False when dropped."""
+        num_redialled = self._links.stats.redialled
         sent = self._links.send(peer, envelope)
+        if self._links.stats.redialled > num_redialled:
+            self._watch()
         self._look_soon()
         return sent
 

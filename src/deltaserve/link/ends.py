@@ -28,6 +28,8 @@ class Sent(Enum):
 
     ACCEPTED = "accepted"
     FULL = "full"
+    STUCK = "stuck"
+    """ZeroMQ takes no frame: too many wait, or the connection broke in a way after which it does not reconnect."""
     NO_LINK = "no_link"
 
 
@@ -70,7 +72,10 @@ class Listener:
 
 
 class Dialer:
-    """One connection to a peer's listener. Reconnects by itself until closed."""
+    """One connection to a peer's listener. Reconnects by itself until closed, unless the peer's bytes made no sense.
+
+    After those ZeroMQ drops the connection for good; all that is seen of it is that no frame can be sent.
+    """
 
     def __init__(self, context: Context, url: str, limits: LinkLimits, security: LinkSecurity | None):
         """Raises ConfigError for a url that is not `tcp://host:port`."""
@@ -151,7 +156,7 @@ def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> Sent:
             return Sent.FULL
         tracker = socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
     except zmq.Again:
-        return Sent.FULL
+        return Sent.STUCK
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
             return Sent.NO_LINK

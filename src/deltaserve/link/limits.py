@@ -13,6 +13,8 @@ class LinkLimits:
     outbox_bytes: int = 8 << 20
     """Of frames of at least 64 KiB that have not left yet. One frame may exceed it when nothing else waits."""
     inbox_frames: int = 1000
+    redial_s: float = 1.0
+    """A dialled connection at least that old that takes no frame any more is given up and dialled anew."""
     max_frame_bytes: int = LARGE_FRAME_BYTES
     """A longer one closes the connection before it is read."""
     frames_per_turn: int = 256
@@ -40,6 +42,8 @@ class LinkStats:
     ignored: int = 0
     """From a link that is ignored after too many malformed frames."""
     refused_dials: int = 0
+    redialled: int = 0
+    """Not frames: connections given up because they took none."""
 
     def as_metrics(self) -> dict[str, float]:
         """Prometheus name |-> value."""

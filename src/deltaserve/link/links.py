@@ -42,7 +42,9 @@ class Links:
         self._context: Context = zmq.Context()
         self._authenticator = security.authenticate(self._context) if security is not None else None
         self._listener: Listener | None = None
+        self._clock = clock
         self._dialled: dict[PeerName, Dialer] = {}
+        self._dialled_at: dict[PeerName, float] = {}
         self._names: dict[Socket, PeerName] = {}
         """Socket of a dialled peer |-> its name."""
         self._routes: OrderedDict[PeerName, bytes] = OrderedDict()
@@ -80,6 +82,7 @@ class Links:
             return
         self._close_dialled(name)
         self._dialled[name] = dialer
+        self._dialled_at[name] = self._clock()
         self._names[dialer.socket] = name
 
     def hang_up(self, peer: PeerName) -> None:
@@ -90,7 +93,7 @@ class Links:
     def _close_dialled(self, peer: PeerName) -> None:
         dialer = self._dialled.pop(peer, None)
         if dialer is not None:
-            del self._names[dialer.socket]
+            del self._names[dialer.socket], self._dialled_at[peer]
             self._strikes.forget(peer)
             dialer.close()
 
@@ -110,7 +113,7 @@ class Links:
     # ------------------------------------------------------------ frames
 
     def sockets(self) -> list[Socket]:
-        """What to poll for reading; changes with `listen`, `dial` and `hang_up`."""
+        """What to poll for reading; changes with `listen`, `dial`, `hang_up`, and with a `send` that dials again."""
         listening = [self._listener.socket] if self._listener is not None else []
         return listening + list(self._names)
 
@@ -155,16 +158,17 @@ class Links:
         sent = self._hand_over(peer, frame)
         if sent is Sent.ACCEPTED:
             self.stats.sent += 1
-        elif sent is Sent.FULL:
-            self.stats.dropped_full += 1
-        else:
+        elif sent is Sent.NO_LINK:
             self.stats.dropped_no_link += 1
+        else:
+            self.stats.dropped_full += 1
         return sent is Sent.ACCEPTED
 
     def _hand_over(self, peer: PeerName, frame: bytes) -> Sent:
         dialer = self._dialled.get(peer)
         if dialer is not None:
-            return dialer.send(frame)
+            sent = dialer.send(frame)
+            return self._redial(peer, dialer.url, frame) if sent is Sent.STUCK else sent
         connection = self._routes.get(peer)
         if connection is None or self._listener is None:
             return Sent.NO_LINK
@@ -172,6 +176,16 @@ class Links:
         if sent is Sent.NO_LINK:
             del self._routes[peer]
         return sent
+
+    def _redial(self, peer: PeerName, url: str, frame: bytes) -> Sent:
+        """Give a connection up that takes no frame, and its frames with it; not more often than every `redial_s`."""
+        if self._clock() - self._dialled_at[peer] < self._limits.redial_s:
+            return Sent.STUCK
+        self.stats.redialled += 1
+        self._log.warn(f"the link to {peer} takes no frame: dialled again")
+        self._close_dialled(peer)
+        self.dial(PeerAddress(name=peer, url=url))
+        return self._dialled[peer].send(frame)
 
     def _note_source(self, key: LinkKey, name: PeerName) -> None:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""

@@ -73,7 +73,9 @@ def read_json(path: Path) -> Fields:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path.name}: not found in the model folder") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name}: expected a JSON object")

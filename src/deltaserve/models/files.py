@@ -1,10 +1,7 @@
 """Which files of a model folder hold the weights. No torch: the supervisor and the front ask, too."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.config import read_json
@@ -27,16 +24,6 @@ def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
     if unsafe:
         raise ConfigError(f"{unsafe[0]}: only safetensors weights are loaded; convert the checkpoint")
     raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}")
-
-
-def check_weight_files(files: Iterable[Path]) -> None:
-    """Headers, offsets and lengths of safetensors files; no weight is read. Raises ConfigError naming the file."""
-    for path in files:
-        try:
-            with safe_open(path, "numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{path.name}: not a valid safetensors file: {str(error)[:120]}") from None
 
 
 def _read_index(index: Path) -> dict[str, str]:

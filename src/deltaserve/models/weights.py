@@ -1,7 +1,4 @@
-"""Where weights live: fused tensors, and for every checkpoint name the part of one it fills.
-
-Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
-"""
+"""Where weights live: fused tensors, and for every checkpoint name (canonical, see tensors.py) the part it fills."""
 
 from dataclasses import dataclass, field
 
@@ -55,39 +52,22 @@ class DecoderWeights:
     lm_head: Tensor  # [V, hidden]; the embedding itself when tied and not packed
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What one checkpoint tensor fills: a view of a fused tensor."""
-
-    target: Tensor
-    shape: tuple[int, ...]
-    """The file's tensor must have it; it is repeated over leading axes that only `target` has."""
-    covers: tuple[str, ...]
-    """Slots filled by it: itself, or for a tensor that fuses several (experts), all of those."""
-
-
 @dataclass(slots=True)
-class SlotTable:
+class TargetTable:
     """Allocates fused tensors and names their parts."""
 
     dtype: torch.dtype
     device: torch.device
-    slots: dict[str, Slot] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    """A file's tensor is copied here, repeated over leading axes that only the target has."""
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def part(self, name: str, target: Tensor) -> None:
-        self.slots[name] = Slot(target, tuple(target.shape), (name,))
-
-    def repeated(self, name: str, target: Tensor) -> None:
-        """One row in the file, repeated over `target` [n, size]."""
-        self.slots[name] = Slot(target, (target.shape[1],), (name,))
-
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of its own."""
         target = self.empty(*shape)
-        self.part(name, target)
+        self.targets[name] = target
         return target
 
     def fused(self, prefix: str, parts: tuple[tuple[str, int], ...], in_size: int, bias: bool) -> Linear:
@@ -96,26 +76,26 @@ class SlotTable:
         weight, biases = self.empty(total, in_size), self.empty(total) if bias else None
         row = 0
         for name, size in parts:
-            self.part(f"{prefix}.{name}.weight", weight[row : row + size])
+            self.targets[f"{prefix}.{name}.weight"] = weight[row : row + size]
             if biases is not None:
-                self.part(f"{prefix}.{name}.bias", biases[row : row + size])
+                self.targets[f"{prefix}.{name}.bias"] = biases[row : row + size]
             row += size
         return Linear(weight, biases)
 
 
-def allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Slot]]:
-    """Uninitialised weights of `spec` and the checkpoint names (canonical) that fill them."""
-    table = SlotTable(dtype, device)
+def allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Tensor]]:
+    """Uninitialised weights of `spec`, and canonical name |-> where that tensor goes."""
+    table = TargetTable(dtype, device)
     embedding = table.whole("embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
     layers = tuple(_layer(table, spec, index) for index in range(spec.num_layers))
     norm = table.whole("norm.weight", (spec.hidden_size,))
     head = embedding
     if not spec.tied_embeddings:
         head = table.whole("lm_head.weight", (spec.vocab_size, spec.hidden_size))
-    return DecoderWeights(embedding, layers, norm, head), table.slots
+    return DecoderWeights(embedding, layers, norm, head), table.targets
 
 
-def _layer(table: SlotTable, spec: ModelSpec, index: int) -> LayerWeights:
+def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     prefix, hidden = f"layers.{index}", (spec.hidden_size,)
     moe = spec.moe
     return LayerWeights(
@@ -128,14 +108,14 @@ def _layer(table: SlotTable, spec: ModelSpec, index: int) -> LayerWeights:
     )
 
 
-def _attention(table: SlotTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
+def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
     norm = None
     if spec.qk_norm is QkNorm.HEAD:
         norm = table.empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
-        table.repeated(f"{prefix}.q_norm.weight", norm[: spec.num_heads])
-        table.repeated(f"{prefix}.k_norm.weight", norm[spec.num_heads :])
+        table.targets[f"{prefix}.q_norm.weight"] = norm[: spec.num_heads]
+        table.targets[f"{prefix}.k_norm.weight"] = norm[spec.num_heads :]
     return AttentionWeights(
         qkv=table.fused(prefix, parts, spec.hidden_size, spec.attention_bias),
         out=table.fused(prefix, (("o_proj", spec.hidden_size),), q_size, spec.attention_bias),
@@ -143,7 +123,7 @@ def _attention(table: SlotTable, spec: ModelSpec, prefix: str) -> AttentionWeigh
     )
 
 
-def _dense(table: SlotTable, spec: ModelSpec, prefix: str) -> DenseWeights:
+def _dense(table: TargetTable, spec: ModelSpec, prefix: str) -> DenseWeights:
     size = spec.intermediate_size
     return DenseWeights(
         gate_up=table.fused(prefix, (("gate_proj", size), ("up_proj", size)), spec.hidden_size, spec.mlp_bias),
@@ -151,19 +131,16 @@ def _dense(table: SlotTable, spec: ModelSpec, prefix: str) -> DenseWeights:
     )
 
 
-def _experts(table: SlotTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> MoeWeights:
+def _experts(table: TargetTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> MoeWeights:
     """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
     size, hidden = moe.intermediate_size, spec.hidden_size
     gate_up = table.empty(moe.num_experts, 2 * size, hidden)
     down = table.empty(moe.num_experts, hidden, size)
-    up_names, down_names = [], []
     for expert in range(moe.num_experts):
         name = f"{prefix}.experts.{expert}"
-        table.part(f"{name}.gate_proj.weight", gate_up[expert, :size])
-        table.part(f"{name}.up_proj.weight", gate_up[expert, size:])
-        table.part(f"{name}.down_proj.weight", down[expert])
-        up_names += [f"{name}.gate_proj.weight", f"{name}.up_proj.weight"]
-        down_names.append(f"{name}.down_proj.weight")
-    table.slots[f"{prefix}.experts.gate_up_proj"] = Slot(gate_up, tuple(gate_up.shape), tuple(up_names))
-    table.slots[f"{prefix}.experts.down_proj"] = Slot(down, tuple(down.shape), tuple(down_names))
+        table.targets[f"{name}.gate_proj.weight"] = gate_up[expert, :size]
+        table.targets[f"{name}.up_proj.weight"] = gate_up[expert, size:]
+        table.targets[f"{name}.down_proj.weight"] = down[expert]
+    table.targets[f"{prefix}.experts.gate_up_proj"] = gate_up
+    table.targets[f"{prefix}.experts.down_proj"] = down
     return MoeWeights(table.whole(f"{prefix}.gate.weight", (moe.num_experts, hidden)), gate_up, down)

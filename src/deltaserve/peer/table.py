@@ -4,8 +4,9 @@
     a Hello may also come first (the other side dialled):  UNKNOWN / LOST --hello--> READY
     refuse (unequal compat fields) leads to REFUSED, which only a Hello of a new boot leaves.
 
-Everything known about a peer dies with its boot. Boots known dead are remembered, so that a frame of an old life,
-arriving late over another connection, changes nothing.
+Everything known about a peer dies with its boot. Frames of an old life may arrive late over another connection: they
+change nothing once it is known to be dead, and while the present one is heard of. A life believed over too early (a
+frame of an older one came first) may come back when the present one falls silent: no belief lasts for ever.
 """
 
 from collections import OrderedDict
@@ -73,7 +74,7 @@ class Verdict(Enum):
     NEW_BOOT = "new_boot"
     """From a process start we do not know: the old one, if any, is dead. Not applied yet: call `rebooted`."""
     DEAD_BOOT = "dead_boot"
-    """From a process start known to be over: ignore it."""
+    """From a process start known to be over, or not to be believed while another one is heard of: ignore it."""
     WRONG_ADDRESSEE = "wrong_addressee"
     """Meant for an earlier start of this process: tell the sender who we are."""
 
@@ -95,6 +96,8 @@ class Peer:
 
 
 _MAX_DEAD_BOOTS = 64
+_TAKE_OVER_S = 1.0
+"""Silence of the present boot after which another one is believed: two heartbeats."""
 
 
 class PeerTable:
@@ -136,7 +139,7 @@ class PeerTable:
         """Classify a frame by its boots; a current frame counts as a heartbeat."""
         peer = self.get(PeerName(envelope.src))
         boot = Boot(envelope.src_boot)
-        if boot in peer.dead_boots:
+        if boot in peer.dead_boots or self._is_rival(peer, boot, now):
             return Verdict.DEAD_BOOT
         if envelope.dst_boot is not None and envelope.dst_boot != self.boot:
             return Verdict.WRONG_ADDRESSEE
@@ -145,10 +148,13 @@ class PeerTable:
         peer.last_heard = now
         return Verdict.CURRENT
 
+    def _is_rival(self, peer: Peer, boot: Boot, now: float) -> bool:
+        """Whether the peer's name is taken by another process that is heard of."""
+        silence = now - peer.last_heard
+        return peer.boot is not None and peer.boot != boot and silence < min(_TAKE_OVER_S, self._lost_after_s)
+
     def rebooted(self, peer: Peer, boot: Boot, now: float) -> None:
-        """`boot` is the peer's process start from now on; the former one is dead. State UNKNOWN again."""
-        if peer.boot is not None:
-            self.bury(peer)
+        """`boot` is the peer's process start from now on. State UNKNOWN again."""
         peer.boot, peer.hello, peer.state, peer.last_heard = boot, None, PeerState.UNKNOWN, now
 
     def bury(self, peer: Peer) -> None:

@@ -61,7 +61,15 @@ class Engine(Protocol):
         """A stop string was found: keep `output_len` tokens, end the room."""
         ...
 
+    def flush_cache(self) -> dict[str, int]:
+        """Every worker there is drops the pages no request holds: name |-> how many those were by its last report."""
+        ...
+
     def limits(self) -> Limits | None: ...
+
+    def alive(self) -> str | None:
+        """None while the engine's own clockwork turns, else what stands still. Says nothing about workers."""
+        ...
 
     def ready(self) -> str | None:
         """None when a request admitted now would be served, else the reason, in words."""

@@ -16,7 +16,7 @@ from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, PeerDied, SendFrame
 from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.router.stream import Stream
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, FrontEvent, WorkerSpec, WorkerUp
+from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerSpec, WorkerUp
 from deltaserve.routing.front import FrontCore
 from deltaserve.wire.messages import Envelope, Submit
 
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _CHECK_EVERY_TICKS = 1000
 _CLOSE_LINGER_MS = 200
 _AFTER_BUG_S = 1.0
+_STILL_S = 10.0
 
 
 class RouterEngine:
@@ -37,8 +38,11 @@ class RouterEngine:
         self._streams: dict[Room, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._num_ticks = 0
+        self._ticked_at = self._loop.time()
         self._num_errors = 0
         self._breach: str | None = None
+        self.breached = asyncio.Event()
+        """Set when two counts disagree: the process should drain and end."""
         self._is_closed = False
         self._perform(self._core.start(self._loop.time()))
 
@@ -67,8 +71,19 @@ class RouterEngine:
         """End a room from outside; its client gets RequestFailed with the reason. Nothing when it is over."""
         self._perform(self._core.cancel(room, reason, self._loop.time()))
 
+    def flush_cache(self) -> dict[str, int]:
+        """As request.client.Engine."""
+        self._handle(FlushAsked())
+        ready = [worker for worker in self._core.workers if worker.is_ready]
+        return {w.name: sum(w.status.evictable_pages) if w.status else 0 for w in ready}
+
     def limits(self) -> Limits | None:
         return self._core.limits()
+
+    def alive(self) -> str | None:
+        """Its timer runs at least with every heartbeat."""
+        still_s = self._loop.time() - self._ticked_at
+        return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
 
     def ready(self) -> str | None:
         return self._breach or self._core.ready()
@@ -127,6 +142,7 @@ class RouterEngine:
         """A bug met here must not stop time."""
         self._timer = None
         self._num_ticks += 1
+        self._ticked_at = self._loop.time()
         try:
             self._perform(self._core.tick(self._loop.time()))
         except Exception:
@@ -144,6 +160,7 @@ class RouterEngine:
             if self._breach is None:
                 _log.error("accounting is wrong, draining: %s", error)
             self._breach = f"accounting is wrong: {error}"
+            self.breached.set()
             self._core.drain()
 
     def _perform(self, actions: Iterable[FrontAction]) -> None:

@@ -51,7 +51,12 @@ class WorkerUp:
     spec: WorkerSpec
 
 
-FrontEvent = LinkEvent | WorkerUp
+@dataclass(frozen=True, slots=True)
+class FlushAsked:
+    """An operator wants every tree emptied of what no request holds."""
+
+
+FrontEvent = LinkEvent | WorkerUp | FlushAsked
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.tokens import token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, PeerDied
 from deltaserve.request.client import Generation, Limits, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, FrontEvent, WorkerUp
+from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
 from deltaserve.routing.policy import POLICIES
-from deltaserve.routing.retry import Cause, Remedy, blame, cause_of
+from deltaserve.routing.retry import Cause, Remedy, blame, cause_of, told
 from deltaserve.routing.rooms import Echoes, LiveRoom, RoomEvent, Rooms, RoomState, Sample, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
@@ -69,6 +69,8 @@ class FrontCore:
         match event:
             case WorkerUp(spec):
                 self.workers.register(spec, now)
+            case FlushAsked():
+                self.workers.flush()
             case PeerDied(peer):
                 worker = self.workers.get(peer)
                 if worker is not None:
@@ -196,12 +198,13 @@ class FrontCore:
         if live is None or live.state is RoomState.FINISHING:
             return
         if len(run.tokens) % 4 or (run.logprobs and len(run.logprobs) != token_len(run.tokens)):
-            self._break(live, "malformed tokens from decode", now)
+            self._cancel_at_decode(live, FailReason.INTERNAL, now)
+            self._end(live, FailReason.INTERNAL, "malformed tokens from decode")
             return
         tokens = unseen(live.num_tokens, run.start, unpack_u32(run.tokens))
         logprobs = unseen(live.num_tokens, run.start, run.logprobs)
         if tokens is None or logprobs is None:
-            self._break(live, f"output tokens {live.num_tokens} .. {run.start - 1} never came", now)
+            self._lose(live, f"output tokens {live.num_tokens} .. {run.start - 1} never came", now)
             return
         if not tokens:
             return
@@ -228,7 +231,7 @@ class FrontCore:
             return
         values = unseen(live.num_prompt_logprobs, message.start, message.values)
         if values is None:
-            self._break(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
+            self._lose(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
         elif values:
             live.num_prompt_logprobs += len(values)
             self._out.append(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
@@ -244,11 +247,9 @@ class FrontCore:
         elif message.finish is None:
             self._on_failed(live, message, now)
         elif usage.output_len > live.num_tokens:
-            text = f"decode produced {usage.output_len} tokens, {live.num_tokens} came"
-            self._end(live, FailReason.INTERNAL, text)
+            self._lose(live, f"decode produced {usage.output_len} tokens, {live.num_tokens} came", now)
         elif not live.has_prompt_logprobs:
-            text = f"prompt logprobs from position {live.num_prompt_logprobs} on never came"
-            self._end(live, FailReason.INTERNAL, text)
+            self._lose(live, f"prompt logprobs from position {live.num_prompt_logprobs} on never came", now)
         else:
             self.placer.succeeded(live.placement)
             self._complete(live, message.finish, usage)
@@ -260,7 +261,7 @@ class FrontCore:
             self.placer.failed(live.placement, half, now)
         cause = cause_of(reason, message.retryable)
         if cause is None or not self._retry(live, cause, now):
-            self._end(live, reason, message.message or reason.value)
+            self._end(live, told(reason), message.message or reason.value)
 
     def _on_gone(self, worker: Worker, now: float) -> None:
         """What a lost decode worker had goes elsewhere or ends. A lost prefill worker is decode's matter."""
@@ -344,10 +345,11 @@ class FrontCore:
         if was_waiting and live.state is not RoomState.WAITING:
             self.placer.release_prefill(live.placement)
 
-    def _break(self, live: LiveRoom, text: str, now: float) -> None:
-        """Decode's stream cannot be trusted any more."""
-        self._cancel_at_decode(live, FailReason.INTERNAL, now)
-        self._end(live, FailReason.INTERNAL, text)
+    def _lose(self, live: LiveRoom, text: str, now: float) -> None:
+        """Frames were lost with the link that carried them: for this room that worker is lost."""
+        self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        if not self._retry(live, Cause.DECODE, now):
+            self._end(live, FailReason.PEER_LOST, text)
 
     def _end(self, live: LiveRoom, reason: FailReason, text: str) -> None:
         """The room fails; but a client that has all it wants is not told of it."""

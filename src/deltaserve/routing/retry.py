@@ -88,6 +88,11 @@ def blame(reason: FailReason) -> Cause | None:
     return Cause.DECODE if reason is FailReason.INTERNAL else None
 
 
+def told(reason: FailReason) -> FailReason:
+    """What the client is told. Rooms the front cancelled are over: what is still cancelled, workers lost track of."""
+    return FailReason.TRANSFER_FAILED if reason is FailReason.CANCELLED else reason
+
+
 @dataclass(slots=True)
 class Retries:
     """How often a room was submitted again, by cause."""

@@ -6,7 +6,7 @@ Who differs is refused, with both values named, until the measure or the worker 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
@@ -14,7 +14,17 @@ from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
 from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.routing.api import FrontConfig, WorkerSpec
 from deltaserve.routing.load import Report
-from deltaserve.wire.messages import Envelope, Facts, Heartbeat, Hello, Message, PeerAddress, Status
+from deltaserve.routing.wellness import Wellness
+from deltaserve.wire.messages import Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
+
+STATE_WORDS = {
+    PeerState.UNKNOWN: "not connected",
+    PeerState.GREETING: "starting or unreachable",
+    PeerState.READY: "ready",
+    PeerState.REFUSED: "refused",
+    PeerState.LOST: "lost",
+}
+"""A worker's link, as users are told of it."""
 
 
 @dataclass(slots=True)
@@ -27,6 +37,9 @@ class Worker:
     """Why it is not used, both values named."""
     status: Status | None = None
     status_at: float = 0.0
+    wellness: Wellness = field(default_factory=Wellness)
+    complaint: str | None = None
+    """What its last report says is wrong with it."""
     unseen_tokens: int = 0
     """Memory asked for since `status_at`."""
     own_tokens: int = 0
@@ -51,7 +64,8 @@ class Worker:
     @property
     def takes_rooms(self) -> bool:
         """Ready, and not about to leave."""
-        return self.is_ready and (self.status is None or (self.status.ready and not self.status.draining))
+        is_staying = self.status is None or (self.status.ready and not self.status.draining)
+        return self.is_ready and is_staying and self.complaint is None
 
     @property
     def facts(self) -> Facts:
@@ -80,8 +94,8 @@ class Worker:
         if self.refusal is not None:
             return f"{self.name}: {self.refusal}"
         if not self.is_ready:
-            return f"{self.name}: {'not connected' if self.peer.state is PeerState.UNKNOWN else self.peer.state.value}"
-        return f"{self.name}: {'draining' if self.status and self.status.draining else 'not ready'}"
+            return f"{self.name}: {STATE_WORDS[self.peer.state]}"
+        return f"{self.name}: {self.complaint or ('draining' if self.status and self.status.draining else 'not ready')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,12 @@ class Workers:
             for decode in self.of(Role.DECODE):
                 self._send_hello(decode)  # tells it where the prefill worker is
 
+    def flush(self) -> None:
+        """Everyone who is there drops what no lease protects."""
+        for worker in self._workers.values():
+            if worker.is_ready:
+                self.send(worker, Flush())
+
     def ask_snapshot(self, worker: Worker, now: float) -> None:
         """Its answer to a Hello brings a snapshot; asked for at a bounded rate."""
         if now >= worker.next_hello:
@@ -217,6 +237,10 @@ class Workers:
             if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
                 self._greet(worker, now)
             return Delivery(worker, None, is_gone)
+        if envelope.body == Heartbeat(is_ready=False):
+            self._reset(worker)
+            self._greet(worker, now)
+            return Delivery(worker, None, is_gone=True)
         return Delivery(worker, envelope.body, is_gone)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
@@ -259,6 +283,7 @@ class Workers:
         """A report that no worker could mean is not used: prices made of it would fail every request."""
         if _is_sound(status):
             worker.status, worker.status_at, worker.unseen_tokens = status, now, 0
+            worker.complaint = worker.wellness.hear(status, now)
 
     # ------------------------------------------------------------ loss and time
 
@@ -280,6 +305,7 @@ class Workers:
     def _reset(self, worker: Worker) -> None:
         worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
         worker.hello_pause_s, worker.next_hello = 0.0, 0.0
+        worker.wellness, worker.complaint = Wellness(), None
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""

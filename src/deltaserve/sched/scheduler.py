@@ -94,6 +94,7 @@ class Scheduler:
         self._in_flight: dict[RowId, tuple[Request, PlanItem]] | None = None
         self._ended_in_flight: dict[Request, None] = {}
         self._retracted: list[Request] = []
+        self.is_blocked = False  # who may be overtaken no more waits for memory: only who holds its own passes
         self._step = 0
         self._runs: tuple[SharedRun, ...] | None = None
 
@@ -130,12 +131,13 @@ class Scheduler:
     def admit(self, now: float, gate: Gate | None = None) -> list[Request]:
         """Give rows and pages to waiting requests, in order with bounded overtaking."""
         admitted: list[Request] = []
+        self.is_blocked = False
         frontier = self._twins.frontier(self._running)
         num_refused = 0
         for request in self.waiting.in_order():
-            if not self._rows.num_free or num_refused == MAX_TRIES:
+            if not self._rows.num_free:
                 break
-            if self._twins.holds_back(request):
+            if self._twins.holds_back(request) or (self.is_blocked and request.lease is None):
                 continue
             match self._admit_one(request, frontier, gate):
                 case _Admission.ADMITTED:
@@ -144,10 +146,7 @@ class Scheduler:
                     frontier |= self._twins.frontier((request,))
                 case _Admission.NO_ROOM:
                     num_refused += 1
-                    if not self.waiting.may_overtake(request, now):
-                        break
-                case _Admission.HELD_BACK:
-                    pass
+                    self.is_blocked |= num_refused == MAX_TRIES or not self.waiting.may_overtake(request, now)
         return admitted
 
     def _admit_one(self, request: Request, frontier: dict[bytes, Request], gate: Gate | None) -> _Admission:

@@ -14,7 +14,8 @@ from deltaserve.server.errors import ApiError
 from deltaserve.server.front import Front
 from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE, serve_dialect
 from deltaserve.server.info_routes import InfoRoutes
-from deltaserve.server.replies import error_reply
+from deltaserve.server.openapi import document
+from deltaserve.server.replies import error_reply, json_reply
 from deltaserve.server.settings import Right, ServerSettings
 from deltaserve.server.text import TextCodec
 
@@ -53,7 +54,11 @@ def _public_routes(front: Front) -> list[Route]:
     async def generate(request: Request) -> Response:
         return await serve_dialect(front, request, GENERATE)
 
+    async def openapi(request: Request) -> Response:
+        return json_reply(document())
+
     return [
+        ("GET", "/openapi.json", openapi),
         ("POST", "/v1/completions", completions),
         ("POST", "/v1/chat/completions", chat),
         ("POST", "/generate", generate),
@@ -73,6 +78,7 @@ def _admin_routes(front: Front) -> list[Route]:
     return [
         ("GET", "/metrics", info.metrics),
         ("GET", "/server_info", info.server_info),
+        ("POST", "/flush_cache", info.flush_cache),
         ("POST", "/admin/drain", info.drain),
         ("GET", "/admin/requests/{id}", info.past_request),
     ]

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from deltaserve.server.completions import check_length
+from deltaserve.request.client import Limits
+from deltaserve.server.completions import too_long
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Part
@@ -14,7 +15,7 @@ from deltaserve.server.jobs import Job, Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.strict_json import parse_object
 from deltaserve.server.template import TemplateError
-from deltaserve.server.text import TextCodec
+from deltaserve.server.text import TextCodec, TooManyTokens
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 RESERVED_OPTIONS = frozenset(
@@ -76,31 +77,35 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     budget.check(asker.limits)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
-    messages = template_messages(body.messages)
-    for message in messages:
-        check_length(str(message["content"]), "messages", asker.codec, asker.limits)
-    prompt = Prompt(encode_messages(messages, _options(body.chat_template_kwargs or {}), asker.codec))
+    options = _options(body.chat_template_kwargs or {})
+    messages = template_messages(body.messages, asker.limits)
+    prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
     return compose(body, asker, [prompt], [asked], Wanted("chatcmpl-"))
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
+def template_messages(messages: Sequence[ChatMessage], limits: Limits | None) -> list[dict[str, object]]:
     """A conversation as templates expect it. Raises ApiError 400 naming the message."""
     if not messages:
         raise invalid("messages", "messages is empty")
+    if limits is not None and len(messages) > limits.max_context_len:
+        raise too_long(len(messages), "messages", limits)  # no message is shorter than a token
     _check_order(messages)
     return [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def encode_messages(
-    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec
+    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec, limits: Limits | None
 ) -> tuple[int, ...]:
-    """Ids of what `template_messages` made. Raises ApiError 400."""
+    """Ids of what `template_messages` made. Raises ApiError 400, before work is spent on what cannot fit."""
     if not codec.has_chat_template:
         raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
-        tokens = codec.encode_chat(messages, options)
+        tokens = codec.encode_chat(messages, options, limits.max_context_len if limits else None)
+    except TooManyTokens as error:
+        assert limits is not None
+        raise too_long(error.least, "messages", limits) from error
     except TemplateError as error:
         raise invalid("messages", str(error)) from error
     if not tokens:

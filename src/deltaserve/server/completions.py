@@ -1,8 +1,8 @@
 """POST /v1/completions: fields, and the job they describe."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from deltaserve.request.client import Limits
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
@@ -12,12 +12,18 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
 
 DEFAULT_MAX_TOKENS = 16
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]
+}
+"""What `read_prompts` takes, for the API's description."""
 
 
 class CompletionBody(Common):
     """OpenAI's legacy completions plus extensions."""
 
-    prompt: object
+    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -79,8 +85,13 @@ def check_length(text: str, param: str, codec: TextCodec, limits: Limits) -> Non
     """Refuse a text that cannot fit however it is cut into tokens, before work is spent on cutting it."""
     least = codec.least_tokens(text)
     if least > limits.max_context_len:
-        message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
-        raise ApiError(400, "context_length_exceeded", message, param)
+        raise too_long(least, param, limits)
+
+
+def too_long(least: int, param: str, limits: Limits) -> ApiError:
+    """What a prompt of at least `least` tokens gets."""
+    message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
+    return ApiError(400, "context_length_exceeded", message, param)
 
 
 def read_ids(value: list[object], param: str, vocab_size: int) -> tuple[int, ...]:

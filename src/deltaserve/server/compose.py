@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ConfigDict
@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from deltaserve.base.ids import Namespace
 from deltaserve.request.client import Limits
 from deltaserve.server.errors import ApiError, excerpt, invalid
-from deltaserve.server.fields import Part
+from deltaserve.server.fields import OnIgnored, Part
 from deltaserve.server.jobs import Budget, Job, OutputOptions, Prompt, Streaming, Terms, make_samples, salted
 from deltaserve.server.sampling_fields import Asked, SamplingFields, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
@@ -50,7 +50,7 @@ class Asker:
     limits: Limits
     codec: TextCodec
     settings: ServerSettings
-    on_ignored: Callable[[str], None]
+    on_ignored: OnIgnored
     """Told each field name nobody knows."""
 
 

@@ -1,7 +1,7 @@
 """Which field names a request may carry: honoured, refused by name, or ignored and counted."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,7 +20,7 @@ _EMPTY: tuple[object, ...] = (None, [], {}, "", False)
 _NEVER = """
     suffix functions function_call tools audio prediction reasoning_effort verbosity web_search_options metadata store
     moderation documents chat_template continue_final_message echo mm_processor_kwargs image_data video_data audio_data
-    images guided_json guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs json_schema
+    images guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
     regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids bad_words
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora extra_key input_embeds
     prompt_embeds custom_params return_tokens_as_token_ids vllm_xargs session_params thinking token_ids_logprob
@@ -28,6 +28,7 @@ _NEVER = """
 """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_NEVER.split(), _EMPTY),
+    **dict.fromkeys(("guided_json", "json_schema"), (None, "")),  # {} asks for any JSON at all
     "tool_choice": (None, "none", "auto"),
     "parallel_tool_calls": (None, True, False),
     "response_format": (None, {"type": "text"}),
@@ -62,15 +63,19 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-def parse(model: type[Model], raw: Mapping[str, object], on_ignored: Callable[[str], None]) -> Model:
-    """`raw` as `model`. Raises ApiError 400 naming the field; calls `on_ignored` with each name nobody knows."""
+OnIgnored = Callable[[str, Collection[str]], None]
+"""Called with a name nobody knows and the names that would be known there."""
+
+
+def parse(model: type[Model], raw: Mapping[str, object], on_ignored: OnIgnored) -> Model:
+    """`raw` as `model`. Raises ApiError 400 naming the field; calls `on_ignored` for each name nobody knows."""
     known = model.model_fields.keys()
     others = [name for name in raw if name not in known]
     for name in others:
         _refuse_internal(name)
     for name in others:
         if not _is_accepted(name, raw[name]):
-            on_ignored(name)
+            on_ignored(name, known)
     try:
         return model.model_validate(raw)
     except ValidationError as error:

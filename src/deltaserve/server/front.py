@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from prometheus_client import CollectorRegistry
 
@@ -10,6 +12,7 @@ from deltaserve.request.client import Engine, Limits
 from deltaserve.server.admission import Admission, Health
 from deltaserve.server.cutoff import Cutoff
 from deltaserve.server.errors import not_ready
+from deltaserve.server.liveness import Liveness
 from deltaserve.server.metrics import ServerMetrics
 from deltaserve.server.observe import Recorder
 from deltaserve.server.settings import ServerSettings
@@ -28,6 +31,7 @@ class Front:
     metrics: ServerMetrics
     admission: Admission
     health: Health
+    liveness: Liveness
     recorder: Recorder
     cutoff: Cutoff
 
@@ -42,6 +46,7 @@ class Front:
             metrics=metrics,
             admission=Admission(settings),
             health=Health(engine.ready, time.monotonic),
+            liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),
             cutoff=Cutoff(),
         )
@@ -53,7 +58,9 @@ class Front:
             raise not_ready("no compatible pair of workers")
         return limits
 
-    def ignore_field(self, name: str) -> None:
-        """Count a request field nobody knows; warn once per name."""
+    def ignore_field(self, name: str, known: Collection[str]) -> None:
+        """Count a request field nobody knows; warn once per name, with the known one it may be meant for."""
         if self.metrics.ignore_field(name):
-            _log.warning("request field %r is unknown and ignored", name[:80])
+            near = get_close_matches(name[:80], known, n=1, cutoff=0.75)
+            hint = f"; did the client mean {near[0]!r}?" if near else ""
+            _log.warning("request field %r is unknown and ignored%s", name[:80], hint)

@@ -1,6 +1,7 @@
 """POST /generate: SGLang's native dialect, one prompt at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated
 
 from pydantic import Field
@@ -19,6 +20,8 @@ from deltaserve.server.usage import Counted, cached_len
 from deltaserve.wire.messages import FinishReason
 
 DEFAULT_NEW_TOKENS = 128
+_OUTSIDE = frozenset({"model", "stream", "stream_options", "prompt", "messages"})
+"""Fields of a body, which SGLang's clients do not put into sampling_params."""
 
 
 class GenerateBody(Fields):
@@ -50,18 +53,29 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     prompt = _prompt(body, asker)
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, None)
-    return compose(fields, asker, [prompt], [asked], Wanted("gen-"))
+    with _inside_sampling_params():
+        return compose(fields, asker, [prompt], [asked], Wanted("gen-"))
 
 
 def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
     given = dict(body.sampling_params or {})
-    if "min_new_tokens" in given:
-        given["min_tokens"] = given["min_new_tokens"]
-    try:
+    with _inside_sampling_params():
+        for name in _OUTSIDE & given.keys():
+            raise unsupported(name, f"{name} has no meaning inside sampling_params")
+        if "min_new_tokens" in given:
+            given["min_tokens"] = given["min_new_tokens"]
         fixed = {"model": asker.settings.model_name, "stream": body.stream}
         return parse(GenerateSampling, given | fixed, asker.on_ignored)
+
+
+@contextmanager
+def _inside_sampling_params() -> Iterator[None]:
+    """Errors name the field where the client wrote it, by the client's name of it."""
+    try:
+        yield
     except ApiError as error:
-        error.param = f"sampling_params.{error.param}"
+        name = "min_new_tokens" if error.param == "min_tokens" else error.param
+        error.param = f"sampling_params.{name}"
         raise
 
 

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from deltaserve import __version__
 from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
-from deltaserve.server.completions import read_ids
+from deltaserve.server.completions import check_length, read_ids
 from deltaserve.server.compose import check_model
-from deltaserve.server.errors import ApiError, invalid
+from deltaserve.server.errors import ApiError, invalid, not_ready, retry_after
 from deltaserve.server.fields import Body, parse
 from deltaserve.server.front import Front
 from deltaserve.server.read import in_thread_if, read_object
@@ -61,7 +61,7 @@ class InfoRoutes:
                 "eos_token_ids": list(text.eos_ids),
                 "has_chat_template": text.has_chat_template,
                 "max_context_len": limits.max_context_len if limits else None,
-                "max_prompt_len": limits.max_prompt_len if limits else None,
+                "max_prompt_len": min(limits.max_prompt_len, limits.max_context_len - 1) if limits else None,
                 "version": __version__,
             }
         )
@@ -71,14 +71,16 @@ class InfoRoutes:
         body = parse(TokenizeBody, await self._object(request), self.front.ignore_field)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
-        text = self.front.text
+        self._check_model(body.model)
+        text, limits = self.front.text, self.front.engine.limits()
         if body.messages is not None:
-            messages = template_messages(body.messages)
-            tokens = await in_thread_if(True, lambda: encode_messages(messages, {}, text))
+            messages = template_messages(body.messages, limits)
+            tokens = await in_thread_if(True, lambda: encode_messages(messages, {}, text, limits))
         else:
             prompt, add = body.prompt or "", body.add_special_tokens is not False
+            if limits is not None:
+                check_length(prompt, "prompt", text, limits)
             tokens = await in_thread_if(True, lambda: text.encode(prompt, add_special_tokens=add))
-        limits = self.front.engine.limits()
         reply: dict[str, object] = {
             "count": len(tokens),
             "max_model_len": limits.max_context_len if limits else None,
@@ -91,19 +93,25 @@ class InfoRoutes:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         body = parse(DetokenizeBody, await self._object(request), self.front.ignore_field)
+        self._check_model(body.model)
         text = self.front.text
         tokens = read_ids(body.tokens, "tokens", text.vocab_size)
         skip = bool(body.skip_special_tokens)
         return json_reply({"prompt": await in_thread_if(True, lambda: text.decode(tokens, skip_special_tokens=skip))})
 
     async def livez(self, request: Request) -> Response:
-        """GET /livez: the event loop turns; nothing else is asked."""
-        return json_reply({"status": "live"})
+        """GET /livez: event loop, control plane and threads move. Workers are not asked: their lives are their own."""
+        complaint = await self.front.liveness.complaint()
+        if complaint is None:
+            return json_reply({"status": "live"})
+        return json_reply({"status": "not_live", "reason": complaint}, 503)
 
     async def readyz(self, request: Request) -> Response:
         """GET /readyz, /health: whether a request admitted now would be served, and why not."""
         reasons = self.front.health.reasons()
-        return json_reply({"status": "not_ready" if reasons else "ready", "reasons": reasons}, 503 if reasons else 200)
+        if not reasons:
+            return json_reply({"status": "ready", "reasons": reasons})
+        return json_reply({"status": "not_ready", "reasons": reasons}, 503, retry_after())
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -126,10 +134,17 @@ class InfoRoutes:
 
     async def drain(self, request: Request) -> Response:
         """POST /admin/drain: refuse new requests, finish those inside. Repeats are harmless."""
-        if "origin" in request.headers:
-            raise ApiError(403, "forbidden", "admin calls from a browser are refused")
+        _refuse_browser(request)
         self.front.health.draining = True
         return json_reply({"draining": True, "drained": self.front.admission.num_requests == 0})
+
+    async def flush_cache(self, request: Request) -> Response:
+        """POST /flush_cache: every worker drops the pages that no request holds."""
+        _refuse_browser(request)
+        evictable = self.front.engine.flush_cache()
+        if not evictable:
+            raise not_ready("no worker is there")
+        return json_reply({"flushing": True, "evictable_pages": evictable}, 202)
 
     async def past_request(self, request: Request) -> Response:
         """GET /admin/requests/{id}: where a recent request's time went."""
@@ -137,6 +152,10 @@ class InfoRoutes:
         if line is None:
             raise ApiError(404, "not_found", "no recent request has this id")
         return json_reply(line)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None:
+            check_model(name, self.front.settings)
 
     async def _object(self, request: Request) -> dict[str, object]:
         return await read_object(request, self.front.settings.http)
@@ -150,3 +169,9 @@ class InfoRoutes:
             "owned_by": "deltaserve",
             "max_model_len": limits.max_context_len if limits else None,
         }
+
+
+def _refuse_browser(request: Request) -> None:
+    """A page of another origin must not operate the server. Raises ApiError 403."""
+    if "origin" in request.headers:
+        raise ApiError(403, "forbidden", "admin calls from a browser are refused")

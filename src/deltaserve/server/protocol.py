@@ -1,6 +1,7 @@
 """HTTP/1.1 on a socket: uvicorn's h11 protocol with time limits, connection limits and errors in our shape."""
 
 import asyncio
+import contextlib
 import ipaddress
 import secrets
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import h11
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -21,6 +22,8 @@ from deltaserve.server.sse import ABORT_EXTENSION
 
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
+REQUEST_TIMEOUT = 408
+"""A client that was too slow with its body is not given more time for it."""
 
 
 class GuardedProtocol(H11Protocol):
@@ -41,11 +44,23 @@ class GuardedProtocol(H11Protocol):
         self._is_refused = False
         inner = self.app
 
-        async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
-            scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.transport.abort
-            await inner(scope, receive, send)
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            is_waited_for = True
 
-        self.app = with_abort
+            async def send_and_drop_rest(message: Message) -> None:
+                nonlocal is_waited_for
+                if message["type"] == "http.response.start":
+                    is_waited_for = message["status"] != REQUEST_TIMEOUT
+                elif is_waited_for and self._has_rest(message):
+                    await send({**message, "more_body": True})
+                    await self._drop_rest(receive)
+                    message = {"type": "http.response.body"}
+                await send(message)
+
+            scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.transport.abort
+            await inner(scope, receive, send_and_drop_rest)
+
+        self.app = guarded
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; too many are refused with 503."""
@@ -72,10 +87,10 @@ class GuardedProtocol(H11Protocol):
         self._watch_head()
 
     def on_response_complete(self) -> None:
-        """The rest of a body nobody wants is read and dropped for a while: a reset would lose the answer."""
+        """Watch for the next request; a client whose body still goes on is cut."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
-            self._linger_timer = self.loop.call_later(self._limits.linger_s, self._stop_lingering, self.cycle)
+            self.transport.abort()
         self._watch_head()
 
     def shutdown(self) -> None:
@@ -129,9 +144,16 @@ class GuardedProtocol(H11Protocol):
         self._head_timer = None
         self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
 
-    def _stop_lingering(self, cycle: object) -> None:
-        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
-            self.transport.abort()
+    def _has_rest(self, message: Message) -> bool:
+        """Whether this ends an answer while the body of its request is still on the way."""
+        return not message.get("more_body", False) and self.conn.their_state is h11.SEND_BODY
+
+    async def _drop_rest(self, receive: Receive) -> None:
+        """Read a body nobody wants for a while: closing the connection now would be a reset, which loses the answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.linger_s):
+                while (await receive()).get("more_body", False):
+                    pass
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close. What still comes in is dropped for a while: a reset would lose

@@ -16,6 +16,8 @@ from deltaserve.server.protocol import MAX_HEAD_BYTES, protocol_factory
 from deltaserve.server.settings import ServerSettings
 
 _POLL_S = 0.05
+_HURRIED_S = 0.5
+"""How long cut requests may take to say so when the server must end at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,12 @@ async def serve(
     settings: ServerSettings,
     *,
     stop: asyncio.Event,
+    hurry: asyncio.Event | None = None,
     on_listening: Callable[[Listening], None] = lambda where: None,
 ) -> None:
     """Serve until `stop` is set, then drain: refuse new requests, wait up to `grace_s`, cut what is left.
 
-    Raises ConfigError when an address cannot be bound. Cancelling the call is the fast way out.
+    Raises ConfigError when an address cannot be bound. `hurry` ends the grace at once.
     """
     front = app.state.front
     assert isinstance(front, Front)
@@ -62,10 +65,10 @@ async def serve(
         on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
         while not stop.is_set():
             await _tick(runs, stop)
-        await _drain(front, settings)
+        await _drain(front, settings, hurry or asyncio.Event())
     finally:
         for server in servers:
-            server.should_exit = True
+            server.should_exit, server.force_exit = True, hurry is not None and hurry.is_set()
         await asyncio.gather(*runs)
 
 
@@ -82,13 +85,17 @@ async def _tick(runs: list[asyncio.Task[None]], stop: asyncio.Event | None = Non
         await asyncio.wait_for(stop.wait(), 1.0)
 
 
-async def _drain(front: Front, settings: ServerSettings) -> None:
+async def _drain(front: Front, settings: ServerSettings, hurry: asyncio.Event) -> None:
+    """Requests inside may end until the grace is over; then they are cut, which takes a moment."""
     front.health.draining = True
-    deadline = asyncio.get_running_loop().time() + settings.grace_s
-    while front.admission.num_requests and asyncio.get_running_loop().time() < deadline:
+    now = asyncio.get_running_loop().time
+    deadline = now() + settings.grace_s
+    while front.admission.num_requests and now() < deadline and not hurry.is_set():
         await asyncio.sleep(_POLL_S)
     front.cutoff.close()
-    while front.admission.num_requests and asyncio.get_running_loop().time() < deadline + settings.http.linger_s:
+    last_words_s = _HURRIED_S if hurry.is_set() else settings.http.linger_s
+    deadline = now() + last_words_s
+    while front.admission.num_requests and now() < deadline:
         await asyncio.sleep(_POLL_S)
 
 

@@ -1,7 +1,6 @@
 """What the HTTP front may be told. Frozen; resolved once by the command line."""
 
 import re
-import stat
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
+from deltaserve.server.private_file import MIN_KEY_BYTES, read_private
 
-MIN_KEY_BYTES = 32
 _MAX_KEY_FILE_BYTES = 1 << 20
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
@@ -64,8 +63,6 @@ class ServerSettings:
     """Samples admitted at a time; when full, the next request gets 429 before its body is parsed."""
     max_queue_tokens: int = 16 * 1024 * 1024
     """Prompt plus output tokens of all admitted requests."""
-    max_queue_per_tenant: int | None = None
-    """Of `max_queue`, for one key's namespace."""
     max_prompts: int = 64
     """Prompts in one /v1/completions request."""
     max_n: int = 8
@@ -94,6 +91,10 @@ class ServerSettings:
             raise ConfigError("an API key is listed twice")
 
     @property
+    def num_tenants(self) -> int:
+        return max(1, len({key.namespace for key in self.api_keys}))
+
+    @property
     def separate_admin(self) -> bool:
         """Admin routes have a listener of their own (127.0.0.1, port + 1) unless the API is loopback without keys."""
         return bool(self.api_keys) or not is_loopback(self.host)
@@ -105,24 +106,18 @@ class ServerSettings:
 
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
+    where = f"--api-key-file {path}"
     try:
-        mode = path.stat().st_mode
-        with path.open("rb") as file:
-            content = file.read(_MAX_KEY_FILE_BYTES + 1)
-        lines = content.decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"API key file {path}: {error.__class__.__name__}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"API key file {path} has mode {stat.S_IMODE(mode):04o}, at most 0600 is allowed")
-    if len(content) > _MAX_KEY_FILE_BYTES:
-        raise ConfigError(f"API key file {path} has more than {_MAX_KEY_FILE_BYTES} bytes")
+        lines = read_private(path, where, _MAX_KEY_FILE_BYTES).decode().splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: not UTF-8") from None
     keys = tuple(
         _parse_key(line, f"{path}:{number}")
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     )
     if not keys:
-        raise ConfigError(f"API key file {path} holds no key")
+        raise ConfigError(f"{where}: holds no key")
     return keys
 
 

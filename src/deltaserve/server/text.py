@@ -9,11 +9,20 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from deltaserve.base.errors import ConfigError
+from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
-from deltaserve.server.template import ChatTemplate, Message, Rendered, split_quoted
+from deltaserve.server.template import ChatTemplate, Message, split_quoted
 
 MAX_VOCAB = 1 << 22
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class TooManyTokens(DeltaserveError):
+    """A conversation that has at least this many tokens, which is more than were allowed."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"at least {least} tokens")
+        self.least = least
 
 
 class BrokenTemplate(Enum):
@@ -76,20 +85,26 @@ class TextCodec:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_chat(self, messages: Sequence[Message], options: Mapping[str, object]) -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Message], options: Mapping[str, object], most_tokens: int | None = None
+    ) -> tuple[int, ...]:
         """Ids of a conversation up to where the assistant speaks. Message text never becomes a control token.
 
-        Raises TemplateError when the template refuses the messages, or there is none.
+        Raises TemplateError when the template refuses the messages, TooManyTokens when it is clear before tokenizing
+        that they are more than `most_tokens`.
         """
         assert self._template is not None, "checked by has_chat_template"
         rendered = self._template.render(messages, options)
+        pieces = split_quoted(rendered, self._control_pattern)
+        least = -(-sum(len(text) for text, _ in pieces) // self._table.longest)
+        if most_tokens is not None and least > most_tokens:
+            raise TooManyTokens(least)
         if not rendered.quoted:
             return self.encode(rendered.text, add_special_tokens=False)
-        return self._encode_quoted(rendered)
+        return self._encode_quoted(pieces)
 
-    def _encode_quoted(self, rendered: Rendered) -> tuple[int, ...]:
+    def _encode_quoted(self, pieces: Sequence[tuple[str, bool]]) -> tuple[int, ...]:
         """The template's control tokens by id, everything between them as plain text."""
-        pieces = split_quoted(rendered, self._control_pattern)
         ids: list[int] = []
         for index, (text, is_control) in enumerate(pieces):
             if is_control:
@@ -145,8 +160,8 @@ def _read_json(path: Path, *, required: bool) -> dict[str, object]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: an object is expected, found {type(value).__name__}")
     return value
@@ -159,6 +174,10 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for every kind of damage
         raise ConfigError(f"{path}: not a tokenizer: {str(error)[:200]}") from error
+    try:
+        tokenizer.encode("hello", add_special_tokens=True)
+    except Exception as error:
+        raise ConfigError(f"{path}: cannot encode a plain word: {str(error)[:200]}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -185,6 +204,8 @@ def _special_names(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
             value = value.get("content")
         if key.endswith("_token") and isinstance(value, str):
             names[key] = value
+        elif key in SPECIAL_NAMES and value is not None:
+            raise ConfigError(f"tokenizer_config.json: {key} is {str(value)[:40]!r}, a string is expected")
     return names
 
 
@@ -255,17 +276,29 @@ def _load_template(
 
 
 def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:
-    """chat_template.jinja, else the entry of tokenizer_config.json (a string, or a list with one named `default`)."""
+    """chat_template.jinja, else the entry of chat_template.json or tokenizer_config.json.
+
+    An entry is a string, or a list with one named `default`; one that is neither is refused even where it is not used.
+    """
+    entries = {
+        "chat_template.json": _read_json(folder / "chat_template.json", required=False),
+        "tokenizer_config.json": tokenizer_config,
+    }
+    given = [_template_entry(name, values.get("chat_template")) for name, values in entries.items()]
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {error.__class__.__name__}") from error
-    value = tokenizer_config.get("chat_template")
+    return given[0] if given[0] is not None else given[1]
+
+
+def _template_entry(name: str, value: object) -> str | None:
+    if value is None:
+        return None
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    if value is None or isinstance(value, str):
-        return value
-    raise ConfigError("tokenizer_config.json: chat_template is neither a string nor a list with a default")
+        value = next((e.get("template") for e in value if isinstance(e, dict) and e.get("name") == "default"), None)
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: chat_template is neither a string nor a list with a default")
+    return value

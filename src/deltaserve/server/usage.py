@@ -8,6 +8,9 @@ from deltaserve.wire.messages import Usage
 Counted = Mapping[int, tuple[int, Usage | None]]
 """Sample index -> (output tokens shown, the engine's report)."""
 
+_DIGITS = 6
+"""Of seconds: clocks of different processes know no more."""
+
 
 def cached_len(usage: Usage) -> int:
     """Prompt tokens that were found in a cache, on whichever side held more."""
@@ -31,14 +34,17 @@ def usage_body(job: Job, counted: Counted) -> dict[str, object]:
 
 
 def timings(index: int, usage: Usage) -> dict[str, object]:
-    """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes)."""
+    """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes).
+
+    Pages move while the rest of the prompt is computed: transfer_s lies within prefill_s and is not to be added to it.
+    """
     return {
         "index": index,
-        "queue_s": usage.queue_s,
-        "prefill_s": usage.prefill_s,
-        "transfer_s": usage.transfer_s,
-        "decode_queue_s": usage.decode_queue_s,
-        "first_token_s": usage.first_token_s,
+        "queue_s": round(usage.queue_s, _DIGITS),
+        "prefill_s": round(usage.prefill_s, _DIGITS),
+        "transfer_s": round(usage.transfer_s, _DIGITS),
+        "decode_queue_s": round(usage.decode_queue_s, _DIGITS),
+        "first_token_s": round(usage.first_token_s, _DIGITS),
         "decode_cached_tokens": usage.decode_cached_len,
         "prefill_cached_tokens": usage.prefill_cached_len,
         "transferred_bytes": usage.transferred_bytes,

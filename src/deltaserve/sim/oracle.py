@@ -1,6 +1,7 @@
 """The stand-in model: every KV entry is a stamp of all tokens up to it, every next token a hash of all stamps read.
 
     stamp(pool, i) = H(stamp(pool, i - 1) as read from its page, token i)        16 bytes, in the page like any KV
+    stamp(pool, -1) = H(namespace)
     next token     = H(all stamps of the row, read from its pages) mod vocab
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
 of the prompt: `oracle_output`.
@@ -11,16 +12,15 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from deltaserve.base.extents import Region
-from deltaserve.base.ids import AuxSlot, PageId, PoolId, RegionId, RowId
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
-from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.plan import ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 
-STAMP_BYTES = 16
-AUX_SLOT_BYTES = 2048
+DEFAULT_NAMESPACE = Namespace("")
 
 
 def stamp_spec(page_size: int, num_pools: int = 1) -> CacheSpec:
@@ -32,8 +32,23 @@ def stamp_spec(page_size: int, num_pools: int = 1) -> CacheSpec:
     return CacheSpec(page_size, groups)
 
 
-def next_stamp(pool: int, previous: bytes, token: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(bytes([pool]) + previous + token)
+class Chain:
+    """The right stamps of one row in one pool, grown as its tokens become known."""
+
+    __slots__ = ("_last", "_pool", "stamps")
+
+    def __init__(self, pool: int, namespace: Namespace) -> None:
+        self._pool = bytes([pool])
+        self._last = xxhash.xxh3_128_digest(namespace.encode())
+        self.stamps = bytearray()
+
+    def grow(self, tokens: bytes | bytearray, end: int) -> None:
+        """To the stamps of positions [0, end) of packed `tokens`."""
+        digest, pool, last = xxhash.xxh3_128_digest, self._pool, self._last
+        for at in range(len(self.stamps) // STAMP_BYTES * TOKEN_BYTES, end * TOKEN_BYTES, TOKEN_BYTES):
+            last = digest(pool + last + tokens[at : at + TOKEN_BYTES])
+            self.stamps += last
+        self._last = last
 
 
 def next_token(stamps: Sequence[bytes], vocab_size: int) -> int:
@@ -41,89 +56,59 @@ def next_token(stamps: Sequence[bytes], vocab_size: int) -> int:
     return xxhash.xxh3_64_intdigest(b"".join(stamps)) % vocab_size
 
 
-def oracle_output(prompt: bytes, num_output: int, vocab_size: int, num_pools: int = 1) -> tuple[int, ...]:
+def oracle_output(
+    prompt: bytes, num_output: int, vocab_size: int, num_pools: int = 1, namespace: Namespace = DEFAULT_NAMESPACE
+) -> tuple[int, ...]:
     """The tokens a request must get, whatever happened on the way."""
-    tokens, chains = bytearray(prompt), [bytearray() for _ in range(num_pools)]
+    tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(num_pools)]
     output: list[int] = []
     while len(output) < num_output:
-        for pool, chain in enumerate(chains):
-            for offset in range(len(chain) // STAMP_BYTES * TOKEN_BYTES, len(tokens), TOKEN_BYTES):
-                token = bytes(tokens[offset : offset + TOKEN_BYTES])
-                chain += next_stamp(pool, bytes(chain[-STAMP_BYTES:]), token)
-        output.append(next_token([bytes(chain) for chain in chains], vocab_size))
+        for chain in chains:
+            chain.grow(tokens, len(tokens) // TOKEN_BYTES)
+        output.append(next_token([bytes(chain.stamps) for chain in chains], vocab_size))
         tokens += pack_u32(output[-1:])
     return tuple(output)
-
-
-class StampMemory:
-    """Pages and aux slots as bytearrays; the transfer.memory.Memory of a simulated rank."""
-
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_aux_slots: int) -> None:
-        self.layouts = {group.name: KvLayout(group, cache.page_size) for group in cache.groups}
-        self.regions: list[tuple[str, Region]] = []
-        self.memory: dict[RegionId, bytearray] = {}
-        for pool, group in enumerate(cache.groups):
-            self._add(group.name, self.layouts[group.name].arena_bytes(num_pages[pool]))
-        self._add("aux", num_aux_slots * AUX_SLOT_BYTES)
-        self._page_size = cache.page_size
-
-    def _add(self, component: str, num_bytes: int) -> None:
-        region = RegionId(len(self.regions))
-        self.memory[region] = bytearray(num_bytes)
-        self.regions.append((component, Region(region, 0, num_bytes, "cpu")))
-
-    @property
-    def _aux(self) -> bytearray:
-        return self.memory[RegionId(len(self.regions) - 1)]
-
-    def pages(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
-        """Bytes of `pages`, one after the other."""
-        size = self._page_size * STAMP_BYTES
-        arena = self.memory[RegionId(pool)]
-        return b"".join(bytes(arena[page * size : (page + 1) * size]) for page in pages)
-
-    def write_stamp(self, pool: PoolId, page: PageId, offset: int, stamp: bytes) -> None:
-        at = (page * self._page_size + offset) * STAMP_BYTES
-        self.memory[RegionId(pool)][at : at + STAMP_BYTES] = stamp
-
-    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
-        return pack_u32(xxhash.xxh32_intdigest(self.pages(pool, (page,))) for page in pages)
-
-    def read_aux(self, slot: AuxSlot) -> bytes:
-        return bytes(self._aux[slot * AUX_SLOT_BYTES : (slot + 1) * AUX_SLOT_BYTES])
-
-    def write_aux(self, slot: AuxSlot, data: bytes) -> None:
-        if len(data) > AUX_SLOT_BYTES:
-            raise ValueError(f"{len(data)} bytes exceed an aux slot")
-        start = slot * AUX_SLOT_BYTES
-        self._aux[start : start + len(data)] = data
 
 
 @dataclass(slots=True)
 class _Row:
     tokens: bytearray
+    chains: list[Chain]
     tables: list[list[PageId]] = field(default_factory=list)
 
 
 class OracleExecutor:
-    """The Executor of a simulated rank."""
+    """The Executor of a simulated rank. Raises IntegrityError when a page it reads holds anything but its row's KV."""
 
     def __init__(self, cache: CacheSpec, memory: StampMemory, vocab_size: int) -> None:
         self._cache = cache
         self._memory = memory
         self._vocab_size = vocab_size
         self._rows: dict[RowId, _Row] = {}
+        self.namespaces: dict[RowId, Namespace] = {}
+        """Of rows about to be opened: a plan does not say."""
+        self.spoil_next = False
+        """Logits of the next step that samples will not be finite."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for row in plan.closes:
             del self._rows[row]
         for opened in plan.opens:
-            tables: list[list[PageId]] = [[] for _ in range(self._cache.num_pools)]
-            self._rows[opened.row] = _Row(bytearray(opened.tokens), tables)
+            self._open(opened)
         for update in plan.pages:
             table = self._rows[update.row].tables[update.pool]
             table[update.first_index : update.first_index + len(update.pages)] = update.pages
-        return StepResult(plan.step, tuple(self._compute(item) for item in plan.items))
+        results = tuple(self._compute(item) for item in plan.items)
+        if self.spoil_next and any(result.sampled is not None for result in results):
+            self.spoil_next = False
+            results = tuple(self._spoil(item, result) for item, result in zip(plan.items, results, strict=True))
+        return StepResult(plan.step, results)
+
+    def _open(self, opened: RowOpen) -> None:
+        pools = range(self._cache.num_pools)
+        namespace = self.namespaces.get(opened.row, Namespace(""))
+        chains = [Chain(pool, namespace) for pool in pools]
+        self._rows[opened.row] = _Row(bytearray(opened.tokens), chains, [[] for _ in pools])
 
     def _compute(self, item: PlanItem) -> ItemResult:
         row = self._rows[item.row]
@@ -136,15 +121,24 @@ class OracleExecutor:
             return ItemResult(item.row)
         return ItemResult(item.row, Sampled(next_token(chains, self._vocab_size)))
 
+    def _spoil(self, item: PlanItem, result: ItemResult) -> ItemResult:
+        """Logits that are not finite come from KV that is not: what this item wrote must never be read."""
+        if result.sampled is None:
+            return result
+        for pool, table in enumerate(self._rows[item.row].tables):
+            self._memory.write_stamps(PoolId(pool), table, item.q_start, b"\xff" * (STAMP_BYTES * item.q_len))
+        return ItemResult(item.row, finite=False)
+
     def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
-        """Write the stamps of the item's positions; returns all stamps [0, end) as they stand in the pages."""
-        page_size, table = self._cache.page_size, row.tables[pool]
+        """Read the stamps before the item's positions, write theirs; returns all stamps [0, end) as they now stand."""
+        table, chain = row.tables[pool], row.chains[pool]
         end = item.q_start + item.q_len
-        chain = bytearray(self._memory.pages(pool, table[: self._cache.num_pages(end)]))
-        for position in range(item.q_start, end):
-            previous = bytes(chain[(position - 1) * STAMP_BYTES : position * STAMP_BYTES]) if position else b""
-            token = bytes(row.tokens[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES])
-            stamp = next_stamp(pool, previous, token)
-            chain[position * STAMP_BYTES : (position + 1) * STAMP_BYTES] = stamp
-            self._memory.write_stamp(pool, table[position // page_size], position % page_size, stamp)
-        return bytes(chain[: end * STAMP_BYTES])
+        chain.grow(row.tokens, end)
+        first = item.q_start * STAMP_BYTES
+        stood = self._memory.pages(pool, table[: self._cache.num_pages(item.q_start)])[:first]
+        if stood != chain.stamps[:first]:
+            wrong = next(i for i in range(first) if stood[i] != chain.stamps[i]) // STAMP_BYTES
+            page = table[wrong // self._cache.page_size]
+            raise IntegrityError(f"I6: row {item.row} reads foreign bytes at position {wrong}, pool {pool} page {page}")
+        self._memory.write_stamps(pool, table, item.q_start, bytes(chain.stamps[first : end * STAMP_BYTES]))
+        return stood + bytes(chain.stamps[first : end * STAMP_BYTES])

@@ -39,6 +39,7 @@ from deltaserve.transfer.commands import (
 from deltaserve.transfer.gate import ChunkJob, Gate, cut_windows
 from deltaserve.transfer.memory import Memory
 from deltaserve.transport.base import (
+    Evidence,
     FenceResult,
     RemoteRegion,
     Transport,
@@ -47,7 +48,7 @@ from deltaserve.transport.base import (
     WriteState,
 )
 from deltaserve.wire.codec import decode_done, encode_done
-from deltaserve.wire.messages import Done, RegionInfo
+from deltaserve.wire.messages import Done, Drain, RegionInfo
 
 AUX = "aux"
 """Component name of the aux region; all other components are page groups."""
@@ -67,6 +68,17 @@ class EndpointConfig:
     max_windows: int = 2
     """Posts in flight per peer."""
     checksums: bool = False
+    stall_s: float = 5.0
+    """A write may take so long, and the time its bytes take at `slow_bytes_per_s`; then it counts as failed."""
+    slow_bytes_per_s: float = 4e6
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """A write in flight."""
+
+    job: ChunkJob
+    give_up_at: float
 
 
 @dataclass(slots=True)
@@ -76,7 +88,7 @@ class _Link:
     regions: dict[str, RegionId] = field(default_factory=dict)
     gates: dict[TicketId, Gate] = field(default_factory=dict)
     jobs: deque[ChunkJob] = field(default_factory=deque)
-    writes: dict[WriteId, ChunkJob] = field(default_factory=dict)
+    writes: dict[WriteId, _Posted] = field(default_factory=dict)
 
 
 class Endpoint:
@@ -92,7 +104,7 @@ class Endpoint:
 
     # ------------------------------------------------------------ commands
 
-    def perform(self, command: TransferCommand) -> list[TransferReport]:
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         """Execute one command; returns the reports that are ready at once. Never raises for a peer's fault."""
         match command:
             case OpenEndpoint():
@@ -105,7 +117,7 @@ class Endpoint:
                 return []
             case PostChunk():
                 self._enqueue(command)
-                return self._advance(command.peer)
+                return self._advance(command.peer, now)
             case CloseGate():
                 return self._close_gate(command)
             case Collect():
@@ -113,11 +125,11 @@ class Endpoint:
             case FencePeer():
                 return [self._fence(command.peer)]
 
-    def poll(self) -> list[TransferReport]:
+    def poll(self, now: float) -> list[TransferReport]:
         """Drive progress: completions, further windows, notifications."""
         reports: list[TransferReport] = []
         for peer in list(self._links):
-            reports += self._advance(peer)
+            reports += self._advance(peer, now)
         for peer, data in self._transport.notifications():
             try:
                 reports.append(Landed(peer, decode_done(data)))
@@ -212,21 +224,22 @@ class Endpoint:
             checksums=checksums,
         )
 
-    def _advance(self, peer: PeerName) -> list[TransferReport]:
+    def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
         """See what completed, then post what may be posted, until neither changes anything."""
         link = self._links.get(peer)
         if link is None:
             return []
         reports: list[TransferReport] = []
-        for write, job in list(link.writes.items()):
+        for write, posted in list(link.writes.items()):
             state = self._transport.poll(write)
             if state is WriteState.DONE:
-                self._completed(link, write, job, reports)
-            elif state is WriteState.ERROR:
+                self._completed(link, write, posted.job, reports)
+            elif state is WriteState.ERROR or now >= posted.give_up_at:
                 del link.writes[write]
-                job.in_flight.discard(write)
-                self._failed(link, job, "the transport reports an error", reports)
-        self._post_windows(link, reports)
+                posted.job.in_flight.discard(write)
+                problem = "the transport reports an error" if state is WriteState.ERROR else "it never completed"
+                self._failed(link, posted.job, problem, reports)
+        self._post_windows(link, now, reports)
         self._report_drained(link, reports)
         return reports
 
@@ -264,10 +277,10 @@ class Endpoint:
             if not job.in_flight:
                 link.jobs.remove(job)
 
-    def _post_windows(self, link: _Link, reports: list[TransferReport]) -> None:
+    def _post_windows(self, link: _Link, now: float, reports: list[TransferReport]) -> None:
         for job in list(link.jobs):
             while len(link.writes) < self._config.max_windows and job in link.jobs and self._may_post(link, job):
-                self._post_next(link, job, reports)
+                self._post_next(link, job, now, reports)
 
     def _may_post(self, link: _Link, job: ChunkJob) -> bool:
         gate = link.gates[job.command.ticket]
@@ -282,11 +295,12 @@ class Endpoint:
     def _is_only_job(self, link: _Link, job: ChunkJob) -> bool:
         return not any(j is not job and j.command.ticket == job.command.ticket for j in link.jobs)
 
-    def _post_next(self, link: _Link, job: ChunkJob, reports: list[TransferReport]) -> None:
+    def _post_next(self, link: _Link, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         gate = link.gates[job.command.ticket]
         closes = len(job.windows) <= (0 if job.is_last else 1)
         copies = job.windows.popleft() if job.windows else job.closing
         gate.data_in_flight += 1
+        gate.has_posted = True
         try:
             write = self._transport.write(job.command.peer, copies, job.notification if closes else None)
         except TransportError as error:
@@ -295,7 +309,9 @@ class Endpoint:
         self.counters["writes_posted"] += 1
         job.announced = closes
         job.in_flight.add(write)
-        link.writes[write] = job
+        num_bytes = sum(copy.src.num_bytes for copy in copies)
+        allowed_s = self._config.stall_s + num_bytes / self._config.slow_bytes_per_s
+        link.writes[write] = _Posted(job, now + allowed_s)
 
     def _close_gate(self, command: CloseGate) -> list[TransferReport]:
         link = self._links.get(command.peer)
@@ -312,7 +328,12 @@ class Endpoint:
         for ticket, gate in list(link.gates.items()):
             if gate.drain_wanted and gate.data_in_flight == 0:
                 del link.gates[ticket]
-                reports.append(GateDrained(ticket, gate.outcome))
+                reports.append(GateDrained(ticket, self._outcome(gate)))
+
+    def _outcome(self, gate: Gate) -> Drain:
+        """What may be said of a closed gate with nothing outstanding."""
+        is_proven = self._transport.evidence is Evidence.COMPLETION or not gate.has_posted
+        return Drain.CLEAN if is_proven and not gate.is_dirty else Drain.DIRTY
 
     # ------------------------------------------------------------ reading
 

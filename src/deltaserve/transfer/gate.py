@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from deltaserve.base.extents import Copy, Span
 from deltaserve.transfer.commands import PostChunk, TicketId
 from deltaserve.transport.base import WriteId
-from deltaserve.wire.messages import Drain
 
 
 @dataclass(slots=True, eq=False)
@@ -39,13 +38,10 @@ class Gate:
     ticket: TicketId
     is_open: bool = True
     is_dirty: bool = False
+    has_posted: bool = False
     drain_wanted: bool = False
     data_in_flight: int = 0
     """Writes of this ticket posted and not seen DONE, failed ones not counted."""
-
-    @property
-    def outcome(self) -> Drain:
-        return Drain.DIRTY if self.is_dirty else Drain.CLEAN
 
 
 def cut_windows(copies: list[Copy], window_bytes: int) -> deque[tuple[Copy, ...]]:

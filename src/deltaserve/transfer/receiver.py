@@ -7,6 +7,8 @@ impossible. Timers never free: they trigger a fence.
           -> revoke -> drained(CLEAN) | landed(complete) | fenced -> pages free
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,9 +21,11 @@ from deltaserve.cache.pages import PageState
 from deltaserve.transfer.commands import Collect, PageCheck, TicketId
 from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
+from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Done, Drain
 
 _CHECKSUM_BYTES = 4
+_NEVER = math.inf
 _TERMINAL = (ReceiverState.DONE, ReceiverState.CLOSED)
 
 
@@ -38,9 +42,16 @@ class Ticket:
     aux_slot: AuxSlot
     aux_generation: int
     coverage: Coverage
+    is_refuted: bool = False
+    """What was announced had not landed: a complete coverage proves nothing."""
     state: ReceiverState = ReceiverState.OPEN
     drain_by: float = field(default=0.0)
     """When revoked: fence the peer if nothing was heard by then."""
+
+    @property
+    def is_stranded(self) -> bool:
+        """Revoked, and its peer could not be fenced."""
+        return self.drain_by == _NEVER
 
     @property
     def is_revoked(self) -> bool:
@@ -65,15 +76,26 @@ class Heard(Enum):
 class Receiver:
     """All tickets this decode worker handed out in this boot."""
 
-    def __init__(self, boot: Boot, pools: Sequence[PagePool], aux: PagePool, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        boot: Boot,
+        pools: Sequence[PagePool],
+        aux: PagePool,
+        drain_timeout_s: float,
+        evidence: Evidence = Evidence.COMPLETION,
+    ) -> None:
         self._boot = boot
+        self._evidence = evidence
         self._pools = tuple(pools)
         self._aux = aux
         self._drain_timeout_s = drain_timeout_s
         self._next_seq: dict[tuple[PeerName, Boot], int] = {}
         self._tickets: dict[TicketId, Ticket] = {}
+        self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
+        self.quarantine_age_s = 0.0
+        """Of the oldest revoked ticket, when `overdue` was asked last."""
 
     # ------------------------------------------------------------ granting
 
@@ -123,6 +145,8 @@ class Receiver:
         if landing is Landing.REPEATED or not ticket.coverage.is_complete:
             return ticket, Heard.NOTHING
         if ticket.is_revoked:
+            if not self._has_landed(ticket):
+                return ticket, Heard.NOTHING
             self._release(ticket)
             return ticket, Heard.RELEASED
         self._move(ticket, ReceiverEvent.COMPLETE)
@@ -139,7 +163,7 @@ class Receiver:
         if ticket is None or not ticket.is_revoked:
             return Heard.NOTHING
         if outcome is Drain.DIRTY:
-            return Heard.FENCE
+            return Heard.NOTHING if ticket.is_stranded else Heard.FENCE
         self._release(ticket)
         return Heard.RELEASED
 
@@ -172,10 +196,14 @@ class Receiver:
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.revoke(pages)
         self._aux.revoke((PageId(ticket.aux_slot),))
-        if ticket.coverage.is_complete:
+        if self._has_landed(ticket):
             self._release(ticket)
             return Heard.RELEASED
         return Heard.NOTHING
+
+    def _has_landed(self, ticket: Ticket) -> bool:
+        """Whether no byte of the ticket is on its way any more, as far as its notifications prove that."""
+        return ticket.coverage.is_complete and not ticket.is_refuted and self._evidence is Evidence.COMPLETION
 
     def fenced(self, peer: PeerName) -> list[Ticket]:
         """No byte of `peer` can land any more: its revoked tickets' pages are free. Returns them."""
@@ -183,6 +211,12 @@ class Receiver:
         for ticket in freed:
             self._release(ticket)
         return freed
+
+    def strand(self, peer: PeerName) -> None:
+        """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence."""
+        for ticket in self.of_peer(peer):
+            if ticket.is_revoked:
+                ticket.drain_by = _NEVER
 
     def _release(self, ticket: Ticket) -> None:
         self._move(ticket, ReceiverEvent.RELEASE)
@@ -192,6 +226,7 @@ class Receiver:
         del self._tickets[ticket.id]
 
     def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:
+        self.moves[ticket.state, event] += 1
         ticket.state = advance(RECEIVER, ticket.state, event, f"ticket {ticket.id.seq} of {ticket.peer}")
 
     # ------------------------------------------------------------ views
@@ -210,7 +245,9 @@ class Receiver:
 
     def overdue(self, now: float) -> set[PeerName]:
         """Peers with a revoked ticket nobody answered for: to be fenced."""
-        return {t.peer for t in self._tickets.values() if t.is_revoked and now >= t.drain_by}
+        revoked = [t for t in self._tickets.values() if t.is_revoked]
+        self.quarantine_age_s = max((now + self._drain_timeout_s - t.drain_by for t in revoked), default=0.0)
+        return {t.peer for t in revoked if now >= t.drain_by}
 
     def check_integrity(self) -> None:
         """Pages of live tickets are exactly the GRANTED and QUARANTINED ones, each in one ticket."""

@@ -4,6 +4,7 @@ Source pages stay pinned from the post until their bytes were seen DONE, or the 
 endpoint for the peer is gone. A dirty ticket waits for that last one.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +16,7 @@ from deltaserve.base.tokens import unpack_u32
 from deltaserve.cache.allocator import PagePool
 from deltaserve.transfer.commands import AuxWrite, PagePairs, PostChunk, TicketId
 from deltaserve.transfer.tables import SENDER, SenderEvent, SenderState
+from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Drain, Grant
 
 _Pins = tuple[tuple[PageId, ...], ...]
@@ -70,12 +72,16 @@ class _Pair:
 class Sender:
     """All tickets this prefill worker holds."""
 
-    def __init__(self, boot: Boot, pools: Sequence[PagePool], aux: PagePool) -> None:
+    def __init__(
+        self, boot: Boot, pools: Sequence[PagePool], aux: PagePool, evidence: Evidence = Evidence.COMPLETION
+    ) -> None:
         self._boot = boot
+        self._evidence = evidence
         self._pools = tuple(pools)
         self._aux = aux
         self._tickets: dict[TicketId, SendTicket] = {}
         self._pairs: dict[tuple[PeerName, Boot], _Pair] = {}
+        self.moves: Counter[tuple[SenderState, SenderEvent]] = Counter()
 
     # ------------------------------------------------------------ grants
 
@@ -154,10 +160,17 @@ class Sender:
         self._unpin(ticket, chunk)
         return ticket
 
-    def sent_all(self, ticket: SendTicket) -> None:
-        """The last chunk was seen DONE."""
+    def sent_all(self, ticket: SendTicket) -> Drain:
+        """The last chunk was seen DONE. Returns what a revoke is answered with from now on."""
         self._move(ticket, SenderEvent.SEND_ALL)
-        self._forget(ticket)
+        outcome = self._after_done(ticket)
+        self._forget(ticket, outcome)
+        return outcome
+
+    def _after_done(self, ticket: SendTicket) -> Drain:
+        """What may be said of a ticket whose every post was seen DONE."""
+        is_proven = self._evidence is Evidence.COMPLETION or not ticket.next_chunk
+        return Drain.CLEAN if is_proven else Drain.DIRTY
 
     def failed(self, key: TicketId) -> SendTicket | None:
         """A write failed: dirty until this side's endpoint is gone."""
@@ -207,7 +220,7 @@ class Sender:
         over = self.of_peer(peer)
         for ticket in over:
             self._move(ticket, SenderEvent.FENCE)
-            self._forget(ticket, Drain.DIRTY if ticket.pins else Drain.CLEAN)
+            self._forget(ticket, Drain.DIRTY if ticket.pins else self._after_done(ticket))
         return over
 
     def _forget(self, ticket: SendTicket, outcome: Drain = Drain.CLEAN) -> None:
@@ -226,6 +239,7 @@ class Sender:
             pool.unpin(pages)
 
     def _move(self, ticket: SendTicket, event: SenderEvent) -> None:
+        self.moves[ticket.state, event] += 1
         ticket.state = advance(SENDER, ticket.state, event, f"ticket {ticket.id.seq} for {ticket.peer}")
 
     # ------------------------------------------------------------ views

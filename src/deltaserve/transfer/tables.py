@@ -89,3 +89,9 @@ SENDER: Table[SenderState, SenderEvent] = {
     _S.SENT: {},
     _S.DRAINED: {},
 }
+
+SENDER_UNREACHABLE = frozenset(
+    {(_S.OPEN, _SE.FENCE), (_S.CLOSING, _SE.CLOSE), (_S.DIRTY, _SE.CLOSE), (_S.DIRTY, _SE.DRAIN)}
+)
+"""Cells that are safe, and that no control plane ever comes to: prefill ends its rooms before it fences, closes a
+ticket once, and a dirty gate never drains clean. The simulator asserts that they are never hit."""

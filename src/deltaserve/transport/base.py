@@ -44,6 +44,18 @@ class FenceResult(Enum):
     IMPOSSIBLE = "impossible"
 
 
+class Evidence(Enum):
+    """What proves that bytes have landed.
+
+    COMPLETION: a write seen DONE has landed in full, and so has the data before its notification (measured of NIXL).
+    CONTENTS: neither proves anything (Mooncake reports DONE over TCP before the bytes are there, Mooncake#2850): pages
+    count as landed when their checksums are right, and only a fence gives back what a posted write may still touch.
+    """
+
+    COMPLETION = "completion"
+    CONTENTS = "contents"
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
     """A peer's region as announced in its Hello."""
@@ -64,6 +76,11 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """Name in flags and handshakes: `nixl`, `loopback`."""
+        ...
+
+    @property
+    def evidence(self) -> Evidence:
+        """What this transport's DONE and notifications are worth."""
         ...
 
     def register(self, region: Region) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from deltaserve.base.extents import Copy, Region
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.bounds import check_metadata, check_write, index_remote
 
 
@@ -71,6 +71,10 @@ class Landed:
     write: WriteId
     copies: tuple[Copy, ...]
     dropped: bool
+    reads_source: bool
+    """The bytes were read just now: the source had to be in place until here."""
+    writer: "LoopbackTransport"
+    reader: "LoopbackTransport"
 
 
 Observer = Callable[[Landed], None]
@@ -79,6 +83,10 @@ Observer = Callable[[Landed], None]
 
 def ignore(landed: Landed) -> None:
     """The observer of a world nobody watches."""
+
+
+def nothing() -> None:
+    """The wake-up of whoever polls anyway."""
 
 
 class _What(Enum):
@@ -164,6 +172,10 @@ class Fabric:
         """Time of the next event; None when nothing is on its way."""
         return self._events[0].due if self._events else None
 
+    def on_its_way(self) -> list[tuple[str, WriteId]]:
+        """What will happen to which write, in order."""
+        return [(event.what.value, event.write.id) for event in sorted(self._events)]
+
     def _open(self, owner: "LoopbackTransport", peer: PeerName) -> _Endpoint:
         endpoint = _Endpoint(next(self._tokens), owner, peer)
         self._endpoints[endpoint.token] = endpoint
@@ -178,6 +190,13 @@ class Fabric:
         for event in self._events:
             if event.write.near is endpoint:
                 event.write.capture()
+
+    def sever(self, owner: "LoopbackTransport", after_s: float) -> None:
+        """The process of `owner` is over. What is due within `after_s` had left it and still happens; no more does."""
+        last = self.now + after_s
+        self._events = [e for e in self._events if e.write.near.owner is not owner or e.due <= last]
+        heapq.heapify(self._events)
+        owner.close()
 
     def _post(self, write: _Write, fate: Fate) -> None:
         for part in fate.lands:
@@ -200,10 +219,12 @@ class Fabric:
         elif event.what is _What.NOTIFY:
             if write.far.is_open and write.notification is not None:
                 write.far.inbox.append((write.near, write.notification))
+                write.far.owner.on_news()
         elif write.near.is_open:
             if event.told is WriteState.DONE:
                 write.capture()
             write.state = event.told if write.far.is_open else WriteState.ERROR
+            write.near.owner.on_news()
 
     def _land(self, write: _Write, end: int) -> None:
         first, write.num_landed = write.num_landed, max(write.num_landed, end)
@@ -216,7 +237,9 @@ class Fabric:
             for index, copy in enumerate(copies, first):
                 span = copy.dst
                 far.owner.memory[span.region][span.offset : span.offset + span.num_bytes] = write.bytes_of(index)
-        self._observer(Landed(write.near.owner.me, far.owner.me, write.id, copies, dropped))
+        reads_source = write.payload is None
+        near, reader = write.near.owner, far.owner
+        self._observer(Landed(near.me, reader.me, write.id, copies, dropped, reads_source, near, reader))
 
 
 class LoopbackTransport:
@@ -231,16 +254,20 @@ class LoopbackTransport:
         fabric: Fabric,
         memory: dict[RegionId, bytearray],
         fence_result: FenceResult = FenceResult.CLOSED,
+        evidence: Evidence = Evidence.COMPLETION,
     ) -> None:
         """`memory` holds the bytes of every region that will be registered; region addresses play no part."""
         self.me = me
         self.memory = memory
         self.fence_result = fence_result
+        self.evidence = evidence
         self._fabric = fabric
         self._regions: dict[RegionId, Region] = {}
         self._endpoints: dict[PeerName, _Endpoint] = {}
         self._writes: dict[WriteId, _Write] = {}
         self._fenced: set[PeerName] = set()
+        self.on_news: Callable[[], None] = nothing
+        """Called when a poll would find something."""
         self._write_ids = itertools.count(1)
         self._closed = False
 

@@ -1,6 +1,7 @@
 """Every message a worker link may carry, and no others.
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
+front -> any     Flush
 decode -> prefill Offer, Grant, Revoke, Cancel      prefill -> decode Starting, Failed, Drained, PromptLogprobs
 prefill -> decode, bound to the data it announces (transport notification): Done
 all: Hello, Heartbeat, Status, Events
@@ -15,7 +16,7 @@ import msgspec
 from deltaserve.base.errors import FailReason
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class CacheUse(Enum):
@@ -83,6 +84,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     transport: str = ""
     endpoint: bytes = b""
     """Transport metadata of the sender's endpoint for this peer; empty on links that carry no data."""
+    answers: bytes = b""
+    """Digest of the endpoint metadata this answers: an answer to an earlier greeting fits no endpoint any more."""
     regions: tuple[RegionInfo, ...] = ()
     peers: tuple[PeerAddress, ...] = ()
     """From the front only: prefill workers this instance may be told to use."""
@@ -90,6 +93,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Every 0.5 s; a peer not heard of for 1.5 s is lost. Any frame counts as one."""
+
+    is_ready: bool = True
+    """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must greet again."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -211,6 +217,10 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     output_len: int
 
 
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An operator asks every worker to drop what no lease protects from its tree. The events that follow tell what."""
+
+
 class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Output tokens [start, start + n) of a room."""
 
@@ -236,10 +246,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     num_retractions: int = 0
     transferred_bytes: int = 0
     queue_s: float = 0.0
+    """Submitted until prefill began."""
     prefill_s: float = 0.0
+    """Prefill began until the last page had landed on decode."""
     transfer_s: float = 0.0
+    """The part of it from the grant on: pages move while the prompt is computed. All of it when granted at once."""
     decode_queue_s: float = 0.0
+    """Landed until it ran."""
     first_token_s: float = 0.0
+    """Submitted until the first token."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -312,6 +327,7 @@ Message = (
     | Status
     | Cancel
     | Finish
+    | Flush
     | Tokens
     | Finished
     | Events

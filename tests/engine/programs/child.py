@@ -1,6 +1,6 @@
 """A small child of a supervisor. What it hears it writes to its output, which is its log.
 
-child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn
+child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn | talkative
 """
 
 import os
@@ -38,6 +38,8 @@ def main(behaviour: str) -> int:
     if behaviour == "crash-after-ready":
         return 4
     while not parent.is_gone:
+        if behaviour == "talkative":
+            print("blah " * 2000, flush=True)
         select.select([parent], [], [], 0.05)  # a signal just before it would not end the wait
         for notice in parent.receive():
             if isinstance(notice, PeerUp | PeerDown):

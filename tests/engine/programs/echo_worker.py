@@ -101,7 +101,11 @@ class EchoInstance:
         return not self._waiting and self._running is None
 
     def metrics(self) -> dict[str, float]:
-        return {"echo_fenced_total": float(self._num_fenced), 'echo_rooms{state="waiting"}': float(len(self._waiting))}
+        stuck = {'deltaserve_pages{pool="0",state="quarantined"}': 2.0, "deltaserve_quarantine_age_seconds": 61.0}
+        return (stuck if self._folder == "quarantine-stays" else {}) | {
+            "echo_fenced_total": float(self._num_fenced),
+            'echo_rooms{state="waiting"}': float(len(self._waiting)),
+        }
 
     def check_integrity(self) -> None:
         if self._folder == "books-disagree":
@@ -136,12 +140,12 @@ class EchoPlane:
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def perform(self, command: TransferCommand) -> list[TransferReport]:
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         if self._folder == "transfer-dies":
             raise RuntimeError("the transport is gone")
         return [PeerFenced(command.peer, FenceResult.CLOSED)] if isinstance(command, FencePeer) else []
 
-    def poll(self) -> list[TransferReport]:
+    def poll(self, now: float) -> list[TransferReport]:
         return []
 
     def is_idle(self) -> bool:

@@ -114,21 +114,24 @@ class Puppet:
     def snapshot(self) -> None:
         self._before[:] = self._bytes
 
-    def num_changed(self) -> int:
-        """Bytes that differ from the snapshot."""
-        return int(np.count_nonzero(self._bytes != self._before))
+    def num_changed(self, end: int | None = None) -> int:
+        """Bytes below `end` (None: all) that differ from the snapshot."""
+        return int(np.count_nonzero(self._bytes[:end] != self._before[:end]))
 
     def count(self, value: int) -> int:
         return int(np.count_nonzero(self._bytes == value))
 
-    def settle(self, polls: bool, give_up_s: float = 20.0) -> int:
-        """Wait until the number of changed bytes stands still, polling the transport meanwhile if asked to."""
+    def settle(self, polls: bool, end: int | None = None, give_up_s: float = 20.0) -> int:
+        """Wait until the number of changed bytes stands still, polling the transport meanwhile if asked to.
+
+        Only bytes below `end` are looked at, if given.
+        """
         give_up, still, last = time.monotonic() + give_up_s, 0, -1
         while still < 10 and time.monotonic() < give_up:
             if polls:
                 self._transport.notifications()
             time.sleep(0.02)
-            changed = self.num_changed()
+            changed = self.num_changed(end)
             still = still + 1 if changed == last else 0
             last = changed
         return last

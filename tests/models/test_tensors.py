@@ -6,12 +6,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.files import check_weight_files
+from deltaserve.models.config import load_family, load_spec
+from deltaserve.models.files import weight_files
+from deltaserve.models.llama import LLAMA
+from deltaserve.models.tensors import Inventory, Part, check_weights, tensor_parts
+from deltaserve.models.weights import allocate
+from tests.fixtures.tiny_models import VARIANTS
 
 Damage = Callable[[dict[str, dict[str, object]]], None]
+
+
+def check(path: Path) -> None:
+    parts = {"a": Part((4, 8), ("a",)), "b": Part((16,), ("b",))}
+    check_weights([path], Inventory(LLAMA, parts, {}, frozenset()))
 
 
 @pytest.fixture
@@ -31,8 +42,20 @@ def rewrite(path: Path, damage: Damage) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_good_checkpoint_passes_and_every_tensor_has_its_place(tiny_models: Path, variant: str) -> None:
+    """The list that is checked without torch is the list that loading fills."""
+    folder = tiny_models / variant
+    spec, (files, index) = load_spec(folder), weight_files(folder)
+    check_weights(files, Inventory.of(load_family(folder), spec, index))
+    parts, (_, targets) = tensor_parts(spec), allocate(spec, torch.float32, torch.device("meta"))
+    assert parts.keys() == targets.keys()
+    for name, part in parts.items():
+        assert tuple(targets[name].shape)[-len(part.shape) :] == part.shape, name
+
+
 def test_a_good_file_passes(weights: Path) -> None:
-    check_weight_files([weights])
+    check(weights)
 
 
 @pytest.mark.parametrize("length", [-1, -100], ids=["byte", "more"])
@@ -65,5 +88,5 @@ def test_a_header_that_lies_is_refused(weights: Path, damage: Damage) -> None:
 
 def refused(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model\.safetensors: not a valid safetensors file: ") as caught:
-        check_weight_files([path])
+        check(path)
     assert "\n" not in str(caught.value)

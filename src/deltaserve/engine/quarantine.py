@@ -1,0 +1,39 @@
+"""When pages that nobody gives back make a restart the better choice.
+
+A fence frees quarantined pages within moments. Where none is possible they stay: no timer may free them, but the
+process may end, and with it everything that could still be written to.
+"""
+
+import re
+from collections.abc import Mapping
+
+MAX_SHARE = 0.25
+MAX_AGE_S = 60.0
+SHARE_PATIENCE_S = 5.0
+"""Many requests that end at once put many pages into quarantine for a moment: that alone is no reason."""
+_FENCE_TIMES = 3.0
+_PAGES = re.compile(r'deltaserve_pages\{pool="(\d+)",state="(\w+)"\}')
+_AGE = "deltaserve_quarantine_age_seconds"
+
+
+def why_restart(metrics: Mapping[str, float], fence_after_s: float) -> str | None:
+    """The reason, from an instance's metrics, or None. `fence_after_s`: how long a peer may take to answer a revoke."""
+    age_s, patience_s = metrics.get(_AGE, 0.0), _FENCE_TIMES * fence_after_s
+    if age_s > max(MAX_AGE_S, patience_s):
+        return f"pages are in quarantine for {age_s:.0f} s"
+    if age_s > max(SHARE_PATIENCE_S, patience_s):
+        for pool, (quarantined, total) in sorted(_pools(metrics).items()):
+            if quarantined > MAX_SHARE * total:
+                return f"{quarantined:.0f} of {total:.0f} pages of pool {pool} are in quarantine"
+    return None
+
+
+def _pools(metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Pool |-> pages in quarantine, and all."""
+    pools: dict[str, tuple[float, float]] = {}
+    for name, value in metrics.items():
+        found = _PAGES.fullmatch(name)
+        if found is not None:
+            quarantined, total = pools.get(found[1], (0.0, 0.0))
+            pools[found[1]] = (quarantined + value * (found[2] == "quarantined"), total + value)
+    return pools

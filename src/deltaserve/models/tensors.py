@@ -1,0 +1,145 @@
+"""Which tensors a checkpoint must hold, by name and shape, and whether its files do. No torch: the launcher asks too.
+
+Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.family import Family
+from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a checkpoint."""
+
+    shape: tuple[int, ...]
+    covers: tuple[str, ...]
+    """Parts it fills: itself, or for a tensor that fuses several (experts), all of those."""
+
+
+def tensor_parts(spec: ModelSpec) -> dict[str, Part]:
+    """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
+    table = (spec.vocab_size, spec.hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": table, "norm.weight": (spec.hidden_size,)}
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = table
+    for layer in range(spec.num_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in _attention(spec).items()}
+        if not spec.is_moe(layer):
+            shapes |= {f"layers.{layer}.mlp.{name}": shape for name, shape in _dense(spec).items()}
+    parts = {name: Part(shape, (name,)) for name, shape in shapes.items()}
+    if spec.moe is not None:
+        for layer in sorted(spec.moe.layers):
+            parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
+    return parts
+
+
+def _attention(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    q_size, kv_size, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
+    sizes = {"q": (q_size, hidden), "k": (kv_size, hidden), "v": (kv_size, hidden), "o": (hidden, q_size)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    shapes |= {f"self_attn.{name}_proj.weight": shape for name, shape in sizes.items()}
+    if spec.attention_bias:
+        shapes |= {f"self_attn.{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
+    if spec.qk_norm is QkNorm.HEAD:
+        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+    return shapes
+
+
+def _dense(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    inner, hidden = spec.intermediate_size, spec.hidden_size
+    sizes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}_proj.weight": shape for name, shape in sizes.items()}
+    if spec.mlp_bias:
+        shapes |= {f"{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
+    return shapes
+
+
+def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, Part]:
+    """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
+    count, inner = moe.num_experts, moe.intermediate_size
+    parts = {f"{prefix}.gate.weight": Part((count, hidden), (f"{prefix}.gate.weight",))}
+    up_names: list[str] = []
+    down_names: list[str] = []
+    for expert in range(count):
+        names = [f"{prefix}.experts.{expert}.{kind}_proj.weight" for kind in ("gate", "up", "down")]
+        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        parts |= {name: Part(shape, (name,)) for name, shape in zip(names, shapes, strict=True)}
+        up_names += names[:2]
+        down_names.append(names[2])
+    parts[f"{prefix}.experts.gate_up_proj"] = Part((count, 2 * inner, hidden), tuple(up_names))
+    parts[f"{prefix}.experts.down_proj"] = Part((count, hidden, inner), tuple(down_names))
+    return parts
+
+
+@dataclass(slots=True)
+class Inventory:
+    """Books which tensors were found. Each is found once; none is missing."""
+
+    family: Family
+    parts: Mapping[str, Part]
+    index: Mapping[str, str]
+    """Tensor |-> file, as the folder's index says; empty without one."""
+    skipped: frozenset[str]
+    _found: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, family: Family, spec: ModelSpec, index: Mapping[str, str]) -> "Inventory":
+        """Nothing found yet."""
+        skipped = frozenset({"lm_head.weight"}) if spec.tied_embeddings else frozenset[str]()
+        return cls(family, tensor_parts(spec), index, skipped)
+
+    def take(self, shard: str, name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
+        """The canonical name of a file's tensor, None for one to skip. Raises ConfigError naming file and tensor."""
+        shown = f"{shard}: {name[:80]}"
+        if self.index and self.index.get(name) != shard:
+            raise ConfigError(f"{shown} is in this file, but the index says {self.index.get(name, 'nothing')[:80]}")
+        canonical = self.family.canonical(name)
+        if canonical is None or canonical in self.skipped:
+            return None
+        part = self.parts.get(canonical)
+        if part is None:
+            raise ConfigError(f"{shown} is not a tensor of this model")
+        if dtype not in FLOAT_DTYPES:
+            raise ConfigError(f"{shown} has dtype {dtype}, expected one of {', '.join(FLOAT_DTYPES)}")
+        if not self._found.isdisjoint(part.covers):
+            raise ConfigError(f"{shown} is given twice")
+        if shape != part.shape:
+            raise ConfigError(f"{shown} has shape {list(shape)}, expected {list(part.shape)}")
+        self._found.update(part.covers)
+        return canonical
+
+    def check_complete(self) -> None:
+        """Raises ConfigError unless everything was found."""
+        missing = sorted({name for part in self.parts.values() for name in part.covers} - self._found)
+        if missing:
+            raise ConfigError(f"weights: {len(missing)} tensors are missing, first {missing[0]}")
+
+
+def check_weights(files: Iterable[Path], inventory: Inventory) -> None:
+    """Headers of safetensors files against what the model needs; no weight is read. Raises ConfigError."""
+    for path in files:
+        try:
+            with safe_open(path, "numpy") as reader:
+                for name in sorted(reader.keys()):
+                    entry = reader.get_slice(name)
+                    inventory.take(path.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise not_safetensors(path, error) from None
+    inventory.check_complete()
+
+
+def not_safetensors(path: Path, error: Exception) -> ConfigError:
+    """What a damaged file gets."""
+    return ConfigError(f"{path.name}: not a valid safetensors file: {' '.join(str(error).split())[:120]}")

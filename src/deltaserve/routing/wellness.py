@@ -1,0 +1,40 @@
+"""Whether a worker's own reports say that it is well: pages come back from quarantine, and work goes forward."""
+
+from dataclasses import dataclass
+
+from deltaserve.wire.messages import Status
+
+MAX_QUARANTINED_SHARE = 0.25
+NO_PROGRESS_S = 10.0
+_SLOWER = 3.0
+"""A step may take so many times as long as the slowest one so far before it counts as stuck."""
+_STEPS = "deltaserve_steps_total"
+
+
+@dataclass(slots=True)
+class Wellness:
+    """One worker's, from its start on."""
+
+    _num_steps: float | None = None
+    _since: float = 0.0
+    """When a step ended last, or there was nothing to compute."""
+    _slowest_s: float = 0.0
+
+    def hear(self, status: Status, now: float) -> str | None:
+        """Take a report; why the worker should get no requests, or None."""
+        stuck = self._stuck(status, now)
+        for quarantined, total in zip(status.quarantined_pages, status.num_pages, strict=False):
+            if quarantined > MAX_QUARANTINED_SHARE * total:
+                return f"{quarantined} of {total} pages in quarantine"
+        return stuck
+
+    def _stuck(self, status: Status, now: float) -> str | None:
+        num_steps, waited_s = status.metrics.get(_STEPS), now - self._since
+        if num_steps is None or num_steps != self._num_steps or not status.num_running:
+            if self._num_steps is not None:
+                self._slowest_s = max(self._slowest_s, waited_s)
+            self._num_steps, self._since = num_steps, now
+            return None
+        if waited_s < max(NO_PROGRESS_S, _SLOWER * self._slowest_s):
+            return None
+        return f"no step ended for {waited_s:.0f} s, {status.num_running} requests are running"

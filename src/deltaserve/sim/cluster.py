@@ -1,0 +1,175 @@
+"""Small simulated clusters: one front, P prefill and D decode workers, the stamp model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from deltaserve.base.ids import Namespace, PeerName, Role, Room
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.cache.pages import PageState
+from deltaserve.instance.api import InstanceConfig
+from deltaserve.request.client import Generation
+from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.sim.memory import STAMP_BYTES
+from deltaserve.sim.oracle import stamp_spec
+from deltaserve.sim.process import SimFront, SimWorker
+from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
+from deltaserve.transport.base import Evidence
+from deltaserve.transport.loopback import Fabric
+from deltaserve.wire.messages import CacheUse, PeerAddress
+
+VOCAB = 97
+SECRET = b"s" * 32
+FINGERPRINT = "stamp model"
+FRONT = PeerName("front")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes and times of a simulated cluster."""
+
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_unified: int = 0
+    page_size: int = 4
+    num_pools: int = 1
+    prefill_pages: int = 64
+    decode_pages: int = 64
+    max_running: int = 8
+    max_queued: int = 1024
+    chunk_len: int = 8
+    context_len: int = 200
+    reserve_len: int = 4
+    extend_len: int = 4
+    park_fraction: float = 0.3
+    radix_cache: bool = True
+    verify_checksums: bool = True
+    evidence: Evidence = Evidence.COMPLETION
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 1.5
+    peer_lease_s: float = 5.0
+    drain_timeout_s: float = 1.0
+    share_wait_s: float = 2.0
+    stall_s: float = 5.0
+
+    def roles(self) -> dict[PeerName, Role]:
+        """Every worker."""
+        names = [(PeerName(f"prefill-{i}"), Role.PREFILL) for i in range(self.num_prefill)]
+        names += [(PeerName(f"decode-{i}"), Role.DECODE) for i in range(self.num_decode)]
+        names += [(PeerName(f"unified-{i}"), Role.UNIFIED) for i in range(self.num_unified)]
+        return dict(names)
+
+    @property
+    def pool_tokens(self) -> int:
+        """What a request may need at most: its smallest pool, or the context."""
+        return min(self.prefill_pages * self.page_size, self.decode_pages * self.page_size, self.context_len)
+
+
+def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
+    pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
+    return InstanceConfig(
+        name=name,
+        role=role,
+        boot=boot_of(name, life),
+        cache=stamp_spec(shape.page_size, shape.num_pools),
+        num_pages=(pages,) * shape.num_pools,
+        num_aux_slots=shape.max_running * 2,
+        max_running_requests=shape.max_running,
+        max_queued_requests=shape.max_queued,
+        max_context_len=shape.context_len,
+        vocab_size=VOCAB,
+        compat=(("model", FINGERPRINT),),
+        cluster_secret=SECRET,
+        fingerprint=FINGERPRINT,
+        transport="loopback",
+        regions=(),
+        chunked_prefill_size=shape.chunk_len,
+        max_prefill_tokens=shape.chunk_len * 4,
+        attention_split_tokens=shape.page_size * 2,
+        num_reserved_decode_tokens=shape.reserve_len,
+        decode_extend_tokens=shape.extend_len,
+        park_fraction=shape.park_fraction,
+        radix_cache=shape.radix_cache,
+        verify_checksums=shape.verify_checksums,
+        evidence=shape.evidence,
+        heartbeat_s=shape.heartbeat_s,
+        peer_lost_s=shape.peer_lost_s,
+        peer_lease_s=shape.peer_lease_s,
+        drain_timeout_s=shape.drain_timeout_s,
+        share_wait_s=shape.share_wait_s,
+    )
+
+
+def worker_spec(name: PeerName, role: Role) -> WorkerSpec:
+    return WorkerSpec(PeerAddress(name=name, url=f"sim://{name}"), role)
+
+
+def front_config(shape: Shape, roles: Mapping[PeerName, Role], life: int) -> FrontConfig:
+    return FrontConfig(
+        FRONT,
+        boot_of(FRONT, life),
+        tuple(worker_spec(name, role) for name, role in roles.items()),
+        SECRET,
+        FINGERPRINT,
+        kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
+        heartbeat_s=shape.heartbeat_s,
+        peer_lost_s=shape.peer_lost_s,
+    )
+
+
+def room_of(number: int) -> Room:
+    return Room(number.to_bytes(16, "little"))
+
+
+class Cluster:
+    """The processes of a Shape, in a World."""
+
+    def __init__(self, shape: Shape, link: LinkPolicy = reliable, fabric: Fabric | None = None) -> None:
+        self.shape = shape
+        self.world = World(link, fabric)
+        self.lives: dict[PeerName, int] = {}
+        self.num_rooms = 0
+        self.roles = shape.roles()
+        for name in self.roles:
+            self.start(name)
+        self.front = SimFront(self.world, front_config(shape, self.roles, 1))
+
+    def start(self, name: PeerName) -> SimWorker:
+        """A process of that name starts, with a boot of its own."""
+        self.lives[name] = self.lives.get(name, 0) + 1
+        config = worker_config(self.shape, name, self.roles[name], self.lives[name])
+        return SimWorker(self.world, config, stall_s=self.shape.stall_s)
+
+    def warm_up(self) -> None:
+        """Run until the front is ready."""
+        self.world.run(until=self.world.now + 5.0, done=lambda: self.front.core.ready() is None)
+        assert self.front.core.ready() is None, self.front.core.ready()
+
+    def generation(
+        self, prompt: Sequence[int], max_tokens: int, namespace: str = "", cache: CacheUse = CacheUse.NORMAL
+    ) -> Generation:
+        self.num_rooms += 1
+        sampling = SamplingParams(max_tokens=max_tokens, seed=self.num_rooms, temperature=0.0)
+        room = room_of(self.num_rooms)
+        return Generation(room, pack_u32(prompt), Namespace(namespace), sampling, deadline_s=3600.0, cache=cache)
+
+    def is_quiet(self) -> bool:
+        """Nobody holds anything for a request."""
+        return all(held_by(worker) == 0 for worker in self.world.workers.values())
+
+    def check(self) -> None:
+        for worker in self.world.workers.values():
+            worker.instance.check_integrity()
+        self.front.core.check_integrity()
+
+
+_BUSY = (PageState.OWNED, PageState.GRANTED, PageState.QUARANTINED)
+
+
+def held_by(worker: SimWorker) -> int:
+    """Pages, aux slots, pins, leases, rows and tickets that a worker holds for requests."""
+    parts = worker.instance.parts
+    pages = sum(pool.count(state) for pool in (*parts.pools, parts.aux) for state in _BUSY)
+    pins = sum(pool.num_pinned for pool in parts.pools)
+    rows = parts.scheduler.num_running + len(parts.scheduler.waiting)
+    return pages + pins + rows + parts.cache.num_leases + worker.instance.transfer_active()

@@ -1,0 +1,216 @@
+"""What may go wrong, as data: fault kinds, their rates in one run, and what they do to frames and writes."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from deltaserve.base.ids import PeerName
+from deltaserve.sim.chance import Chance
+from deltaserve.transport.base import WriteState
+from deltaserve.transport.loopback import Fate, Part, Posted
+from deltaserve.wire.codec import LARGE_FRAME_BYTES
+
+
+class FaultKind(Enum):
+    """Rows of the fault model. Where it is drawn: per frame, per write, per step, or at a chosen event."""
+
+    DROP = "drop"
+    DUPLICATE = "duplicate"
+    DELAY = "delay"
+    REPLAY = "replay"
+    """A frame of long ago comes again: stale boots, dead rooms, closed tickets."""
+    CORRUPT = "corrupt"
+    OVERSIZE = "oversize"
+
+    LATE_LANDING = "late_landing"
+    SLOW_DATA = "slow_data"
+    PARTIAL_LANDING = "partial_landing"
+    ERROR_LANDS_LATER = "error_lands_later"
+    COMPLETION_LOST = "completion_lost"
+    NOTIFICATION_LOST = "notification_lost"
+    POST_REFUSED = "post_refused"
+    COMPLETION_FIRST = "completion_first"
+    """DONE before the bytes: only on transports that admit it (`Evidence.CONTENTS`)."""
+    NOTIFICATION_FIRST = "notification_first"
+
+    NON_FINITE = "non_finite"
+
+    RESET = "reset"
+    HALF_OPEN = "half_open"
+    PARTITION = "partition"
+    CLOG = "clog"
+    CRASH = "crash"
+    CRASH_UNSEEN = "crash_unseen"
+    """Nobody tells the others that the process has ended."""
+    FRONT_CRASH = "front_crash"
+    PAUSE = "pause"
+    SLOW_PROCESS = "slow_process"
+    CLOCK_JUMP = "clock_jump"
+    DRAIN = "drain"
+    LATE_REGISTRATION = "late_registration"
+
+    CLIENT_LEAVES = "client_leaves"
+    STOP_STRING = "stop_string"
+    DUPLICATE_SUBMIT = "duplicate_submit"
+    BAD_INPUT = "bad_input"
+    SHORT_DEADLINE = "short_deadline"
+    BURST = "burst"
+
+
+FRAME_FAULTS = (
+    FaultKind.DROP,
+    FaultKind.DUPLICATE,
+    FaultKind.DELAY,
+    FaultKind.REPLAY,
+    FaultKind.CORRUPT,
+    FaultKind.OVERSIZE,
+)
+WRITE_FAULTS = (
+    FaultKind.LATE_LANDING,
+    FaultKind.SLOW_DATA,
+    FaultKind.PARTIAL_LANDING,
+    FaultKind.ERROR_LANDS_LATER,
+    FaultKind.COMPLETION_LOST,
+    FaultKind.NOTIFICATION_LOST,
+    FaultKind.POST_REFUSED,
+)
+UNPROVEN_FAULTS = (FaultKind.COMPLETION_FIRST, FaultKind.NOTIFICATION_FIRST)
+PROCESS_FAULTS = (
+    FaultKind.RESET,
+    FaultKind.HALF_OPEN,
+    FaultKind.PARTITION,
+    FaultKind.CLOG,
+    FaultKind.CRASH,
+    FaultKind.CRASH_UNSEEN,
+    FaultKind.FRONT_CRASH,
+    FaultKind.PAUSE,
+    FaultKind.SLOW_PROCESS,
+    FaultKind.CLOCK_JUMP,
+    FaultKind.DRAIN,
+)
+CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
+
+_Connection = tuple[PeerName, PeerName]
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a frame on its way."""
+
+    frame: bytes
+    delay: float
+
+
+@dataclass(slots=True)
+class LinkFaults:
+    """What becomes of frames. `heal` ends all of it."""
+
+    rates: Mapping[FaultKind, float]
+    chance: Chance
+    counts: Counter[FaultKind]
+    delay_s: float = 0.0005
+    dead_until: dict[_Connection, float] = field(default_factory=dict)
+    clogged_until: dict[_Connection, float] = field(default_factory=dict)
+    _past: dict[_Connection, deque[bytes]] = field(default_factory=dict)
+
+    def heal(self) -> None:
+        self.rates = {}
+        self.dead_until.clear()
+        self.clogged_until.clear()
+
+    def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[Copy]:
+        """The copies that will arrive."""
+        connection = (src, dst)
+        if now < self.dead_until.get(connection, 0.0):
+            return []
+        delay = self.chance.exponential(self.delay_s)
+        clogged_s = self.clogged_until.get(connection, 0.0) - now
+        if clogged_s > 0:
+            delay += clogged_s
+        if not self.rates:
+            return [Copy(frame, delay)]
+        copies = self._disturbed(frame, delay)
+        past = self._past.setdefault(connection, deque(maxlen=_REMEMBERED))
+        if past and self._strikes(FaultKind.REPLAY):
+            copies.append(Copy(self.chance.choose(past), delay))
+        past.append(frame)
+        return copies
+
+    def _disturbed(self, frame: bytes, delay: float) -> list[Copy]:
+        if self._strikes(FaultKind.DROP):
+            return []
+        if self._strikes(FaultKind.DELAY):
+            delay += self.chance.exponential(self.chance.log_uniform(0.01, 3.0))
+        if self._strikes(FaultKind.CORRUPT):
+            at = self.chance.below(len(frame))
+            frame = frame[:at] + bytes([frame[at] ^ (1 + self.chance.below(255))]) + frame[at + 1 :]
+        if self._strikes(FaultKind.OVERSIZE):
+            frame = frame + bytes(LARGE_FRAME_BYTES)
+        copies = [Copy(frame, delay)]
+        if self._strikes(FaultKind.DUPLICATE):
+            copies.append(Copy(frame, delay + self.chance.exponential(0.01)))
+        return copies
+
+    def _strikes(self, kind: FaultKind) -> bool:
+        if not self.chance.hits(self.rates.get(kind, 0.0)):
+            return False
+        self.counts[kind] += 1
+        return True
+
+
+@dataclass(slots=True)
+class WriteFaults:
+    """What becomes of writes. Those posted before `heal` keep their fate."""
+
+    rates: Mapping[FaultKind, float]
+    chance: Chance
+    counts: Counter[FaultKind]
+    land_s: float = 0.001
+
+    def heal(self) -> None:
+        self.rates = {}
+
+    def fate(self, posted: Posted) -> Fate | None:
+        """The loopback fabric's policy."""
+        for kind, rate in self.rates.items():
+            if self.chance.hits(rate):
+                self.counts[kind] += 1
+                return self._faulty(kind, posted)
+        return self._healthy(posted, 1.0)
+
+    def _healthy(self, posted: Posted, slowness: float) -> Fate:
+        lands = self.chance.exponential(self.land_s) * slowness
+        told = lands + self.chance.exponential(0.001)
+        notified = lands + self.chance.exponential(0.001)
+        return Fate(self._parts(posted, lands), notified, told)
+
+    def _parts(self, posted: Posted, last: float) -> tuple[Part, ...]:
+        if posted.num_copies < 2:
+            return (Part(last),)
+        return (Part(last * self.chance.random(), 1 + self.chance.below(posted.num_copies - 1)), Part(last))
+
+    def _faulty(self, kind: FaultKind, posted: Posted) -> Fate | None:
+        late, soon = self.chance.uniform(0.05, 2.0), self.chance.exponential(0.003)
+        match kind:
+            case FaultKind.SLOW_DATA:
+                return self._healthy(posted, 100.0)
+            case FaultKind.PARTIAL_LANDING:
+                landed = self.chance.below(max(1, posted.num_copies))
+                return Fate((Part(soon, landed),), None, soon + late, WriteState.ERROR)
+            case FaultKind.ERROR_LANDS_LATER:
+                notified = late if self.chance.hits(0.5) else None
+                return Fate(self._parts(posted, late), notified, soon, WriteState.ERROR)
+            case FaultKind.COMPLETION_LOST:
+                return Fate(self._parts(posted, soon), soon, None)
+            case FaultKind.NOTIFICATION_LOST:
+                return Fate(self._parts(posted, soon), None, soon)
+            case FaultKind.POST_REFUSED:
+                return None
+            case FaultKind.COMPLETION_FIRST:
+                return Fate(self._parts(posted, late), late, soon)
+            case FaultKind.NOTIFICATION_FIRST:
+                return Fate(self._parts(posted, late), soon, late)
+            case _:
+                return Fate(self._parts(posted, late), late, late)

@@ -1,0 +1,149 @@
+"""One run's conditions, drawn from its seed: sizes, times, which faults and how often (BUGGIFY)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deltaserve.sim.chance import Chance
+from deltaserve.sim.cluster import Shape
+from deltaserve.sim.faults import (
+    CLIENT_FAULTS,
+    FRAME_FAULTS,
+    PROCESS_FAULTS,
+    UNPROVEN_FAULTS,
+    WRITE_FAULTS,
+    FaultKind,
+)
+from deltaserve.transport.base import Evidence
+
+NAMESPACES = ("", "tenant-a", "tenant-b")
+_HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the clients ask."""
+
+    num_requests: int
+    window_s: float
+    """They come within so long."""
+    largest: int
+    """Tokens of prompt and output together, at most."""
+    max_output: int
+    share: float
+    """Requests that start like an earlier one."""
+    num_namespaces: int
+    max_samples: int
+    oddity: float = 1.0
+    """Scales bad requests, short deadlines, bursts, bypasses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Everything that is fixed for one run."""
+
+    shape: Shape
+    traffic: Traffic
+    rates: Mapping[FaultKind, float]
+    events: tuple[tuple[int, FaultKind], ...]
+    """(number of the event before which it happens, what)."""
+    step_s: float
+    lag_s: float
+    link_s: float
+    land_s: float
+    can_fence: bool
+    """False: shared memory. Bytes land although the endpoint is gone; the supervisor restarts who cannot free pages."""
+    late_starts: bool
+    """Processes start in any order over a second, and are registered late."""
+
+
+def draw_knobs(seed: int) -> Knobs:
+    """Equal seeds, equal knobs."""
+    chance = Chance(seed, "knobs")
+    evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
+    page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
+    largest = _largest(chance, page_size)
+    shape = _shape(chance, page_size, largest, evidence)
+    traffic = Traffic(
+        num_requests=chance.between(2, 9),
+        window_s=chance.log_uniform(0.01, 1.5),
+        largest=min(largest, shape.context_len),
+        max_output=chance.choose((2, 6, 12)),
+        share=chance.choose((0.0, 0.5, 0.9)),
+        num_namespaces=chance.choose((1, 1, 2, 3)),
+        max_samples=chance.choose((1, 1, 2, 4)),
+    )
+    return Knobs(
+        shape,
+        traffic,
+        rates=_rates(chance, evidence),
+        events=_events(chance),
+        step_s=chance.log_uniform(0.0005, 0.01),
+        lag_s=chance.choose((0.0, 0.0005, 0.004, 0.03)),
+        link_s=chance.log_uniform(0.0002, 0.005),
+        land_s=chance.log_uniform(0.0002, 0.02),
+        can_fence=not chance.hits(0.04),
+        late_starts=chance.hits(0.2),
+    )
+
+
+def _largest(chance: Chance, page_size: int) -> int:
+    """Tokens of the largest request: a few pages."""
+    pages = {1: (6, 40), 4: (2, 14), 16: (1, 7), 64: (1, 3)}[page_size]
+    return max(3, chance.between(*pages) * page_size - chance.below(page_size))
+
+
+def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> Shape:
+    smallest_pool = -(-largest // page_size)
+
+    def pool() -> int:
+        """As tight as can be, or roomy."""
+        return smallest_pool + chance.below(4) if chance.hits(0.4) else smallest_pool * chance.between(2, 6)
+
+    heartbeat_s = chance.choose((0.1, 0.2, 0.5))
+    max_running = chance.choose((1, 2, 4, 8))
+    return Shape(
+        num_prefill=chance.choose((1, 1, 2)),
+        num_decode=chance.choose((1, 1, 2)),
+        num_unified=int(chance.hits(0.05)),
+        page_size=page_size,
+        num_pools=chance.choose((1, 1, 2)),
+        prefill_pages=pool(),
+        decode_pages=pool(),
+        max_running=max_running,
+        max_queued=chance.choose((1, 4, 16, 64)),
+        chunk_len=page_size * chance.between(1, 8),
+        context_len=largest,
+        reserve_len=chance.choose((0, 1, 4, 16)),
+        extend_len=chance.choose((0, 4, 100)),
+        park_fraction=chance.choose((0.0, 0.3, 0.9)),
+        radix_cache=chance.hits(0.85),
+        verify_checksums=evidence is Evidence.CONTENTS or chance.hits(0.7),
+        evidence=evidence,
+        heartbeat_s=heartbeat_s,
+        peer_lost_s=3 * heartbeat_s,
+        peer_lease_s=chance.choose((3.0, 10.0)) * heartbeat_s,
+        drain_timeout_s=chance.choose((0.05, 0.3, 1.0)),
+        share_wait_s=chance.choose((0.05, 2.0)),
+        stall_s=chance.choose((0.3, 1.0, 5.0)),
+    )
+
+
+def _rates(chance: Chance, evidence: Evidence) -> dict[FaultKind, float]:
+    """Each kind is absent from most runs, and in some of them frequent."""
+    num_active = chance.choose((0.0, 0.15, 0.3, 0.5))
+    rates: dict[FaultKind, float] = {}
+    if evidence is Evidence.CONTENTS:
+        rates |= {kind: chance.log_uniform(0.02, 0.5) for kind in UNPROVEN_FAULTS}
+    for kind in (*FRAME_FAULTS, *WRITE_FAULTS, FaultKind.NON_FINITE):
+        if chance.hits(num_active):
+            rates[kind] = chance.log_uniform(0.002, 1.0) * _HIGHEST_RATE.get(kind, 0.3)
+    return rates
+
+
+def _events(chance: Chance) -> tuple[tuple[int, FaultKind], ...]:
+    """Deaths, pauses, partitions, clients that leave: before which event of the run."""
+    num_events = chance.choose((0, 1, 1, 2, 4))
+    kinds = [chance.choose(PROCESS_FAULTS) for _ in range(num_events)]
+    kinds += [chance.choose(CLIENT_FAULTS) for _ in range(chance.choose((0, 1, 2, 4)))]
+    numbers = [int(chance.log_uniform(20, 900)) for _ in kinds]
+    return tuple(sorted(zip(numbers, kinds, strict=True), key=lambda event: event[0]))

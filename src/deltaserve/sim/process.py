@@ -1,0 +1,335 @@
+"""The processes of a simulated cluster: a worker (control plane, executor, transfer thread) and the front."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import PeerName, Role, Room
+from deltaserve.instance.api import (
+    Action,
+    Dial,
+    DrainRequested,
+    Event,
+    FrameIn,
+    HangUp,
+    InstanceConfig,
+    PeerDied,
+    SendFrame,
+)
+from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.request.client import Generation, OutputDelta
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
+from deltaserve.routing.front import FrontCore
+from deltaserve.sched.plan import StepPlan
+from deltaserve.sim.memory import StampMemory, region_infos
+from deltaserve.sim.oracle import OracleExecutor
+from deltaserve.sim.trace import Trace
+from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
+from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.endpoint import EndpointConfig
+from deltaserve.transport.base import FenceResult
+from deltaserve.transport.loopback import Fabric
+from deltaserve.wire.messages import Envelope
+
+POLL_S = 0.002
+"""How long a transfer thread may sleep while something is open."""
+_LOOK_S = 0.5
+"""How often it looks at writes of which nothing is heard."""
+
+
+class Surroundings(Protocol):
+    """The world, as a process sees it."""
+
+    now: float
+    fabric: Fabric
+    trace: Trace
+
+    def at(self, when: float, call: Callable[[], None]) -> None: ...
+
+    def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None: ...
+
+    def admit(self, process: "SimProcess") -> None:
+        """It is there from now on, under its name."""
+        ...
+
+    def touched(self, process: "SimProcess") -> None: ...
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a process is, and what its clock shows."""
+
+    step_s: float = 0.001
+    lag_s: float = 0.0
+    """Between loop and transfer thread, each way."""
+    clock_s: float = 0.0
+    """Its clock minus the world's."""
+    slowness: float = 1.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client got."""
+
+    tokens: list[int] = field(default_factory=list)
+    deltas: int = 0
+    ends: int = 0
+    finish: str | None = None
+    error: RequestFailed | None = None
+    last: OutputDelta | None = None
+
+
+class SimProcess:
+    """Something that lives, may be stopped for a while, and dies."""
+
+    def __init__(self, world: Surroundings, name: PeerName, pace: Pace) -> None:
+        self.name = name
+        self.pace = pace
+        self.is_alive = True
+        self._is_stopped = False
+        self._backlog: list[Callable[[], None]] = []
+        self.world = world
+        self._next_tick: float | None = None
+        world.admit(self)
+
+    @property
+    def now(self) -> float:
+        """On the clock of this process."""
+        return self.world.now + self.pace.clock_s
+
+    def later(self, delay: float, call: Callable[[], None]) -> None:
+        """Call after `delay` of the world's time: later while the process is stopped, never once it has ended."""
+
+        self.world.at(self.world.now + delay, lambda: self._turn_to(call))
+
+    def receive(self, event: FrameIn | PeerDied) -> None:
+        """Something arrives."""
+        self._turn_to(lambda: self.handle(event))
+
+    def _turn_to(self, call: Callable[[], None]) -> None:
+        """Now, or when the process goes on; never once it has ended."""
+        if self._is_stopped:
+            self._backlog.append(call)
+        elif self.is_alive:
+            call()
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long."""
+        self._is_stopped = True
+        self.world.at(self.world.now + seconds, self.go_on)
+
+    def go_on(self) -> None:
+        """SIGCONT: everything that was to happen meanwhile happens now, in order."""
+        self._is_stopped = False
+        backlog, self._backlog = self._backlog, []
+        for call in backlog:
+            self._turn_to(call)
+
+    def handle(self, event: FrameIn | PeerDied) -> None:
+        raise NotImplementedError
+
+    def _tick_at(self, when: float) -> None:
+        """Make sure that `_tick` is called then, on the process's clock."""
+        if self._next_tick is None or when < self._next_tick:
+            self._next_tick = when
+            self.later(max(0.0, when - self.now), self._tick)
+
+    def _tick(self) -> None:
+        raise NotImplementedError
+
+
+class SimWorker(SimProcess):
+    """A worker process: an instance, its executor, its transfer thread."""
+
+    def __init__(
+        self,
+        world: Surroundings,
+        config: InstanceConfig,
+        pace: Pace | None = None,
+        fence_result: FenceResult = FenceResult.CLOSED,
+        stall_s: float = 5.0,
+    ) -> None:
+        super().__init__(world, config.name, pace or Pace())
+        self.memory = StampMemory(config.cache, config.num_pages, config.num_aux_slots)
+        config = replace(config, regions=region_infos(self.memory))
+        self.config = config
+        self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
+        self.transport = SimTransport(config.name, world.fabric, self.memory.memory, fence_result, config.evidence)
+        self.transport.on_news = self._news
+        for _, region in self.memory.regions:
+            self.transport.register(region)
+        endpoint_config = EndpointConfig(
+            cache=config.cache,
+            layouts=self.memory.layouts,
+            regions={component: region.id for component, region in self.memory.regions},
+            checksums=config.verify_checksums,
+            window_bytes=4 * self.memory.page_bytes,
+            stall_s=stall_s,
+        )
+        self.endpoint = TaggedEndpoint(endpoint_config, self.transport, self.memory)
+        self.instance = make_instance(config)
+        self._is_computing = False
+        self._commands: deque[TransferCommand] = deque()
+        self._turn_at: float | None = None
+        self._reported_at = 0.0
+        self.later(0.0, self._tick)
+
+    def handle(self, event: Event) -> None:
+        if self.is_alive:
+            self._perform(self.instance.handle(event, self.now))
+
+    def drain(self) -> None:
+        self.handle(DrainRequested())
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendFrame():
+                    self.world.send(self.name, action.peer, action.envelope)
+                case Dial() | HangUp():
+                    pass  # names are addresses here
+                case command:
+                    self._commands.append(command)
+        if self._commands:
+            self._turn_after(self.pace.lag_s)
+        self._plan()
+        timer = self.instance.next_timer()
+        if timer is not None:
+            self._tick_at(timer)
+        self.world.touched(self)
+
+    # ------------------------------------------------------------ step thread
+
+    def _plan(self) -> None:
+        if self._is_computing:
+            return
+        plan = self.instance.plan(self.now)
+        if plan is None:
+            return
+        self._is_computing = True
+        if plan.opens:
+            opened = {o.row for o in plan.opens}
+            running = self.instance.parts.scheduler.running
+            self.executor.namespaces |= {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        self.later(self.pace.step_s * self.pace.slowness, lambda: self._finish_step(plan))
+
+    def _finish_step(self, plan: StepPlan) -> None:
+        self._is_computing = False
+        self.world.trace.note(self.world.now, self.name, "step", plan.step, len(plan.items))
+        self._perform(self.instance.commit(self.executor.execute(plan), self.now))
+
+    # ------------------------------------------------------------ transfer thread
+
+    def _turn_after(self, delay: float) -> None:
+        """The transfer thread takes a turn then, unless it takes one sooner."""
+        when = self.world.now + delay
+        if self._turn_at is None or when < self._turn_at:
+            self._turn_at = when
+            self.later(delay, lambda: self._turn(when))
+
+    def _news(self) -> None:
+        self._turn_after(POLL_S)
+
+    def _turn(self, when: float) -> None:
+        if self._turn_at != when:
+            return  # it took one sooner
+        self._turn_at = None
+        reports: list[TransferReport] = []
+        while self._commands:
+            reports += self.endpoint.perform(self._commands.popleft(), self.now)
+        reports += self.endpoint.poll(self.now)
+        if not self.endpoint.is_idle():
+            self._turn_after(_LOOK_S)
+        if reports:
+            at = self._reported_at = max(self._reported_at, self.world.now + self.pace.lag_s)
+            self.later(at - self.world.now, lambda: self._report(reports))
+
+    def _report(self, reports: list[TransferReport]) -> None:
+        for report in reports:
+            self.world.trace.note(self.world.now, self.name, "hears", type(report).__name__)
+            self.handle(report)
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        self._next_tick = None
+        timer = self.instance.next_timer()
+        if timer is not None and timer <= self.now:
+            self._perform(self.instance.tick(self.now))
+        elif timer is not None:
+            self._tick_at(timer)
+
+
+class SimFront(SimProcess):
+    """The front process: the production FrontCore, and the clients' side of it."""
+
+    def __init__(self, world: Surroundings, config: FrontConfig, pace: Pace | None = None) -> None:
+        super().__init__(world, config.name, pace or Pace())
+        self.core = FrontCore(config)
+        self.answers: dict[Room, Answer] = {}
+        self._perform(self.core.start(self.now))
+
+    def submit(self, generation: Generation, answer: Answer | None = None) -> Answer:
+        answer = answer or Answer()
+        try:
+            actions = self.core.submit(generation, self.now)
+        except RequestFailed as error:
+            answer.error, answer.ends = error, answer.ends + 1
+            return answer
+        self.answers[generation.room] = answer
+        self._perform(actions)
+        return answer
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """The client has left."""
+        self._perform(self.core.cancel(room, reason, self.now))
+
+    def finish(self, room: Room, output_len: int) -> None:
+        """A stop string was found."""
+        self._perform(self.core.finish(room, output_len))
+
+    def register(self, up: WorkerUp) -> None:
+        self._perform(self.core.handle(up, self.now))
+
+    def handle(self, event: FrameIn | PeerDied) -> None:
+        if self.is_alive:
+            self._perform(self.core.handle(event, self.now))
+
+    def _perform(self, actions: Iterable[FrontAction]) -> None:
+        for action in actions:
+            match action:
+                case SendFrame():
+                    self.world.send(self.name, action.peer, action.envelope)
+                case Deliver():
+                    _deliver(self.answers[action.room], action.delta)
+                case Fail():
+                    answer = self.answers[action.room]
+                    answer.error, answer.ends = action.error, answer.ends + 1
+                    self.world.trace.note(self.world.now, "client", action.error.reason.value)
+                case _:
+                    pass
+        self._tick_at(self.core.next_timer())
+        self.world.touched(self)
+
+    def _tick(self) -> None:
+        self._next_tick = None
+        if self.core.next_timer() <= self.now:
+            self._perform(self.core.tick(self.now))
+        self._tick_at(max(self.core.next_timer(), self.now + 0.01))
+
+
+def _deliver(answer: Answer, delta: OutputDelta) -> None:
+    answer.deltas += 1
+    answer.tokens.extend(delta.tokens)
+    answer.last = delta
+    if delta.finish is not None:
+        answer.finish = delta.finish.value
+        answer.ends += 1
+
+
+def make_instance(config: InstanceConfig) -> PrefillInstance | DecodeInstance:
+    """The production control plane of a role."""
+    return PrefillInstance(config) if config.role is Role.PREFILL else DecodeInstance(config)

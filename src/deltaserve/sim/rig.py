@@ -1,0 +1,327 @@
+"""One simulated run of production control planes under faults: chaos, then `heal`, then everything must finish.
+
+    report = simulate(seed)
+
+The same seed gives the same run (I21: equal trace digests). A breach of an invariant ends the run: see `Report.breach`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Namespace, PeerName
+from deltaserve.cache.pages import PageEvent, PageState
+from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.routing.api import WorkerUp
+from deltaserve.sim.chance import Chance
+from deltaserve.sim.clients import Asked, Clients
+from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, worker_config, worker_spec
+from deltaserve.sim.disorder import Disorder
+from deltaserve.sim.faults import (
+    CLIENT_FAULTS,
+    FRAME_FAULTS,
+    UNPROVEN_FAULTS,
+    WRITE_FAULTS,
+    FaultKind,
+    LinkFaults,
+    WriteFaults,
+)
+from deltaserve.sim.knobs import Knobs, draw_knobs
+from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
+from deltaserve.sim.trace import Trace
+from deltaserve.sim.watch import Watch, page_moves
+from deltaserve.sim.world import World
+from deltaserve.transport.base import FenceResult
+from deltaserve.transport.loopback import Fabric
+from deltaserve.wire.codec import encode
+from deltaserve.wire.messages import CacheUse, Envelope
+
+MAX_EVENTS = 100_000
+"""A run that takes more is caught in a loop."""
+LIVENESS_S = 60.0
+"""After `heal` everything must be over within so long (I11)."""
+_NUM_PROBES = 3
+_STRANDED_S = 6.0
+"""How long a worker sits on pages it cannot free before it is restarted."""
+
+TicketMove = tuple[Enum, Enum]
+PageMove = tuple[PageState, PageEvent]
+"""(state, event): a cell of a transition table."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of one seed."""
+
+    seed: int
+    num_events: int = 0
+    num_requests: int = 0
+    num_answered: int = 0
+    digest: str = ""
+    error: Exception | None = None
+    """What broke; None for a run without a breach."""
+    trace: list[str] = field(default_factory=list)
+    faults: Counter[FaultKind] = field(default_factory=Counter)
+    page_moves: Counter[PageMove] = field(default_factory=Counter)
+    ticket_moves: Counter[TicketMove] = field(default_factory=Counter)
+
+    @property
+    def breach(self) -> str | None:
+        return None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+
+
+def simulate(seed: int, knobs: Knobs | None = None, keep_lines: int = 0, full_every: int = 32) -> Report:
+    """Run one seed. `full_every` 1: recount everything after every event."""
+    return Run(seed, knobs or draw_knobs(seed), Trace(keep_lines), Watch(full_every)).judged()
+
+
+class FaultyWorld(World):
+    """Frames meet the faults of their link as bytes."""
+
+    def __init__(self, links: LinkFaults, fabric: Fabric, trace: Trace) -> None:
+        super().__init__(fabric=fabric, trace=trace)
+        self._links = links
+
+    def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
+        for copy in self._links.copies(src, dst, encode(envelope), self.now):
+            self.carry(src, dst, copy.frame, copy.delay)
+
+
+def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
+    counts: Counter[FaultKind] = Counter()
+    frames = {kind: rate for kind, rate in knobs.rates.items() if kind in FRAME_FAULTS}
+    writes = {kind: rate for kind, rate in knobs.rates.items() if kind in (*WRITE_FAULTS, *UNPROVEN_FAULTS)}
+    return (
+        LinkFaults(frames, Chance(seed, "links"), counts, knobs.link_s),
+        WriteFaults(writes, Chance(seed, "writes"), counts, knobs.land_s),
+    )
+
+
+class Run:
+    """The processes, clients and faults of one seed."""
+
+    def __init__(
+        self, seed: int, knobs: Knobs, trace: Trace, watch: Watch, faults: tuple[LinkFaults, WriteFaults] | None = None
+    ) -> None:
+        """`faults`: instead of those that the knobs and the seed make."""
+        self.seed = seed
+        self.knobs = knobs
+        self._chance = Chance(seed, "run")
+        self._non_finite = knobs.rates.get(FaultKind.NON_FINITE, 0.0)
+        self._links, self._writes = faults or _random_faults(seed, knobs)
+        self.faults = self._links.counts
+        self._watch = watch
+        self.world: World = FaultyWorld(self._links, Fabric(self._writes.fate, watch.landed), trace)
+        self.world.on_touch = watch.touched
+        self.world.on_event = self._before_event
+        self.clients = Clients(knobs, Chance(seed, "clients"), self.faults)
+        self._roles = knobs.shape.roles()
+        self._disorder = Disorder(self, list(self._roles), FRONT, Chance(seed, "disorder"), self._links)
+        self._lives: Counter[PeerName] = Counter()
+        self._unregistered = set(self._roles) if knobs.late_starts else set()
+        self._upcoming = list(reversed(knobs.events))
+        self._page_moves: Counter[PageMove] = Counter()
+        self._ticket_moves: Counter[TicketMove] = Counter()
+
+    @property
+    def _front(self) -> SimFront:
+        if self.world.front is None:
+            raise IntegrityError("the front was never started")
+        return self.world.front
+
+    # ------------------------------------------------------------ the two phases
+
+    def judged(self) -> Report:
+        """Run, and say what came of it."""
+        breach: Exception | None = None
+        try:
+            self.go()
+        except Exception as error:  # whatever a control plane raises is a breach
+            breach = error
+        report = self.report()
+        report.error = breach
+        return report
+
+    def go(self) -> None:
+        window_s = self.knobs.traffic.window_s
+        self._start_all()
+        for _ in range(self.knobs.traffic.num_requests):
+            self.world.at(0.01 + self._chance.uniform(0.0, window_s), self._ask)
+        self.world.run(until=window_s + self._chance.exponential(1.0), done=self._is_endless)
+        self.world.trace.note(self.world.now, "heal")
+        self._heal()
+        self._finish()
+
+    def _start_all(self) -> None:
+        names = [*self._roles, FRONT]
+        for name in names:
+            if self.knobs.late_starts and name != FRONT:
+                self.world.at(self._chance.uniform(0.0, 1.0), lambda name=name: self._start_first(name))  # type: ignore[misc]
+            else:
+                self.start(name)
+
+    def _start_first(self, name: PeerName) -> None:
+        if not self._lives[name]:
+            self.start(name)
+
+    def _ask(self) -> None:
+        if self.clients.asked and self._chance.hits(0.1 * self.knobs.traffic.oddity):
+            self.faults[FaultKind.BURST] += 1
+            for _ in range(4):
+                self.clients.ask(self._front, self.world.now)
+        self.clients.ask(self._front, self.world.now)
+
+    def _heal(self) -> None:
+        """From now on nothing goes wrong any more. What is on its way keeps its fate."""
+        self._links.heal()
+        self._writes.heal()
+        self._non_finite = 0.0
+        self._upcoming.clear()
+        self._unregistered.clear()
+        self._disorder.heal()
+        for worker in self.world.workers.values():
+            worker.executor.spoil_next = False
+        for name, role in self._roles.items():
+            self._front.register(WorkerUp(worker_spec(name, role)))
+
+    def _finish(self) -> None:
+        """I11, I17: all ends well, and soon."""
+        limit = self.world.now + LIVENESS_S
+        front = self._front
+        self.world.run(until=self.world.now + _STRANDED_S, done=self.clients.all_over)
+        self._restart_stranded()
+        self._until(limit, self.clients.all_over, lambda: "requests do not end")
+        shape = self.knobs.shape
+        settled = max(self.world.now, self.world.last_arrival()) + 2 * shape.peer_lease_s + shape.stall_s
+        self.world.run(until=settled, done=self._is_endless)
+        self._restart_stranded()
+        self._until(limit, lambda: front.core.ready() is None, lambda: f"not ready: {front.core.ready()}")
+        for _ in range(_NUM_PROBES):
+            self._until(limit, lambda: not self._held(), lambda: f"held before a probe: {self._held()}")
+            probe = self._probe()
+            self._until(limit, self.clients.all_over, lambda: "a probe does not end")
+            if probe.answer.error is not None:
+                raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
+        self._until(limit, lambda: not self._held(), lambda: f"held after the last request: {self._held()}")
+        self.clients.check()
+        for process in (*self.world.workers.values(), front):
+            self._watch.check(process)
+
+    def _restart_stranded(self) -> None:
+        """What the worker process and its supervisor do about pages that nobody gives back (engine/quarantine.py)."""
+        for name, worker in list(self.world.workers.items()):
+            pools = worker.instance.parts.pools
+            if not self.knobs.can_fence and any(pool.count(PageState.QUARANTINED) for pool in pools):
+                self.world.kill(name)
+                self.bury(worker)
+                self.start(name)
+
+    def _until(self, limit: float, holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        self.world.run(until=limit, done=lambda: holds() or self._is_endless())
+        if self._is_endless():
+            raise IntegrityError(f"I14: {MAX_EVENTS} events and no end; {otherwise()}")
+        if not holds():
+            raise IntegrityError(f"I11: {otherwise()}")
+
+    def _is_endless(self) -> bool:
+        return self.world.num_events >= MAX_EVENTS
+
+    def _probe(self) -> Asked:
+        """A request that nothing stands in the way of."""
+        longest = max(1, min(self.knobs.traffic.largest - 2, 24))
+        prompt = [self._chance.below(VOCAB) for _ in range(self._chance.between(1, longest))]
+        return self.clients.submit(self._front, prompt, 2, Namespace(""), LIVENESS_S, CacheUse.NORMAL, self.world.now)
+
+    def _held(self) -> dict[str, int]:
+        """Who still holds what: pages, leases, rows, tickets, rooms, tombstones (I12)."""
+        held: dict[str, int] = {}
+        for name, worker in self.world.workers.items():
+            instance = worker.instance
+            count = held_by(worker) + len(instance._rooms)
+            if isinstance(instance, PrefillInstance):
+                count += instance.sender.num_tombstones
+            if count:
+                held[name] = count
+        rooms = len(self._front.core.rooms)
+        return held | {FRONT: rooms} if rooms else held
+
+    # ------------------------------------------------------------ faults at events
+
+    def _before_event(self, number: int) -> None:
+        while self._upcoming and self._upcoming[-1][0] <= number:
+            self._strike(self._upcoming.pop()[1])
+        if self._non_finite and self._chance.hits(self._non_finite * 0.05):
+            self.faults[FaultKind.NON_FINITE] += 1
+            worker = self._chance.choose(list(self.world.workers.values()) or [None])
+            if worker is not None:
+                worker.executor.spoil_next = True
+
+    def vary(self, variant: int) -> None:
+        """The next strike takes other victims and durations for another variant."""
+        self._disorder.reseed(Chance(variant, "variant"))
+
+    def _strike(self, kind: FaultKind) -> None:
+        if kind in CLIENT_FAULTS:
+            self.clients.disturb(kind)
+        else:
+            self.faults[kind] += 1
+            self._disorder.strike(kind)
+
+    # ------------------------------------------------------------ processes (disorder.Cast)
+
+    def start(self, name: PeerName) -> None:
+        self._lives[name] += 1
+        pace = self._pace()
+        if name == FRONT:
+            known = {n: role for n, role in self._roles.items() if n not in self._unregistered}
+            SimFront(self.world, front_config(self.knobs.shape, known, self._lives[name]), pace)
+            return
+        role = self._roles[name]
+        config = worker_config(self.knobs.shape, name, role, self._lives[name])
+        fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
+        SimWorker(self.world, config, pace, fence, self.knobs.shape.stall_s)
+        if name in self._unregistered or self._chance.hits(0.5):
+            if name in self._unregistered:
+                self.faults[FaultKind.LATE_REGISTRATION] += 1
+            self._unregistered.discard(name)
+            self.world.at(self.world.now + self._chance.exponential(0.2), lambda: self._register(name))
+
+    def _register(self, name: PeerName) -> None:
+        if self._front.is_alive and name in self.world.workers:
+            self._front.register(WorkerUp(worker_spec(name, self._roles[name])))
+
+    def bury(self, process: SimProcess) -> None:
+        if isinstance(process, SimFront):
+            self.clients.front_died(process)
+        elif isinstance(process, SimWorker):
+            self._count_moves(process)
+
+    def _pace(self) -> Pace:
+        return Pace(self.knobs.step_s, self.knobs.lag_s, clock_s=self._chance.uniform(0.0, 1e6))
+
+    # ------------------------------------------------------------ the report
+
+    def _count_moves(self, worker: SimWorker) -> None:
+        self._page_moves.update(page_moves(worker))
+        instance = worker.instance
+        moves = instance.receiver.moves if isinstance(instance, DecodeInstance) else instance.sender.moves
+        self._ticket_moves.update(moves)
+
+    def report(self) -> Report:
+        for worker in self.world.workers.values():
+            self._count_moves(worker)
+        asked = self.clients.asked
+        return Report(
+            self.seed,
+            num_events=self.world.num_events,
+            num_requests=len(asked),
+            num_answered=sum(a.answer.finish is not None for a in asked),
+            digest=self.world.trace.digest,
+            trace=self.world.trace.lines,
+            faults=self.faults,
+            page_moves=self._page_moves,
+            ticket_moves=self._ticket_moves,
+        )

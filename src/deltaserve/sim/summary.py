@@ -1,0 +1,111 @@
+"""Many runs in one table: how many, what went wrong, which cells of the transition tables were walked."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from deltaserve.cache.pages import PAGE_TRANSITIONS
+from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.rig import Report
+from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
+
+RUNS_PER_GATE = 100_000
+MIN_CELL_HITS = 100
+"""Of every reachable cell in `RUNS_PER_GATE` runs."""
+MIN_INJECTIONS = 1_000
+"""Of every fault kind in `RUNS_PER_GATE` runs."""
+
+
+class Summary(msgspec.Struct):
+    """What a set of runs came to. Sums of summaries are summaries; they travel between processes as JSON."""
+
+    num_runs: int = 0
+    num_events: int = 0
+    num_requests: int = 0
+    num_answered: int = 0
+    num_repeated: int = 0
+    """Seeds run twice, to compare their traces (I21)."""
+    breaches: list[tuple[str, str]] = []
+    """(run, what broke)."""
+    faults: dict[str, int] = {}
+    """Fault kind |-> injections."""
+    cells: dict[str, int] = {}
+    """`cell_name` |-> pages or tickets moved."""
+
+    def add(self, report: Report) -> None:
+        self.num_runs += 1
+        self.num_events += report.num_events
+        self.num_requests += report.num_requests
+        self.num_answered += report.num_answered
+        _count(self.faults, ((kind.value, n) for kind, n in report.faults.items()))
+        for moves in (report.page_moves, report.ticket_moves):
+            _count(self.cells, ((cell_name(*cell), n) for cell, n in moves.items()))
+        if report.breach is not None:
+            self.breaches.append((f"seed {report.seed}", report.breach))
+
+    def compare(self, first: Report, again: Report) -> None:
+        """I21: the same seed, the same trace."""
+        self.num_repeated += 1
+        if first.digest != again.digest:
+            self.breaches.append((f"seed {first.seed}", f"I21: traces {first.digest} and {again.digest} of one seed"))
+
+    def merge(self, other: "Summary") -> None:
+        self.num_runs += other.num_runs
+        self.num_events += other.num_events
+        self.num_requests += other.num_requests
+        self.num_answered += other.num_answered
+        self.num_repeated += other.num_repeated
+        self.breaches += other.breaches
+        _count(self.faults, other.faults.items())
+        _count(self.cells, other.cells.items())
+
+    def lines(self) -> Iterator[str]:
+        """The table, for people."""
+        yield f"runs {self.num_runs:,}, events {self.num_events:,}, {self.num_events / max(1, self.num_runs):.0f} a run"
+        yield f"requests {self.num_requests:,}, answered in full {self.num_answered:,}, the others with an error"
+        yield f"seeds run twice {self.num_repeated:,}"
+        yield "injected faults"
+        yield from (f"  {kind.value:22} {self.faults.get(kind.value, 0):>12,}" for kind in FaultKind)
+        yield "cells of the transition tables: pages moved, ticket moves"
+        for name in CELLS:
+            note = " (unreachable)" if name in UNREACHABLE else ""
+            yield f"  {name:34} {self.cells.get(name, 0):>12,}{note}"
+        yield f"breaches {len(self.breaches)}"
+        yield from (f"  {run}: {breach}" for run, breach in self.breaches[:20])
+
+    def gaps(self) -> list[str]:
+        """What these runs did not show: cells and faults hit too rarely for their number, unreachable cells hit."""
+        share = self.num_runs / RUNS_PER_GATE
+        found = []
+        for name in CELLS:
+            hits = self.cells.get(name, 0)
+            if name in UNREACHABLE and hits:
+                found.append(f"{name} is marked unreachable and was hit {hits} times")
+            if name not in UNREACHABLE and hits < MIN_CELL_HITS * share:
+                found.append(f"{name}: {hits} hits in {self.num_runs} runs")
+        for kind in FaultKind:
+            hits = self.faults.get(kind.value, 0)
+            if hits < MIN_INJECTIONS * share:
+                found.append(f"{kind.value}: {hits} injections in {self.num_runs} runs")
+        return found
+
+
+def _count(into: dict[str, int], items: Iterable[tuple[str, int]]) -> None:
+    for name, number in items:
+        into[name] = into.get(name, 0) + number
+
+
+def cell_name(state: Enum, event: Enum) -> str:
+    """`receiver open x revoke`"""
+    return f"{type(state).__name__.removesuffix('State').lower()} {state.name.lower()} x {event.name.lower()}"
+
+
+def _names(table: Mapping[Any, Mapping[Any, Any]]) -> list[str]:
+    return [cell_name(state, event) for state, events in table.items() for event in events]
+
+
+CELLS = (*_names(PAGE_TRANSITIONS), *_names(RECEIVER), *_names(SENDER))
+"""Every legal (state, event) of pages and tickets."""
+UNREACHABLE = frozenset(cell_name(state, event) for state, event in SENDER_UNREACHABLE)

@@ -1,0 +1,178 @@
+"""The invariants of a run, checked from outside the production objects. A breach raises IntegrityError with its name.
+
+I1 pages are conserved, I2 each has one owner (request, ticket or tree node), I3 locks and I4 counters equal what is
+recomputed: the workers' own self-checks. Here besides:
+    I5  no write lands on a page that its ticket does not hold (any more)
+    I9  one open ticket per room and attempt
+    I10 the transport reads pinned pages only
+    I16 no lease of another namespace
+    I22 whatever was admitted fits every pool
+I6 (every page read is the row's own) is checked by the oracle, I20 by the endpoint, I7, I8 and I11 by the rig.
+Memory that changes hands is poisoned: whoever reads it without having written it is found out.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.extents import Span
+from deltaserve.base.ids import AuxSlot, PageId, PoolId
+from deltaserve.cache.allocator import PagePool
+from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
+from deltaserve.instance.decode import DecodeInstance
+from deltaserve.sim.memory import AUX_SLOT_BYTES
+from deltaserve.sim.process import SimFront, SimProcess, SimWorker
+from deltaserve.sim.wiring import SimTransport
+from deltaserve.transfer.commands import TicketId
+from deltaserve.transfer.receiver import Ticket
+from deltaserve.transport.loopback import Landed
+
+_FREE = PageState.FREE.value
+
+
+@dataclass(slots=True)
+class _Pages:
+    """A pool as it stood after the last event."""
+
+    pool: PagePool
+    num_moves: int = 0
+    states: bytes = b""
+    generations: list[int] = field(default_factory=list)
+
+
+class Watch:
+    """Looks at every process that has dealt with something, and at every landing."""
+
+    def __init__(self, full_every: int = 32) -> None:
+        """`full_every`: touches of a process between two complete recounts of it."""
+        self._full_every = full_every
+        self._pools: dict[SimWorker, list[_Pages]] = {}
+        self._touches: Counter[SimProcess] = Counter()
+        self._workers: dict[SimTransport, SimWorker] = {}
+
+    def touched(self, process: SimProcess) -> None:
+        self._touches[process] += 1
+        if isinstance(process, SimWorker):
+            self._look(process)
+        if self._touches[process] % self._full_every == 0:
+            self.check(process)
+
+    # ------------------------------------------------------------ after every event
+
+    def _look(self, worker: SimWorker) -> None:
+        known = self._pools.get(worker)
+        if known is None:
+            parts = worker.instance.parts
+            known = self._pools[worker] = [_Pages(pool) for pool in (*parts.pools, parts.aux)]
+            self._workers[worker.transport] = worker
+        for index, pages in enumerate(known):
+            num_moves = sum(pages.pool.moves.values())
+            if num_moves != pages.num_moves:
+                pages.num_moves = num_moves
+                self._changed(worker, index, pages)
+
+    def _changed(self, worker: SimWorker, index: int, pages: _Pages) -> None:
+        pool = pages.pool
+        states, generations = pool.states(), pool.generations()
+        counted = sum(pool.count(state) for state in PageState) + pool.num_held
+        _claim(counted == pool.num_pages, "I1", f"{worker.name} pool {index}: {counted} of {pool.num_pages} pages")
+        is_aux = index == len(worker.instance.parts.pools)
+        old = pages.states or bytes(pool.num_pages)
+        old_generations = pages.generations or [0] * pool.num_pages
+        for page in range(pool.num_pages):
+            freed = states[page] == _FREE != old[page] and not pool.is_pinned(PageId(page))
+            if freed or generations[page] != old_generations[page]:
+                if is_aux:
+                    worker.memory.poison_aux(AuxSlot(page))
+                else:
+                    worker.memory.poison(PoolId(index), PageId(page))
+        pages.states, pages.generations = states, generations
+
+    # ------------------------------------------------------------ complete recount
+
+    def check(self, process: SimProcess) -> None:
+        if isinstance(process, SimFront):
+            process.core.check_integrity()
+        elif isinstance(process, SimWorker):
+            process.instance.check_integrity()
+            self._check_requests(process)
+            if isinstance(process.instance, DecodeInstance):
+                _check_tickets(process.instance)
+
+    def _check_requests(self, worker: SimWorker) -> None:
+        parts, size = worker.instance.parts, worker.config.cache.page_size
+        for request in parts.scheduler.running:
+            total = request.prompt_len + request.sampling.max_tokens
+            needed = -(-min(total, worker.config.max_context_len) // size)
+            _claim(all(needed <= pool.num_pages for pool in parts.pools), "I22", f"{total} tokens admitted")
+            lease = request.lease
+            _claim(lease is None or lease.namespace == request.namespace, "I16", "a lease of another namespace")
+
+    # ------------------------------------------------------------ landings
+
+    def landed(self, landed: Landed) -> None:
+        """The fabric's observer."""
+        writer, reader = landed.writer, landed.reader
+        if not isinstance(writer, SimTransport) or not isinstance(reader, SimTransport):
+            return
+        key = writer.tickets.get(landed.write)
+        source, target = self._workers.get(writer), self._workers.get(reader)
+        if key is None:
+            return
+        if landed.reads_source and source is not None and source.is_alive:
+            for copy in landed.copies:
+                _check_pinned(source, copy.src)
+        if not landed.dropped and target is not None and target.is_alive:
+            for copy in landed.copies:
+                _check_landing(target, key, copy.dst)
+
+
+def _check_landing(reader: SimWorker, key: TicketId, span: Span) -> None:
+    ticket = reader.instance.receiver.get(key) if isinstance(reader.instance, DecodeInstance) else None
+    where = f"{reader.name} region {span.region} offset {span.offset}"
+    if ticket is None:
+        raise IntegrityError(f"I5: bytes of ticket {key.seq}, which is over, land in {where}")
+    _claim(_holds(ticket, reader, span), "I5", f"ticket {key.seq} writes pages it was not granted: {where}")
+
+
+def _holds(ticket: Ticket, reader: SimWorker, span: Span) -> bool:
+    if span.region == reader.memory.aux_region:
+        return span.offset // AUX_SLOT_BYTES == ticket.aux_slot
+    return set(_pages_of(reader, span)) <= set(ticket.pages[span.region])
+
+
+def _pages_of(worker: SimWorker, span: Span) -> range:
+    size = worker.memory.page_bytes
+    return range(span.offset // size, -(-(span.offset + span.num_bytes) // size))
+
+
+def _check_pinned(writer: SimWorker, span: Span) -> None:
+    parts = writer.instance.parts
+    if span.region == writer.memory.aux_region:
+        slot = PageId(span.offset // AUX_SLOT_BYTES)
+        _claim(parts.aux.state(slot) is PageState.OWNED, "I10", f"{writer.name} sends aux slot {slot}, which is free")
+        return
+    pool = parts.pools[span.region]
+    for page in _pages_of(writer, span):
+        _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
+
+
+def _check_tickets(instance: DecodeInstance) -> None:
+    attempts = Counter((ticket.room, ticket.attempt) for ticket in instance.receiver if not ticket.is_revoked)
+    _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
+
+
+def _claim(holds: bool, invariant: str, breach: str) -> None:
+    if not holds:
+        raise IntegrityError(f"{invariant}: {breach}")
+
+
+def page_moves(worker: SimWorker) -> Counter[tuple[PageState, PageEvent]]:
+    """Pages moved by event since the worker's start, over all its pools."""
+    from_state = {event: state for state, cells in PAGE_TRANSITIONS.items() for event in cells}
+    moves: Counter[tuple[PageState, PageEvent]] = Counter()
+    parts = worker.instance.parts
+    for pool in (*parts.pools, parts.aux):
+        for event, count in pool.moves.items():
+            moves[from_state[event], event] += count
+    return moves

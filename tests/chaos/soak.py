@@ -1,0 +1,273 @@
+"""Calm, storm, calm again: real processes under faults, and everything they promise checked at every answer.
+
+    python -m tests.chaos.soak --minutes 30 [--seed N]
+
+1. Calm: every question once; what the model reads wrongly is dropped. Descriptors and threads are counted.
+2. Storm: users of every kind, and events from `storm.py`. A wrong token, an answer after its deadline + 1 s, an error
+   other than those a client may repeat, a process that ends by itself: the run has failed.
+3. Healed: canaries are all right, nothing is held for anybody, descriptors and threads of the processes that were never
+   killed are those of the beginning, and their resident memory grew by less than 1 MiB a minute after the warm-up.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from tests.chaos.cluster import MODEL, Cluster, held, running, wait_ready
+from tests.chaos.storm import VICTIMS, Storm, make_storm
+from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
+from tests.chaos.watch import Counts, Lag, Memory, counts_of
+
+NUM_USERS = 10
+NUM_CANARIES = 48
+CALM_AT_ONCE = 8
+QUIET_WITHIN_S = 30.0
+READY_WITHIN_S = 15.0
+WARM_UP_S = 60.0
+"""Of the storm: pools of threads, arenas of the allocator and caches fill. Resident memory counts from then on."""
+_HUNG_S = 20.0
+"""Beyond deadline and patience: a request that takes it will never be answered."""
+_REPORT_S = 1.2
+"""Workers report twice a second: what is looked at must have been reported after the last request."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run came to."""
+
+    seed: int
+    storm_s: float
+    events: Counter[str] = field(default_factory=Counter)
+    num_questions: int = 0
+    num_misread: int = 0
+    tally: Tally = field(default_factory=Tally)
+    slopes: dict[str, float] = field(default_factory=dict)
+    """MiB per minute of resident memory, of processes that lived through it."""
+    counts: dict[str, tuple[Counts, Counts]] = field(default_factory=dict)
+    """Of these, before and after."""
+    own_lag_s: float = 0.0
+
+    def __str__(self) -> str:
+        tally = self.tally
+        lines = [
+            f"seed {self.seed}: storm of {self.storm_s:.0f} s, load average {os.getloadavg()[0]:.1f}",
+            f"  {self.events.total()} events: " + ", ".join(f"{n} x {what}" for what, n in self.events.most_common()),
+            f"  {tally.num_requests} requests: {tally.num_right} right, none wrong, {tally.num_errors} errors, "
+            f"{tally.num_left} clients left; {self.num_misread} of {self.num_questions} questions misread in the calm",
+            *(f"    {count:6} {what}" for what, count in sorted(tally.outcomes.items())),
+            f"  latest answer {tally.worst_late_s:+.2f} s from its deadline, own lag {self.own_lag_s:.2f} s",
+            "  resident memory, MiB/min: " + ", ".join(f"{n} {slope:+.2f}" for n, slope in self.slopes.items()),
+            "  descriptors/threads: "
+            + ", ".join(
+                f"{n} {a.descriptors}/{a.threads} -> {b.descriptors}/{b.threads}" for n, (a, b) in self.counts.items()
+            ),
+        ]
+        return "\n".join(lines)
+
+
+class Run:
+    """One soak, from the start of the processes to their end."""
+
+    def __init__(self, cluster: Cluster, http: httpx.AsyncClient, seed: int, storm_s: float) -> None:
+        self.report = Report(seed, storm_s)
+        self.log: list[str] = []
+        """What was done to the cluster, for a failure's reader."""
+        self._cluster = cluster
+        self._http = http
+        self._lag = Lag()
+        self._clients = Clients(http, MODEL.name, self._lag.since)
+        self._storm = make_storm(seed, storm_s)
+        self._draw = Random(f"soak {seed}")
+        self._questions: list[Question] = []
+        self._users: asyncio.TaskGroup | None = None
+        self._is_over = False
+
+    async def go(self, say: Callable[[str], None]) -> Report:
+        """Raises AssertionError (or a group of them) when a promise is broken."""
+        report = self.report
+        async with beside(self._lag.watch()):
+            self._questions = await self._calm()
+            survivors = {n: p.pid for n, p in self._cluster.processes.items() if n not in VICTIMS}
+            await self._wait_quiet()
+            before = {name: counts_of(pid) for name, pid in survivors.items()}
+            memory = Memory(survivors)
+            say(f"calm is over: {len(self._questions)} questions; the storm has {len(self._storm)} events")
+            async with beside(memory.watch(), self._tell_progress(say, memory)):
+                await self._rage()
+                self.note("healed")
+                await self._cluster.heal()
+                await wait_ready(self._http, READY_WITHIN_S)
+                await self._canaries()
+                await self._wait_quiet()
+        report.counts = {name: (before[name], counts_of(pid)) for name, pid in survivors.items()}
+        report.slopes = memory.slopes(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
+        report.own_lag_s = self._lag.worst()
+        return report
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    # ------------------------------------------------------------ calm
+
+    async def _calm(self) -> list[Question]:
+        """Every question, some at a time; those whose answers are right."""
+        questions = make_questions(self.report.seed)
+        gate = asyncio.Semaphore(CALM_AT_ONCE)
+
+        async def is_read_rightly(question: Question) -> bool:
+            async with gate:
+                try:
+                    assert await self._clients.ask(question, ANSWER_LEN, 60.0), "an error in the calm"
+                except WrongToken:
+                    return False
+            return True
+
+        right = await asyncio.gather(*map(is_read_rightly, questions))
+        self.report.num_questions, self.report.num_misread = len(questions), right.count(False)
+        assert right.count(False) <= len(questions) / 20, f"{right.count(False)} of {len(questions)} wrong in the calm"
+        self._clients.tally = self.report.tally
+        return [question for question, ok in zip(questions, right, strict=True) if ok]
+
+    # ------------------------------------------------------------ storm
+
+    async def _rage(self) -> None:
+        storm = Storm(self._cluster, self.note, self._burst)
+        async with asyncio.TaskGroup() as users:
+            self._users = users
+            for number in range(NUM_USERS):
+                users.create_task(self._use(Random(f"user {self.report.seed} {number}")))
+            guard = users.create_task(self._watch_processes())
+            await storm.rage(self._storm)
+            self._is_over = True
+            guard.cancel()
+        self.report.events = Counter(event.kind.name.lower().replace("_", " ") for event in self._storm)
+
+    async def _use(self, draw: Random) -> None:
+        while not self._is_over:
+            await self._one_request(draw)
+            await asyncio.sleep(draw.uniform(0.0, 0.1))
+
+    async def _one_request(self, draw: Random) -> None:
+        question, num_tokens = draw.choice(self._questions), draw.randint(1, ANSWER_LEN)
+        deadline_s = draw.uniform(4.0, 12.0)
+        kind = draw.choices(("ask", "stream", "leave", "slow", "bad"), (30, 35, 15, 8, 12))[0]
+        async with asyncio.timeout(deadline_s + _HUNG_S):
+            match kind:
+                case "ask":
+                    came = await self._clients.ask(question, num_tokens, deadline_s)
+                case "stream":
+                    came = await self._clients.stream(question, num_tokens, deadline_s)
+                case "slow":
+                    came = await self._clients.stream(question, num_tokens, deadline_s, draw.uniform(0.02, 0.2))
+                case "leave":
+                    await self._clients.leave(question, num_tokens, draw.uniform(0.0, 1.0), draw.randint(1, 40))
+                    came = True
+                case _:
+                    await self._clients.misbehave(draw)
+                    came = True
+        if not came:
+            await asyncio.sleep(draw.uniform(0.05, 0.3))
+
+    def _burst(self) -> None:
+        assert self._users is not None
+        for _ in range(10 * NUM_USERS):
+            self._users.create_task(self._one_request(Random(self._draw.random())))
+
+    async def _watch_processes(self) -> None:
+        """Until cancelled. Raises AssertionError when one ended that nobody killed."""
+        while True:
+            for process in self._cluster.processes.values():
+                if process.is_ready:
+                    process.assert_alive()
+            await asyncio.sleep(0.5)
+
+    async def _tell_progress(self, say: Callable[[str], None], memory: Memory) -> None:
+        """Once a minute, until cancelled."""
+        for minute in range(1, 10**6):
+            await asyncio.sleep(60.0)
+            tally = self._clients.tally
+            done = f"{tally.num_requests} requests, {tally.num_right} right, {tally.num_errors} errors"
+            rss = ", ".join(f"{name} {mib:.0f}" for name, mib in memory.last().items())
+            say(f"{minute} min: {done}; resident MiB: {rss}")
+
+    # ------------------------------------------------------------ calm again
+
+    async def _canaries(self) -> None:
+        gate = asyncio.Semaphore(CALM_AT_ONCE)
+
+        async def sing(question: Question) -> None:
+            async with gate:
+                assert await self._clients.stream(question, ANSWER_LEN, 20.0), "a canary was not answered"
+
+        await asyncio.gather(*map(sing, self._draw.choices(self._questions, k=NUM_CANARIES)))
+
+    async def _wait_quiet(self) -> None:
+        """Nothing is held for any request, by reports made after now. Raises AssertionError naming what stays."""
+        await asyncio.sleep(_REPORT_S)
+        deadline = time.monotonic() + QUIET_WITHIN_S
+        while found := await held(self._http):
+            assert time.monotonic() < deadline, f"still held: {found}"
+            await asyncio.sleep(0.25)
+        info = (await self._http.get("/server_info")).json()["engine"]
+        assert info["integrity"] is None and info["internal_errors"] == 0, info
+
+
+@asynccontextmanager
+async def beside(*watchers: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run these as long as the block; a watcher that fails is told of afterwards."""
+    tasks = [asyncio.create_task(watcher) for watcher in watchers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        assert isinstance(end, asyncio.CancelledError), f"a watcher ended: {end!r}"
+
+
+async def soak(seed: int, storm_s: float, say: Callable[[str], None]) -> Report:
+    """One run, checked. On failure the event log and the ends of all logs are noted on the exception."""
+    with TemporaryDirectory(prefix="chaos-") as folder:
+        cluster = Cluster(Path(folder), Random(f"cluster {seed}"))
+        async with running(cluster) as http:
+            run = Run(cluster, http, seed, storm_s)
+            try:
+                return await run.go(say)
+            except BaseException as error:
+                error.add_note(f"seed {seed}; what was done:\n" + "\n".join(run.log[-60:]))
+                raise
+
+
+def assert_kept(report: Report, max_slope: float) -> None:
+    """What can only be judged in the end."""
+    for name, (before, after) in report.counts.items():
+        assert after == before, f"{name}: {before} became {after}"
+    for name, slope in report.slopes.items():
+        assert slope < max_slope, f"{name} grows by {slope:.2f} MiB a minute"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of the storm")
+    parser.add_argument("--seed", type=int, default=None, help="by default another one each time; it is printed")
+    args = parser.parse_args()
+    seed = int(time.time()) if args.seed is None else args.seed
+    print(f"seed {seed}", flush=True)
+    report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True)))
+    print(report, flush=True)
+    assert_kept(report, max_slope=1.0)
+
+
+if __name__ == "__main__":
+    main()

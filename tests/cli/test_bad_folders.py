@@ -1,0 +1,305 @@
+"""Damaged model folders, one row each: `serve` names what is wrong on one line before it starts anything."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import free_port
+from deltaserve.cli.serve import compose
+from tests.cli.test_bad_settings import BAD_FILES, BAD_FLAGS, BAD_VARIABLES
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="session")
+def small_model(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`llama` with one layer: quick to copy."""
+    folder = tmp_path_factory.mktemp("folders") / "small"
+    shutil.copytree(tiny_models / "llama", folder)
+    _config(num_hidden_layers=1)(folder)
+    _tensors(lambda t: [t.pop(name) for name in list(t) if ".layers." in name and ".layers.0." not in name])(folder)
+    return folder
+
+
+def _json(name: str, **changes: object) -> Damage:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        values = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({key: value for key, value in {**values, **changes}.items() if value != "-"}))
+
+    return damage
+
+
+def _config(**changes: object) -> Damage:
+    """Keys of config.json; "-" takes one away."""
+    return _json("config.json", **changes)
+
+
+def _tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return damage
+
+
+def _header(change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+    return damage
+
+
+def _write(name: str, content: str | bytes) -> Damage:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def _remove(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def _rename(name: str, new: str) -> Damage:
+    return lambda folder: (folder / name).rename(folder / new)
+
+
+def _index(mapping: object) -> Damage:
+    return _write(INDEX, json.dumps({"weight_map": mapping}))
+
+
+def _link_out(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
+    (folder / WEIGHTS).symlink_to(folder.parent / "elsewhere.safetensors")
+
+
+def _cut(num_bytes: int) -> Damage:
+    return lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - num_bytes)
+
+
+def _folder(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
+def _template(source: str) -> Damage:
+    return _write("chat_template.jinja", source)
+
+
+_HEAD, _NORM, _Q = "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
+_ONES = np.ones(64, np.float32)
+_GROW = "{% set n = namespace(s='x' * 99) %}{% for i in range(60) %}{% set n.s = "
+
+BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
+    # config.json
+    "config missing": (_remove("config.json"), ("config.json: not found",)),
+    "config a folder": (_folder("config.json"), ("config.json: Is a directory",)),
+    "config empty": (_write("config.json", ""), ("config.json: not readable as JSON",)),
+    "config cut": (_write("config.json", '{"a": '), ("config.json: not readable as JSON",)),
+    "config not UTF-8": (_write("config.json", b"\xff\xfe{}"), ("config.json: not readable as JSON",)),
+    "config a list": (_write("config.json", "[]"), ("config.json: expected a JSON object",)),
+    "config deep": (_write("config.json", "[" * 100_000), ("config.json: not readable as JSON",)),
+    "config long integer": (_write("config.json", '{"a": ' + "9" * 5000 + "}"), ("config.json: not readable",)),
+    "architecture missing": (_config(architectures="-"), ("config.json: architectures",)),
+    "architecture unknown": (_config(architectures=["GPT2LMHeadModel"]), ("'GPT2LMHeadModel'", "LlamaForCausalLM")),
+    "architecture number": (_config(architectures=[7]), ("config.json: architectures is [7]",)),
+    "architecture text": (_config(architectures="LlamaForCausalLM"), ("config.json: architectures",)),
+    "layers 513": (_config(num_hidden_layers=513), ("num_hidden_layers is 513", "1 .. 512")),
+    "layers 0": (_config(num_hidden_layers=0), ("num_hidden_layers is 0",)),
+    "layers text": (_config(num_hidden_layers="3"), ("num_hidden_layers is '3'", "whole number")),
+    "layers true": (_config(num_hidden_layers=True), ("num_hidden_layers is True", "whole number")),
+    "layers float": (_config(num_hidden_layers=1.0), ("num_hidden_layers is 1.0", "whole number")),
+    "layers missing": (_config(num_hidden_layers="-"), ("num_hidden_layers is missing",)),
+    "vocabulary absurd": (_config(vocab_size=2**22 + 1), ("vocab_size is 4194305", "4194304")),
+    "vocabulary negative": (_config(vocab_size=-1), ("vocab_size is -1",)),
+    "hidden absurd": (_config(hidden_size=2**17 + 1), ("hidden_size is 131073", "131072")),
+    "heads absurd": (_config(num_attention_heads=10**9), ("num_attention_heads",)),
+    "heads uneven": (_config(num_key_value_heads=3), ("num_key_value_heads is 3", "divisor of num_attention_heads 8")),
+    "head size odd": (_config(head_dim=15), ("head_dim is 15", "even")),
+    "positions 0": (_config(max_position_embeddings=0), ("max_position_embeddings is 0",)),
+    "activation": (_config(hidden_act="gelu"), ("hidden_act is 'gelu'", "silu")),
+    "type": (_config(dtype="float64"), ("dtype is 'float64'", "bfloat16")),
+    "epsilon": (_config(rms_norm_eps=-1), ("rms_norm_eps is -1", "positive")),
+    "epsilon not a number": (_config(rms_norm_eps=float("nan")), ("rms_norm_eps is nan", "positive")),
+    "quantised": (_config(quantization_config={"quant_method": "awq"}), ("'awq'", "not supported")),
+    "rope unknown": (_config(rope_parameters={"rope_type": "su"}), ("config.json", "'su'")),
+    "end id outside": (_config(eos_token_id=272), ("eos_token_id 272 is outside",)),
+    "end id text": (_config(eos_token_id="2"), ("eos_token_id is '2'", "whole numbers")),
+    # weights against the configuration
+    "hidden differs": (_config(hidden_size=32, head_dim=16), (WEIGHTS, "has shape", "expected")),
+    "more layers": (_config(num_hidden_layers=2), ("tensors are missing, first layers.1.",)),
+    "other vocabulary": (_config(vocab_size=300), (WEIGHTS, "lm_head.weight has shape [272, 64], expected [300, 64]")),
+    "other heads": (_config(num_key_value_heads=2), (WEIGHTS, "k_proj.weight has shape [64, 64], expected [32, 64]")),
+    "bias expected": (_config(attention_bias=True), ("4 tensors are missing", "bias")),
+    "tensor missing": (_tensors(lambda t: t.pop(_NORM)), ("1 tensors are missing, first norm.weight",)),
+    "tensor unknown": (_tensors(lambda t: t.update({"model.extra": _ONES})), ("model.extra is not a tensor",)),
+    "tensor twice": (_tensors(lambda t: t.update({"norm.weight": _ONES})), ("norm.weight is given twice",)),
+    "shape": (_tensors(lambda t: t.update({_HEAD: _ONES})), (_HEAD, "has shape [64], expected [272, 64]")),
+    "transposed": (
+        _tensors(lambda t: t.update({_Q: np.ones((64, 128), np.float32)})),
+        ("q_proj.weight has shape [64, 128], expected [128, 64]",),
+    ),
+    "scalar": (_tensors(lambda t: t.update({_NORM: np.ones((), np.float32)})), ("has shape [], expected [64]",)),
+    "integers": (_tensors(lambda t: t.update({_NORM: np.ones(64, np.int8)})), ("has dtype I8, expected one of F32",)),
+    "doubles": (_tensors(lambda t: t.update({_NORM: np.ones(64, np.float64)})), ("has dtype F64",)),
+    # weight files
+    "no weights": (_remove(WEIGHTS), ("model.safetensors: not found",)),
+    "only .bin": (_rename(WEIGHTS, "pytorch_model.bin"), ("pytorch_model.bin", "only safetensors")),
+    "only .gguf": (_rename(WEIGHTS, "model.gguf"), ("model.gguf", "only safetensors")),
+    "only .pkl": (_rename(WEIGHTS, "model.pkl"), ("model.pkl", "only safetensors")),
+    "only .pth": (_rename(WEIGHTS, "consolidated.00.pth"), ("consolidated.00.pth", "only safetensors")),
+    "weights a folder": (_folder(WEIGHTS), ("model.safetensors: not found",)),
+    "weights empty": (_write(WEIGHTS, b""), (WEIGHTS, "header")),
+    "weights text": (_write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), (WEIGHTS, "header")),
+    "header huge": (_write(WEIGHTS, (1 << 40).to_bytes(8, "little")), (WEIGHTS, "header of 1099511627776 bytes")),
+    "header cut": (_write(WEIGHTS, (1000).to_bytes(8, "little") + b"{}"), (WEIGHTS, "ends within its header")),
+    "header not JSON": (_write(WEIGHTS, (4).to_bytes(8, "little") + b"{{{{"), (WEIGHTS, "not a valid")),
+    "one byte short": (_cut(1), (WEIGHTS, "not a valid safetensors file")),
+    "one page short": (_cut(4096), (WEIGHTS, "not a valid safetensors file")),
+    "offsets past the end": (_header(lambda h: h[_NORM].update(data_offsets=[0, 1 << 60])), (WEIGHTS, "not a valid")),
+    "offsets negative": (_header(lambda h: h[_NORM].update(data_offsets=[-4, 252])), (WEIGHTS, "not a valid")),
+    "offsets overlap": (_header(lambda h: h.update(copy=h[_NORM])), (WEIGHTS, "not a valid")),
+    "offsets gap": (_header(lambda h: h.pop(_NORM)), (WEIGHTS, "not a valid")),
+    "type unknown": (_header(lambda h: h[_NORM].update(dtype="F13")), (WEIGHTS, "not a valid")),
+    "link out": (_link_out, (WEIGHTS, "leads out of the model folder")),
+    # index
+    "index empty": (_write(INDEX, "{}"), (INDEX, "weight_map is missing")),
+    "index not JSON": (_write(INDEX, "{"), (INDEX, "not readable as JSON")),
+    "index upwards": (_index({_HEAD: "../x.safetensors"}), (INDEX, "not a plain .safetensors file name")),
+    "index absolute": (_index({_HEAD: "/etc/x.safetensors"}), (INDEX, "not a plain .safetensors file name")),
+    "index to a pickle": (_index({_HEAD: "model.bin"}), (INDEX, "not a plain .safetensors file name")),
+    "index number": (_index({_HEAD: 1}), (INDEX, "not a plain .safetensors file name")),
+    "shard missing": (_index({_HEAD: "m-2.safetensors"}), ("m-2.safetensors: not found",)),
+    "index incomplete": (_index({_HEAD: WEIGHTS}), ("but the index says nothing",)),
+    # tokenizer
+    "tokenizer missing": (_remove("tokenizer.json"), ("tokenizer.json is missing",)),
+    "tokenizer empty": (_write("tokenizer.json", ""), ("tokenizer.json: not a tokenizer",)),
+    "tokenizer an object": (_write("tokenizer.json", "{}"), ("tokenizer.json: not a tokenizer",)),
+    "tokenizer not UTF-8": (_write("tokenizer.json", b"\xff"), ("tokenizer.json: not a tokenizer",)),
+    "tokenizer deep": (_write("tokenizer.json", "[" * 100_000), ("tokenizer.json: not a tokenizer",)),
+    "tokenizer model unknown": (_json("tokenizer.json", model={"type": "X"}), ("tokenizer.json: not a tokenizer",)),
+    "tokenizer config a list": (_write("tokenizer_config.json", "[]"), ("tokenizer_config.json", "object")),
+    "tokenizer config cut": (_write("tokenizer_config.json", "{"), ("tokenizer_config.json", "not readable as JSON")),
+    "tokenizer config deep": (_write("tokenizer_config.json", "[" * 100_000), ("tokenizer_config.json", "JSON")),
+    "end token a number": (_json("tokenizer_config.json", eos_token=5), ("eos_token is '5'", "a string")),
+    # generation_config.json
+    "generation a list": (_write("generation_config.json", "[]"), ("generation_config.json", "object")),
+    "generation cut": (_write("generation_config.json", "{"), ("generation_config.json", "not readable as JSON")),
+    "temperature": (_json("generation_config.json", temperature=-1), ("temperature is -1", "0..2")),
+    "temperature text": (_json("generation_config.json", temperature="hot"), ("temperature is 'hot'",)),
+    "top_p": (_json("generation_config.json", top_p=1.5), ("top_p is 1.5",)),
+    "top_p not a number": (_json("generation_config.json", top_p=float("nan")), ("top_p is nan",)),
+    "top_k": (_json("generation_config.json", top_k=-5), ("top_k is -5",)),
+    "penalty": (_json("generation_config.json", repetition_penalty=0), ("repetition_penalty is 0",)),
+    "generation end id": (_json("generation_config.json", eos_token_id=[1, 999]), ("eos_token_id 999",)),
+    "generation end text": (_json("generation_config.json", eos_token_id="x"), ("eos_token_id is 'x'",)),
+    # chat template
+    "template broken": (_template("{{ messages"), ("chat template does not compile",)),
+    "template long": (_template("x" * 65_537), ("65537 bytes", "65536")),
+    "template not UTF-8": (_write("chat_template.jinja", b"\xff"), ("chat_template.jinja",)),
+    "template fails": (_template("{{ messages[7].content.x }}"), ("chat template fails",)),
+    "template refuses": (_template("{{ raise_exception('no') }}"), ("refuses these messages: no",)),
+    "template escapes": (_template("{{ ''.__class__.__mro__[1].__subclasses__() }}"), ("chat template fails",)),
+    "template includes": (_template("{% include '/etc/passwd' %}"), ("chat template fails",)),
+    "template power": (_template("{% for i in range(10**9) %}{% endfor %}"), ("chat template fails",)),
+    "template loops": (
+        _template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
+        ("too many steps",),
+    ),
+    "template calls": (
+        _template("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"),
+        ("too many steps",),
+    ),
+    "template endless call": (_template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), ("chat template fails",)),
+    "template adds": (_template(_GROW + "n.s + n.s %}{% endfor %}"), ("too many steps or too much memory",)),
+    "template joins": (_template(_GROW + "[n.s, n.s] | join %}{% endfor %}"), ("too much memory",)),
+    "template concatenates": (_template(_GROW + "n.s ~ n.s %}{% endfor %}"), ("too much memory",)),
+    "template replaces": (_template(_GROW + "n.s.replace('x', n.s) %}{% endfor %}"), ("too much memory",)),
+    "template pads": (_template("{{ 'x'.ljust(10000000000) }}"), ("chat template fails",)),
+    "template centers": (_template("{{ 'x' | center(10000000000) }}"), ("chat template fails",)),
+    "template formats": (_template("{{ '{:10000000000}'.format(1) }}"), ("chat template fails",)),
+    "template of another type": (_json("tokenizer_config.json", chat_template=5), ("chat_template is neither",)),
+    "template list": (_json("tokenizer_config.json", chat_template=[{"name": []}]), ("chat_template is neither",)),
+    "template file": (_json("chat_template.json", chat_template=5), ("chat_template.json: chat_template is neither",)),
+}
+
+
+@pytest.mark.parametrize(("damage", "parts"), BAD_FOLDERS.values(), ids=BAD_FOLDERS.keys())
+def test_a_damaged_folder_is_named_before_anything_starts(
+    small_model: Path, tmp_path: Path, damage: Damage, parts: tuple[str, ...]
+) -> None:
+    folder = Path(shutil.copytree(small_model, tmp_path / "model"))
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        _compose(folder, tmp_path)
+    message = " ".join(str(caught.value).split())
+    assert len(message) < 400
+    for part in parts:
+        assert part in message
+
+
+def test_the_folder_undamaged_is_served(small_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "specs").mkdir()
+    assert len(_compose(small_model, tmp_path / "specs").children) == 3
+
+
+def test_code_in_a_folder_is_not_run(small_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small_model, tmp_path / "model"))
+    (folder / "modeling_x.py").write_text("raise SystemExit('this was run')")
+    _config(auto_map={"AutoModelForCausalLM": "modeling_x.X"})(folder)
+    _compose(folder, tmp_path)
+
+
+def _compose(folder: Path, private: Path) -> Any:
+    settings = Settings.model_validate({"model": {"model_path": str(folder)}, "network": {"port": free_port()}})
+    return compose(settings, private)
+
+
+COMMANDS: Mapping[str, tuple[list[str], Damage, str]] = {
+    "flag": (["--page-sise", "16"], lambda folder: None, "--page-sise"),
+    "value": (["--page-size", "48"], lambda folder: None, "--page-size 48"),
+    "door": (["--host", "0.0.0.0"], lambda folder: None, "--host 0.0.0.0"),
+    "weights": ([], _tensors(lambda t: t.pop(_NORM)), "norm.weight"),
+    "tokenizer": ([], _write("tokenizer.json", "{}"), "tokenizer.json"),
+    "template": ([], _template("{{ messages"), "chat template"),
+    "generation": ([], _json("generation_config.json", temperature=-1), "temperature"),
+}
+
+
+@pytest.mark.parametrize(("argv", "damage", "named"), COMMANDS.values(), ids=COMMANDS.keys())
+def test_the_command_says_one_line_and_exits_with_2(
+    small_model: Path, tmp_path: Path, argv: list[str], damage: Damage, named: str
+) -> None:
+    folder = Path(shutil.copytree(small_model, tmp_path / "model"))
+    damage(folder)
+    command = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(folder), "--port", str(free_port()), *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("deltaserve: ") and named in line
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(BAD_FOLDERS) >= 80
+    assert len(BAD_FOLDERS) + len(BAD_FLAGS) + len(BAD_VARIABLES) + len(BAD_FILES) >= 200

@@ -1,0 +1,169 @@
+"""How a server behaves around its requests: doors, secrets, draining, life and readiness, emptying the caches."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.server import ROOT, Server, serving, wait_until
+
+MODEL = ROOT / "models" / "recall-micro"
+FLAGS = ("--page-size", "16", "--num-pages", "2048", "--context-length", "2048")
+PROMPT = list(range(32, 112))
+LONG, NUM_SAMPLES = 1900, 2
+"""Output that takes seconds on any machine."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), MODEL, *FLAGS) as started:
+        yield started
+
+
+def cached(server: Server) -> dict[str, float]:
+    """Worker |-> pages in its tree, by its last report."""
+    name = 'deltaserve_pages{pool="0",state="cached"}'
+    return {worker: values.get(name, -1.0) for worker, values in server.metrics().items()}
+
+
+class Stream(threading.Thread):
+    """A long answer, read in a thread."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.begun = threading.Event()
+        self._server = server
+        self._body = server.body(PROMPT, max_tokens=LONG, n=NUM_SAMPLES, stream=True)
+        self.start()
+
+    def run(self) -> None:
+        url = f"{self._server.base_url}/v1/completions"
+        with suppress(httpx.TransportError), httpx.stream("POST", url, json=self._body, timeout=60) as reply:
+            for line in filter(None, reply.iter_lines()):
+                self.events.append(line.removeprefix("data: "))
+                self.begun.set()
+
+
+# ---------------------------------------------------------------- doors and secrets
+
+
+def test_every_listener_of_every_process_is_on_this_machine_only(server: Server) -> None:
+    """The supervisor and nobody else has none; the front one, as it has no keys."""
+    ports: dict[str, list[int]] = {}
+    for name, pid in server.pids().items():
+        listening = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening} <= {"127.0.0.1"}, (name, listening)
+        ports[name] = [address.port for address in listening]
+    assert ports["supervisor"] == []
+    assert ports["front"] == [server.port]
+    assert len(ports["prefill-0"]) >= 1
+    assert len(ports["decode-0"]) >= 1
+
+
+def test_no_secret_is_in_an_argument_the_environment_or_a_file_of_others(server: Server) -> None:
+    (folder,) = server.folder.glob("deltaserve-*")
+    secret = (folder / "cluster.key").read_bytes().strip()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+    for pid in server.pids().values():
+        for place in ("cmdline", "environ"):
+            assert secret not in Path(f"/proc/{pid}/{place}").read_bytes()
+    assert all(secret not in file.read_bytes() for file in folder.glob("*.log"))
+
+
+def test_no_process_shares_memory_by_name(server: Server) -> None:
+    for name, pid in server.pids().items():
+        mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+        assert not [path for path in mapped if path.startswith("/dev/shm")], name
+
+
+# ---------------------------------------------------------------- caches
+
+
+def test_flush_empties_both_trees_and_the_next_answer_is_the_same(server: Server) -> None:
+    answer = server.complete(PROMPT)
+    assert server.complete(PROMPT).cached_len > 0
+    wait_until(lambda: all(pages > 0 for pages in cached(server).values()), "reports of cached pages")
+    reply = server.http.post("/flush_cache")
+    assert reply.status_code == 202
+    assert reply.json()["evictable_pages"].keys() == {"prefill-0", "decode-0"}
+    wait_until(lambda: all(pages == 0 for pages in cached(server).values()), "empty trees")
+    again = server.complete(PROMPT)
+    assert (again.cached_len, again.tokens) == (0, answer.tokens)
+
+
+def test_a_request_without_cache_leaves_and_finds_nothing(server: Server) -> None:
+    """What warm-up, probes and benchmarks may say; there is no magic prompt or host."""
+    server.http.post("/flush_cache")
+    wait_until(lambda: all(pages == 0 for pages in cached(server).values()), "empty trees")
+    for _ in range(2):
+        assert server.complete(PROMPT, no_cache=True).cached_len == 0
+    server.wait_quiet()
+    assert set(cached(server).values()) == {0.0}
+
+
+# ---------------------------------------------------------------- life
+
+
+def test_a_client_that_leaves_takes_its_room_with_it(server: Server) -> None:
+    body = server.body(PROMPT, max_tokens=LONG, n=NUM_SAMPLES, stream=True)
+    with server.http.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.iter_lines()
+        next(lines)  # kept: an iterator that is dropped closes the connection
+        assert server.info()["engine"]["rooms"] == NUM_SAMPLES
+    wait_until(lambda: server.info()["engine"]["rooms"] == 0, "the room to end")
+    server.wait_quiet()
+
+
+def test_a_prefill_death_is_about_readiness_not_life(folder: Path) -> None:
+    """Front and decode live on as the processes they were; readiness names who is missing, and comes back."""
+    with serving(folder, MODEL, *FLAGS, deaths=1) as server:
+        before = server.pids()
+        server.signal("prefill-0", signal.SIGKILL)
+        wait_until(lambda: not server.is_ready(), "the death to be noticed")
+        reply = server.http.get("/readyz")
+        if reply.status_code == 503:
+            assert "prefill-0" in reply.json()["reasons"]["engine"]
+        while not server.is_ready():
+            assert server.http.get("/livez").status_code == 200
+        assert {name for name, pid in server.pids().items() if pid != before[name]} == {"prefill-0"}
+        server.complete(PROMPT)
+
+
+def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) -> None:
+    with serving(folder, MODEL, *FLAGS) as server:
+        stream = Stream(server)
+        assert stream.begun.wait(30)
+        os.kill(server.popen.pid, signal.SIGTERM)
+        wait_until(lambda: server.http.get("/readyz").status_code == 503, "draining")
+        assert server.http.get("/readyz").json()["reasons"].keys() == {"draining"}
+        refused = server.http.post("/v1/completions", json=server.body(PROMPT, max_tokens=1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert server.http.get("/livez").status_code == 200
+        assert stream.is_alive(), "asked too late to show anything"
+        stream.join(60)
+        assert stream.events[-1] == "[DONE]"
+        assert server.popen.wait(30) == 0
+
+
+def test_a_second_signal_ends_the_grace(folder: Path) -> None:
+    """The stream does not end well, nothing outlives the supervisor, and nobody waits for either."""
+    with serving(folder, MODEL, *FLAGS) as server:
+        stream = Stream(server)
+        pids = server.pids()
+        assert stream.begun.wait(30)
+        os.kill(server.popen.pid, signal.SIGTERM)
+        wait_until(lambda: "stopping" in server.log(), "the first signal")
+        os.kill(server.popen.pid, signal.SIGTERM)
+        assert server.popen.wait(30) == 0
+        stream.join(30)
+        assert stream.events[-1] != "[DONE]"
+        assert not any(psutil.pid_exists(pid) for pid in pids.values())

@@ -1,0 +1,224 @@
+"""Two workers greet over a link that loses, doubles and reorders frames, while either may start anew or fall silent.
+
+Nobody is READY with a process start it knows to be over; once the link is healthy both are READY, each with the other's
+present start, and prefill with decode's present endpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaserve.base.ids import PeerName, Role
+from deltaserve.instance.api import Action, InstanceConfig, SendFrame
+from deltaserve.instance.links import Links
+from deltaserve.instance.parts import facts_of
+from deltaserve.sim.oracle import stamp_spec
+from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    FencePeer,
+    OpenEndpoint,
+)
+from deltaserve.wire.messages import Envelope, PeerAddress
+
+NAMES = (PeerName("prefill-0"), PeerName("decode-0"))
+ROLES = {NAMES[0]: Role.PREFILL, NAMES[1]: Role.DECODE}
+LOST_S, BEAT_S = 1.5, 0.5
+
+
+def config_of(name: PeerName, boot: int) -> InstanceConfig:
+    return InstanceConfig(
+        name=name,
+        role=ROLES[name],
+        boot=boot,
+        cache=stamp_spec(4, 1),
+        num_pages=(8,),
+        num_aux_slots=2,
+        max_running_requests=2,
+        max_context_len=32,
+        vocab_size=97,
+        compat=(("model", "m"),),
+        cluster_secret=b"s" * 32,
+        fingerprint="m",
+        transport="loopback",
+        regions=(),
+    )
+
+
+@dataclass
+class Side:
+    """One process: its links, its endpoint for the other, and reports that are not told yet."""
+
+    name: PeerName
+    other: PeerName
+    boot: int
+    links: Links = field(init=False)
+    out: list[Action] = field(default_factory=list)
+    reports: list[EndpointOpened | EndpointAttached | EndpointFailed] = field(default_factory=list)
+    num_endpoints: int = 0
+    endpoint: bytes | None = None
+    attached: bytes | None = None
+
+    def __post_init__(self) -> None:
+        config = config_of(self.name, self.boot)
+        self.links = Links(config, facts_of(config), LOST_S, self.out)
+
+    def _has_no_end(self, command: Action) -> bool:
+        """An attach for an endpoint that was fenced meanwhile."""
+        return isinstance(command, AttachEndpoint) and self.endpoint is None
+
+    def work(self, fails: bool) -> list[Envelope]:
+        """Perform what the links asked for; the frames that leave."""
+        frames = []
+        while self.out:
+            match self.out.pop(0):
+                case SendFrame(_, envelope):
+                    frames.append(envelope)
+                case OpenEndpoint() | AttachEndpoint() as command if fails or self._has_no_end(command):
+                    self.endpoint = self.attached = None
+                    self.reports.append(EndpointFailed(self.other, "it could not be opened"))
+                case OpenEndpoint(_, metadata):
+                    self.num_endpoints += 1
+                    self.endpoint = f"{self.boot}.{self.num_endpoints}".encode()
+                    self.attached = metadata or None
+                    self.reports.append(EndpointOpened(self.other, self.endpoint))
+                    if metadata:
+                        self.reports.append(EndpointAttached(self.other))
+                case AttachEndpoint(_, metadata):
+                    self.attached = metadata
+                    self.reports.append(EndpointAttached(self.other))
+                case FencePeer():
+                    self.endpoint = self.attached = None
+        return frames
+
+
+class Pair:
+    """The two sides, and the frames between them in the order in which they left."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_starts = 0
+        self.sides: dict[PeerName, Side] = {}
+        self.flying: list[tuple[PeerName, Envelope]] = []
+        for name in NAMES:
+            self.start(name)
+
+    def start(self, name: PeerName) -> None:
+        """A new process: what was on its way to the old one is lost with its connections."""
+        self.num_starts += 1
+        (other,) = (each for each in NAMES if each != name)
+        self.flying = [(dst, envelope) for dst, envelope in self.flying if dst != name]
+        side = self.sides[name] = Side(name, other, self.num_starts)
+        if ROLES[name] is Role.DECODE:
+            side.links.dial(PeerAddress(name=other, url="sim://"), self.now)
+        self.settle(side)
+
+    def settle(self, side: Side, fails: bool = False) -> None:
+        self.flying += [(side.other, envelope) for envelope in side.work(fails)]
+        self.check()
+
+    def deliver(self, index: int) -> None:
+        dst, envelope = self.flying.pop(index)
+        self.sides[dst].links.receive(envelope, self.now)
+        self.settle(self.sides[dst])
+
+    def report(self, side: Side) -> None:
+        if side.reports:
+            side.links.on_endpoint(side.reports.pop(0))
+            self.settle(side)
+
+    def beat(self, seconds: float, names: Sequence[PeerName] = NAMES) -> None:
+        self.now += seconds
+        for name in names:
+            side = self.sides[name]
+            for peer in side.links.beat(self.now):
+                side.links.fence(peer.name)
+            self.settle(side)
+
+    def check(self) -> None:
+        for side in self.sides.values():
+            peer = side.links.table.get(side.other)
+            assert peer.boot not in peer.dead_boots
+            assert not peer.is_ready or peer.boot is not None
+
+    def heal(self) -> None:
+        """From now on frames arrive, in order, and endpoints open."""
+        for _ in range(20):
+            self.beat(BEAT_S)
+            for _ in range(100):
+                for side in self.sides.values():
+                    self.report(side)
+                if self.flying:
+                    self.deliver(0)
+            assert not self.flying, "they greet without end"
+
+    def check_ready(self) -> None:
+        for side in self.sides.values():
+            other = self.sides[side.other]
+            peer = side.links.table.get(side.other)
+            assert side.links.is_ready(side.other), f"{side.name}: {peer.state}"
+            assert peer.boot == other.boot
+            assert side.endpoint is not None
+            assert side.attached is not None
+        prefill, decode = (self.sides[name] for name in NAMES)
+        assert prefill.attached == decode.endpoint, "pages would go to an endpoint that is gone"
+
+
+KINDS = (
+    *("deliver", "first") * 3,
+    *("report", "beat") * 2,
+    *("drop", "double", "report", "fail", "silence", "start", "died", "pause"),
+)
+OPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=60)
+
+
+def perform(pair: Pair, kind: str, number: int) -> None:
+    side = pair.sides[NAMES[number % 2]]
+    match kind:
+        case "first" if pair.flying:
+            pair.deliver(0)
+        case "deliver" if pair.flying:
+            pair.deliver(number % len(pair.flying))
+        case "drop" if pair.flying:
+            pair.flying.pop(number % len(pair.flying))
+        case "double" if pair.flying:
+            pair.flying.append(pair.flying[number % len(pair.flying)])
+        case "beat":
+            pair.beat(BEAT_S)
+        case "report":
+            pair.report(side)
+        case "fail":
+            pair.settle(side, fails=True)
+        case "silence":
+            pair.beat(LOST_S + 0.1)
+        case "pause":
+            pair.beat(LOST_S + 0.1, [side.name])
+        case "start":
+            pair.start(side.name)
+        case "died" if number % 4 == 0:
+            pair.sides[side.other].links.died(side.name)
+            pair.start(side.name)
+
+
+@given(OPS)
+def test_a_pair_comes_together_again(ops: list[tuple[str, int]]) -> None:
+    pair = Pair()
+    for kind, number in ops:
+        perform(pair, kind, number)
+    pair.heal()
+    pair.check_ready()
+
+
+def test_decode_attaches_to_the_endpoint_that_prefill_has_now() -> None:
+    """Prefill fences a silent decode after it has answered, then hears its repeated Hello and opens another one."""
+    pair = Pair()
+    steps = (("report", 1), ("beat", 0), ("deliver", 0), ("report", 0), ("report", 0), ("pause", 0))
+    for kind, number in steps:
+        perform(pair, kind, number)
+    pair.heal()
+    pair.check_ready()
+    assert pair.sides[NAMES[1]].attached == pair.sides[NAMES[0]].endpoint

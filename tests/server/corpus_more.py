@@ -1,0 +1,190 @@
+"""More bad requests: sizes that must be refused before work is spent on them, look-alikes, grammars, keys."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+from deltaserve.base.ids import Namespace
+from deltaserve.server.settings import ApiKey, Right
+from tests.server.corpus import CHAT, COMPLETIONS, GENERATE, JSON, Case, chat, completion, generate
+
+USER = ApiKey("u" * 32, Namespace("acme"))
+ADMIN = ApiKey("a" * 40, Namespace("ops"), frozenset(Right))
+_V, _U, _C, _M = "invalid_value", "unsupported", "context_length_exceeded", "missing_required_parameter"
+_LONG = 6_000_000
+
+
+def _call(arguments: str, name: str = "f") -> dict[str, object]:
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def large() -> Iterator[Case]:
+    """What cannot fit is refused before it is rendered or cut into tokens."""
+    user: dict[str, object] = {"role": "user", "content": "x"}
+    conversations: Mapping[str, list[dict[str, object]]] = {
+        "arguments": [{"role": "assistant", "tool_calls": [_call(json.dumps({"a": "x" * _LONG}))]}, user],
+        "parts": [{"role": "user", "content": [{"type": "text", "text": "x" * 1000}] * 3000}],
+        "messages": [user] * 100_000,
+        "empty_messages": [{"role": "user", "content": ""}] * 100_000,
+        "control_tokens": [{"role": "user", "content": "<|im_end|>" * 300_000}],
+        "heads_of_control_tokens": [{"role": "user", "content": "<"}] * 512,
+        "system": [{"role": "system", "content": "x" * _LONG}, user],
+        "calls": [{"role": "assistant", "tool_calls": [_call("{}")] * 20_000}, user],
+    }
+    for name, messages in conversations.items():
+        yield Case(f"large_chat_{name}", CHAT, chat({"messages": messages}), 400, _C, "messages")
+        body = json.dumps({"messages": messages}).encode()
+        yield Case(f"large_tokenize_{name}", "/tokenize", body, 400, _C, "messages")
+    text = "x" * _LONG
+    yield Case("large_tokenize_prompt", "/tokenize", json.dumps({"prompt": text}).encode(), 400, _C, "prompt")
+    yield Case("large_prompts", COMPLETIONS, completion({"prompt": ["a"] * 100_000}), 400, _V, "prompt")
+    yield Case("large_ids", COMPLETIONS, completion({"prompt": [1] * 1_000_000}), 400, _C, "prompt")
+    yield Case(
+        "large_ids_generate", GENERATE, json.dumps({"input_ids": [1] * 1_000_000}).encode(), 400, _C, "input_ids"
+    )
+    yield Case("large_text_generate", GENERATE, generate({"text": text}), 400, _C, "text")
+    yield Case("large_stop", COMPLETIONS, completion({"stop": text}), 400, _V, "stop")
+    yield Case("large_stops", COMPLETIONS, completion({"stop": ["a"] * 100_000}), 400, _V, "stop")
+    yield Case("large_salt", COMPLETIONS, completion({"cache_salt": text}), 400, _V, "cache_salt")
+    yield Case("large_user", CHAT, chat({"user": text}), 400, _V, "user")
+    bias = {str(number): 1 for number in range(100_000)}
+    yield Case("large_bias", COMPLETIONS, completion({"logit_bias": bias}), 400, _V, "logit_bias")
+    yield Case("large_model_name", COMPLETIONS, completion({"model": text}), 404, "model_not_found", "model")
+    yield Case("large_field_name", COMPLETIONS, completion({"_" + text: 1}), 400, "unknown_parameter", "_" + "x" * 79)
+    yield Case("large_integer", COMPLETIONS, completion({"seed": 0})[:-2] + b"9" * _LONG + b"}", 400, "invalid_json")
+    yield Case("large_spaces", COMPLETIONS, b" " * _LONG, 400, "invalid_json")
+    yield Case("large_backslashes", COMPLETIONS, b'{"a": "' + b"\\" * _LONG + b'"', 400, "invalid_json")
+    yield Case("large_open_string", COMPLETIONS, b'{"a": "' + text.encode(), 400, "invalid_json")
+    yield Case("large_brackets_in_string", COMPLETIONS, b'{"a": "' + b"[" * _LONG, 400, "invalid_json")
+    yield Case("large_commas", COMPLETIONS, b"[" + b"," * _LONG, 400, "invalid_json")
+
+
+def grammars() -> Iterator[Case]:
+    """Structured output and tools are not built: refused by name, whatever their size or shape."""
+    deep: object = {"type": "string"}
+    for _ in range(12):
+        deep = {"type": "object", "properties": {"a": deep}}
+    values: Mapping[str, object] = {
+        "regex": "(a+)+$" * 10_000,
+        "guided_regex": "[",
+        "ebnf": "root ::= root",
+        "grammar": "x",
+        "json_schema": "{",
+        "guided_json": deep,
+        "guided_choice": ["a"],
+        "guided_grammar": "x",
+        "structural_tag": {"type": "x"},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x/"}}},
+        "structured_outputs": {"json": deep},
+        "tools": [{"type": "function", "function": {"name": "f"}}] * 129,
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "functions": [{"name": "f", "parameters": {"type": "nothing"}}],
+        "lora_request": {"name": "x"},
+        "input_embeds": [[0.5]],
+        "prompt_embeds": "AAAA",
+        "video_data": ["http://127.0.0.1/"],
+    }
+    for name, value in values.items():
+        yield Case(f"grammar_completions_{name}", COMPLETIONS, completion({name: value}), 400, _U, name)
+        yield Case(f"grammar_chat_{name}", CHAT, chat({name: value}), 400, _U, name)
+
+
+def urls() -> Iterator[Case]:
+    """Nothing is ever fetched, wherever an address is written."""
+    for url in ("http://169.254.169.254/latest", "file:///etc/passwd", "data:image/png;base64,AAAA", "ftp://x", ""):
+        for kind in ("image_url", "video_url", "audio_url", "input_audio", "file"):
+            content = [{"type": kind, kind: {"url": url}}]
+            body = chat({"messages": [{"role": "user", "content": content}]})
+            yield Case(f"url_{kind}_{url}", CHAT, body, 400, _U, "messages[0].content[0].type")
+
+
+def look_alikes() -> Iterator[Case]:
+    """Almost right: numbers of another kind, headers of another case, names in another place."""
+    good = completion({})
+    for value in ("5_0", "+5", "infinity", "Infinity", ".5", "5.", "5,6", "1e", "e5", "5 6", "True", "0.0", "0e9"):
+        yield Case(
+            f"seconds_{value}", COMPLETIONS, good, 400, _V, "x-deadline-seconds",
+            headers=JSON | {"x-deadline-seconds": value},
+        )  # fmt: skip
+    for kind in (
+        "application/json; CHARSET=utf-16", "application/json; charset=utf-8x", "text/json", "application/*",
+        "application/json, text/plain", "json", "application/ json", "application/x-ndjson",
+    ):  # fmt: skip
+        headers = {"content-type": kind}
+        yield Case(f"kind_{kind}", COMPLETIONS, good, 415, "unsupported_media_type", headers=headers)
+    for encoding in ("br", "deflate", "identity, gzip", "x"):
+        headers = JSON | {"content-encoding": encoding}
+        yield Case(f"encoding_{encoding}", COMPLETIONS, good, 415, "unsupported_media_type", headers=headers)
+    for path in (
+        "//v1/completions",
+        "/v1/completions;x",
+        "/V1/completions",
+        "/v1/completions%2f",
+        "/v1%2Fcompletions/",
+    ):
+        yield Case(f"path_{path}", path, good, 404, "not_found")
+    for path in ("/server_info/..", "/metrics/", "/admin", "/admin/", "/admin/requests", "/.env", "/debug/pprof"):
+        yield Case(f"path_{path}", path, b"", 404, "not_found", method="GET", headers={})
+    for method, path in (
+        ("POST", "/metrics"),
+        ("DELETE", "/admin/drain"),
+        ("PUT", "/tokenize"),
+        ("POST", "/v1/models"),
+    ):
+        yield Case(f"method_{method}_{path}", path, b"", 405, "method_not_allowed", method=method, headers={})
+    yield Case("admin_from_browser", "/admin/drain", b"", 403, "forbidden", headers={"origin": "http://x.example"})
+    for model in ("%00", "tiny%20", "%2e%2e/tiny", "TINY", "y" * 4000):
+        path = f"/v1/models/{model}"
+        yield Case(f"model_{model}"[:40], path, b"", 404, "model_not_found", "model", "GET", {})
+    yield Case("tokenize_model", "/tokenize", b'{"prompt": "a", "model": "x"}', 404, "model_not_found", "model")
+    yield Case("detokenize_model", "/detokenize", b'{"tokens": [1], "model": "x"}', 404, "model_not_found", "model")
+    yield Case("tokenize_internal", "/tokenize", b'{"prompt": "a", "room": "x"}', 400, "unknown_parameter", "room")
+    tokenize = b'{"messages": [{"role": "user"}]}'
+    yield Case("tokenize_no_content", "/tokenize", tokenize, 400, _M, "messages[0].content")
+    for token in ("1.0", "true", "null", "-1", "1e2", "[1]", str(10**19)):
+        body = b'{"tokens": [' + token.encode() + b"]}"
+        yield Case(f"detokenize_{token}", "/detokenize", body, 400, _V, "tokens[0]")
+
+
+def inside_sampling_params() -> Iterator[Case]:
+    """The native dialect names the field where the client wrote it."""
+    values: Mapping[str, object] = {
+        "top_p": 0, "top_k": -2, "min_p": 2, "seed": "x", "stop": "", "stop_token_ids": [272], "min_new_tokens": 6,
+        "max_new_tokens": 1.5, "presence_penalty": 3, "frequency_penalty": -3, "repetition_penalty": 0, "n": 0,
+        "logit_bias": {"999": 1}, "ignore_eos": "no", "skip_special_tokens": 1, "cache_salt": "", "user": 5,
+    }  # fmt: skip
+    for name, value in values.items():
+        body = generate({"sampling_params": {"max_new_tokens": 5} | {name: value}})
+        code = _U if name == "n" else _V
+        yield Case(f"generate_inside_{name}", GENERATE, body, 400, code, f"sampling_params.{name}")
+    for name, value in {"model": "gpt-4", "stream": True, "prompt": "x", "ebnf": "x", "json_schema": "{}"}.items():
+        body = generate({"sampling_params": {name: value}})
+        yield Case(f"generate_misplaced_{name}", GENERATE, body, 400, _U, f"sampling_params.{name}")
+    for name in ("bootstrap_room", "page_table", "worker", "kv_transfer_params", "_x", "host", "namespace", "rooms"):
+        body = generate({"sampling_params": {name: 1}})
+        yield Case(f"generate_internal_{name}", GENERATE, body, 400, "unknown_parameter", f"sampling_params.{name}")
+
+
+def keys() -> Iterator[Case]:
+    """Sent to a server with keys: one for the API, one for the admin routes as well."""
+    good, right = completion({}), f"Bearer {USER.secret}"
+    wrong = {
+        "none": None, "empty": "", "scheme": "Bearer", "space": "Bearer ", "basic": "Basic dTp1", "bare": USER.secret,
+        "short": right[:-1], "long": right + "u", "other_case": right.upper(), "namespace": "Bearer acme",
+        "two": f"{right}, {right}", "huge": "Bearer " + "u" * 9000, "null": "Bearer null", "digest": "Digest x=1",
+    }  # fmt: skip
+    for name, value in wrong.items():
+        headers = JSON if value is None else JSON | {"authorization": value}
+        yield Case(f"key_{name}", COMPLETIONS, good, 401, "invalid_api_key", headers=headers)
+    other = {"api-key": USER.secret, "x-api-key": USER.secret, "cookie": f"key={USER.secret}"}
+    for name, value in other.items():
+        yield Case(f"key_in_{name}", COMPLETIONS, good, 401, "invalid_api_key", headers=JSON | {name: value})
+    query = f"{COMPLETIONS}?api_key={USER.secret}"
+    yield Case("key_in_query", query, good, 401, "invalid_api_key")
+    yield Case("key_not_for_paths", "/nothing", b"", 401, "invalid_api_key", method="GET", headers={})
+    for path in ("/metrics", "/server_info", "/admin/requests/x"):
+        headers = {"authorization": f"Bearer {ADMIN.secret}"}
+        yield Case(f"admin_on_public_{path}", path, b"", 404, "not_found", method="GET", headers=headers)
+
+
+MORE_CASES = [*large(), *grammars(), *urls(), *look_alikes(), *inside_sampling_params()]
+KEY_CASES = [*keys()]

@@ -1,0 +1,124 @@
+"""Bytes no HTTP library would send, and the answer that must come back before the connection closes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.server.corpus import completion
+
+BODY = completion({})
+CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+_MALFORMED, _LARGE = (400, "invalid_request"), (431, "headers_too_large")
+
+
+@dataclass(frozen=True, slots=True)
+class RawCase:
+    """Bytes on a fresh connection. A good request follows them: it must not be served."""
+
+    name: str
+    data: bytes
+    status: int
+    code: str
+
+
+def request(*headers: str, body: bytes = b"", line: str = "POST /v1/completions HTTP/1.1") -> bytes:
+    """A request head as written, and its body."""
+    head = "\r\n".join([line, "Host: x", *headers])
+    return head.encode("latin-1") + b"\r\n\r\n" + body
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    """A right POST to /v1/completions."""
+    return request("Content-Type: application/json", f"Content-Length: {len(body)}", *headers, body=body)
+
+
+def parse(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers in lower case, body."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    line, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (text.partition(": ") for text in lines)}
+    return int(line.split()[1]), headers, body
+
+
+def _framing() -> Iterator[tuple[str, bytes]]:
+    """Two ways to tell where the body ends, or none that can be trusted."""
+    length = f"Content-Length: {len(BODY)}"
+    yield "length_after_chunked", request(*CHUNKED, length, body=b"0\r\n\r\n")
+    yield "length_before_chunked", request(length, *CHUNKED, body=b"0\r\n\r\n")
+    yield "length_zero_and_chunked", request("Content-Length: 0", *CHUNKED, body=b"0\r\n\r\n")
+    yield "two_lengths", request("Content-Length: 3", "Content-Length: 4", body=b"abcd")
+    yield "length_list", request("Content-Length: 5, 6", body=b"hello")
+    for value in ("-1", "+5", "0x5", "5_0", "5.0", "1e1", "five", "", " ", "5 5", "5;", "\xb2", "9" * 30):
+        yield f"length_{value!r}", request(f"Content-Length: {value}", body=b"hello")
+    for value in ("gzip, chunked", "xchunked", "chunked, chunked", "chunked, gzip", "identity", "chunked;x=1", "", "x"):
+        yield f"encoding_{value!r}", request(f"Transfer-Encoding: {value}", body=b"0\r\n\r\n")
+    yield "encoding_twice", request(*CHUNKED, "Transfer-Encoding: chunked", body=b"0\r\n\r\n")
+    yield "encoding_hidden_twice", request(*CHUNKED, "Transfer-Encoding: identity", body=b"0\r\n\r\n")
+
+
+def _chunks() -> Iterator[tuple[str, bytes]]:
+    for name, body in {
+        "size_zz": b"zz\r\nhello\r\n0\r\n\r\n",
+        "size_empty": b"\r\nhello\r\n0\r\n\r\n",
+        "size_negative": b"-5\r\nhello\r\n0\r\n\r\n",
+        "size_plus": b"+5\r\nhello\r\n0\r\n\r\n",
+        "size_0x": b"0x5\r\nhello\r\n0\r\n\r\n",
+        "size_underscore": b"1_0\r\nhello\r\n0\r\n\r\n",
+        "size_huge": b"f" * 40 + b"\r\nhello",
+        "longer_than_said": b"2\r\nhello\r\n0\r\n\r\n",
+        "shorter_than_said": b"6\r\nhello\r\n0\r\n\r\n",
+        "no_line_end_after_data": b"5\r\nhello0\r\n\r\n",
+        "bare_newline": b"5\rhello\r\n0\r\n\r\n",
+        "bad_trailer": b"5\r\nhello\r\n0\r\nbad trailer\r\n\r\n",
+    }.items():
+        yield f"chunk_{name}", request(*CHUNKED, body=body)
+
+
+def _heads() -> Iterator[tuple[str, bytes]]:
+    yield "space_before_colon", request("Content-Length : 5", body=b"hello")
+    yield "tab_before_colon", request("Content-Length\t: 5", body=b"hello")
+    yield "no_colon", request("X-A")
+    yield "empty_name", request(": x")
+    yield "obs_fold_first", b"GET /health HTTP/1.1\r\n Host: x\r\n\r\n"
+    yield "newline_in_name", request("X-A\nB: 1")
+    yield "bad_name", request("X@A: 1")
+    yield "non_ascii_name", request("X-\xe4: 1")
+    for name, char in {"null": "\x00", "return": "\r"}.items():
+        yield f"{name}_in_value", request(f"X-A: a{char}b")
+    yield "no_host", b"GET /health HTTP/1.1\r\n\r\n"
+    yield "two_hosts", b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"
+
+
+def _lines() -> Iterator[tuple[str, bytes]]:
+    for line in (
+        "GET /health HTTP/9.9", "GET /health HTTP/2.0", "GET /health HTTP/1.1x", "GET /health http/1.1",
+        "GET /health", "GET", "GET  /health HTTP/1.1", "GET /a b HTTP/1.1", " GET /health HTTP/1.1",
+        "G@T /health HTTP/1.1", "GET /health HTTP/1.1 x", "GET\t/health\tHTTP/1.1", "GET /\x01 HTTP/1.1",
+        "GET /\xe4 HTTP/1.1", "/health HTTP/1.1", "PRI * HTTP/2.0",
+    ):  # fmt: skip
+        yield f"line_{line!r}", request(line=line)
+    yield "tls", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    yield "zeros", bytes(64)
+    yield "socks", b"\x05\x01\x00"
+    yield "worker_frame", b"dS\x01" + bytes(40)
+    yield "ssh", b"SSH-2.0-OpenSSH_9.6\r\n"
+    yield "redis", b"*1\r\n$4\r\nPING\r\n"
+
+
+def _limits() -> Iterator[RawCase]:
+    many = [f"X-{number}: 1" for number in range(101)]
+    yield RawCase("headers_101", request(*many), *_LARGE)
+    yield RawCase("headers_5000", request(*[f"X-{number}: 1" for number in range(5000)]), *_LARGE)
+    yield RawCase("header_17_kib", request("X-A: " + "y" * 17_000), *_LARGE)
+    yield RawCase("header_endless", b"GET /health HTTP/1.1\r\nX: " + b"y" * 200_000, *_LARGE)
+    yield RawCase("header_name_endless", b"GET /health HTTP/1.1\r\n" + b"y" * 200_000, *_LARGE)
+    yield RawCase("uri_9_kib", request(line=f"GET /{'y' * 9000} HTTP/1.1"), 414, "uri_too_long")
+    yield RawCase("query_9_kib", request(line=f"GET /health?{'y' * 9000} HTTP/1.1"), 414, "uri_too_long")
+    yield RawCase("line_endless", b"GET /" + b"y" * 200_000, *_LARGE)
+    # The parser reads a version of one digit each: this one comes to the application.
+    yield RawCase("http_0.9", request(line="GET /health HTTP/0.9"), 400, "invalid_request")
+
+
+RAW_CASES = [
+    *(RawCase(name, data, *_MALFORMED) for part in (_framing, _chunks, _heads, _lines) for name, data in part()),
+    *_limits(),
+]

@@ -1,0 +1,148 @@
+"""Overload and life: what is refused when the server is full, who gets which share, and when it is not live."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from deltaserve.base.errors import StateError
+from deltaserve.base.ids import Namespace
+from deltaserve.server.admission import Admission
+from deltaserve.server.errors import ApiError
+from deltaserve.server.liveness import Liveness
+from deltaserve.server.settings import ApiKey, ServerSettings
+from deltaserve.server.text import TextCodec
+from tests.server.conftest import MODEL, Served, served, until
+from tests.server.corpus import completion
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+SETTINGS = ServerSettings(MODEL)
+JSON = {"content-type": "application/json"}
+
+
+async def _post(case: Served, headers: dict[str, str] | None = None, /, **fields: object) -> httpx.Response:
+    return await case.client.post("/v1/completions", content=completion(fields), headers=headers or JSON)
+
+
+def _code(text: str | bytes) -> str:
+    return str(json.loads(text)["error"]["code"])
+
+
+async def test_a_full_queue_is_429_before_the_body_is_parsed(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue=2)) as case:
+        inside = [asyncio.create_task(_post(case, stream=stream)) for stream in (True, False)]
+        await until(lambda: len(engine.opened) == 2)
+        reply = await case.client.post("/v1/completions", content=b"{", headers=JSON)
+        assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
+        assert 1 <= int(reply.headers["retry-after"]) <= 5
+        assert engine.gate is not None
+        engine.gate.set()
+        assert [(await task).status_code for task in inside] == [200, 200]
+        assert (await _post(case)).status_code == 200
+
+
+async def test_one_tenant_cannot_take_every_place(codec: TextCodec) -> None:
+    keys = (ApiKey("a" * 32, Namespace("a")), ApiKey("b" * 32, Namespace("b")))
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, api_keys=keys, max_queue=10)) as case:
+        headers = [JSON | {"authorization": f"Bearer {key.secret}"} for key in keys]
+        flood = [asyncio.create_task(_post(case, headers[0])) for _ in range(8)]
+        await until(lambda: len(engine.opened) == 8)
+        refused = await _post(case, headers[0])
+        assert (refused.status_code, _code(refused.text)) == (429, "rate_limited")
+        other = [asyncio.create_task(_post(case, headers[1])) for _ in range(2)]
+        await until(lambda: len(engine.opened) == 10)
+        assert engine.gate is not None
+        engine.gate.set()
+        assert {(await task).status_code for task in (*flood, *other)} == {200}
+
+
+def test_tenants_that_flood_us_get_equal_shares_and_leave_room() -> None:
+    keys = tuple(ApiKey(name * 32, Namespace(name)) for name in "abc")
+    admission = Admission(ServerSettings(MODEL, api_keys=keys, max_queue=100))
+    taken = dict.fromkeys("ab", 0)
+    for _ in range(200):
+        for name in taken:
+            with contextlib.suppress(ApiError):
+                admission.enter(Namespace(name))
+                taken[name] += 1
+    assert abs(taken["a"] - taken["b"]) <= 1
+    assert 80 <= sum(taken.values()) <= 90
+    admission.enter(Namespace("c"))
+
+
+def test_the_only_tenant_may_take_every_place() -> None:
+    admission = Admission(ServerSettings(MODEL, max_queue=5))
+    for _ in range(5):
+        admission.enter(Namespace("a"))
+    with pytest.raises(ApiError) as caught:
+        admission.enter(Namespace("a"))
+    assert caught.value.code == "overloaded"
+
+
+async def test_tokens_are_bounded_too_but_a_request_alone_fits(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue_tokens=9)) as case:
+        alone = asyncio.create_task(_post(case, max_tokens=100))
+        await until(lambda: engine.opened)
+        assert (await _post(case)).status_code == 429
+        assert engine.gate is not None
+        engine.gate.set()
+        assert (await alone).status_code == 200
+
+
+async def test_every_sample_takes_a_place(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue=4)) as case:
+        alone = asyncio.create_task(_post(case, n=3))
+        await until(lambda: len(engine.opened) == 3)
+        assert (await _post(case, n=2)).status_code == 429
+        one = asyncio.create_task(_post(case))
+        await until(lambda: len(engine.opened) == 4)
+        assert engine.gate is not None
+        engine.gate.set()
+        assert [(await task).status_code for task in (alone, one)] == [200, 200]
+        assert (await _post(case, n=8)).status_code == 200, "a request alone always fits"
+
+
+def test_a_place_is_given_back_once() -> None:
+    admission = Admission(SETTINGS)
+    place = admission.enter(Namespace("a"))
+    admission.book(place, 3, 10)
+    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (1, 3, 10)
+    admission.leave(place)
+    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (0, 0, 0)
+    with pytest.raises(StateError):
+        admission.leave(place)
+
+
+# --- life
+
+
+async def test_a_stopped_control_plane_is_not_live(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(not_alive="no tick for 11 s"), SETTINGS) as case:
+        reply = await case.client.get("/livez")
+        assert (reply.status_code, reply.json()) == (503, {"status": "not_live", "reason": "no tick for 11 s"})
+
+
+async def test_threads_that_take_no_work_are_not_live_after_a_while() -> None:
+    """One probe, however many ask; life comes back with the threads."""
+    now, release = 0.0, threading.Event()
+    executor = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    liveness = Liveness(lambda: None, lambda: now)
+    assert await liveness.complaint() is None
+    executor.submit(release.wait)
+    assert [await liveness.complaint() for _ in range(3)] == [None] * 3
+    now = 11.0
+    assert await liveness.complaint() == "no thread took work for 11 s"
+    assert executor._work_queue.qsize() == 1
+    release.set()
+    await until(lambda: executor._work_queue.qsize() == 0)
+    assert await liveness.complaint() is None

@@ -1,0 +1,227 @@
+"""One-line faults put into the production code, drawn from faults seen in the field; the simulator must find each.
+
+A mutant replaces `old`, which must occur exactly once in its module, by `new`. `row` names what it stands for in the
+list of faults; several mutants may come from one row. The killing seeds are in killing_seeds.json.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`name` is its key among the killing seeds."""
+
+    name: str
+    row: str
+    module: str
+    old: str
+    new: str
+
+
+_RECEIVER = "deltaserve.transfer.receiver"
+_SENDER = "deltaserve.transfer.sender"
+_ENDPOINT = "deltaserve.transfer.endpoint"
+_COVERAGE = "deltaserve.transfer.coverage"
+_DECODE = "deltaserve.instance.decode"
+_PREFILL = "deltaserve.instance.prefill"
+_INTAKE = "deltaserve.instance.intake"
+_LINKS = "deltaserve.instance.links"
+_ROOMS = "deltaserve.instance.rooms"
+_POOL = "deltaserve.cache.allocator"
+_TREE = "deltaserve.cache.prefix_cache"
+_RADIX = "deltaserve.cache.radix"
+_SCHED = "deltaserve.sched.scheduler"
+_FRONT = "deltaserve.routing.front"
+_WORKERS = "deltaserve.routing.workers"
+_TABLE = "deltaserve.peer.table"
+_CODEC = "deltaserve.wire.codec"
+
+MUTANTS = (
+    # one-sided memory safety
+    Mutant("free_on_abort", "A1", _RECEIVER, "        if self._has_landed(ticket):\n", "        if True:\n"),
+    Mutant(
+        "timer_frees_quarantine",
+        "A6",
+        _DECODE,
+        "        for name in self.receiver.overdue(now):\n            self._lose(name, now)\n",
+        "        for name in self.receiver.overdue(now):\n            self.intake.fenced(name)\n",
+    ),
+    Mutant("dirty_drain_frees", "A5", _RECEIVER, "if outcome is Drain.DIRTY:", "if False:"),
+    Mutant(
+        "incomplete_done_drains",
+        "A5",
+        _RECEIVER,
+        "landing is Landing.REPEATED or not",
+        "landing is Landing.REPEATED and not",
+    ),
+    Mutant("ticket_id_reused", "A8", _RECEIVER, "[peer, prefill_boot] = seq + 1", "[peer, prefill_boot] = seq"),
+    Mutant("aux_slot_leaks", "C1", _RECEIVER, "        self._aux.drain((PageId(ticket.aux_slot),))\n", ""),
+    Mutant("source_not_pinned", "A11", _SENDER, "            pool.pin(pages)\n", "            pass\n"),
+    Mutant("pins_leak", "C1", _SENDER, "ticket.pins[chunk] = tuple(src)", "ticket.pins[chunk] = ()"),
+    Mutant(
+        "fence_vouches_for_writes",
+        "A5",
+        _SENDER,
+        "Drain.DIRTY if ticket.pins else self._after_done(ticket)",
+        "Drain.CLEAN",
+    ),
+    Mutant(
+        "repeated_grant_opens_again",
+        "B1",
+        _SENDER,
+        "return known, GrantVerdict.REPEATED",
+        "return known, GrantVerdict.OPENED",
+    ),
+    Mutant("chunk_cursor_stands", "G4", _SENDER, "        ticket.cursor += num_pages\n", ""),
+    Mutant(
+        "early_done_is_clean",
+        "A15",
+        _SENDER,
+        "return Drain.CLEAN if is_proven else Drain.DIRTY",
+        "return Drain.CLEAN",
+    ),
+    Mutant(
+        "drains_in_flight",
+        "A5",
+        _ENDPOINT,
+        "if gate.drain_wanted and gate.data_in_flight == 0:",
+        "if gate.drain_wanted:",
+    ),
+    Mutant(
+        "aux_before_data",
+        "A15",
+        _ENDPOINT,
+        "return gate.data_in_flight == 0 and self._is_only_job(link, job)",
+        "return True",
+    ),
+    Mutant("lost_completion_waits", "B1", _ENDPOINT, " or now >= posted.give_up_at", ""),
+    Mutant(
+        "fence_keeps_endpoint", "A12", _ENDPOINT, "result = self._transport.fence(peer)", "result = FenceResult.CLOSED"
+    ),
+    Mutant("checksums_unread", "A20", _ENDPOINT, "check.pages) != check.checksums:", "check.pages) == b'?':"),
+    Mutant(
+        "done_after_last_chunk",
+        "B2",
+        _COVERAGE,
+        " and len(self.chunks) == self._last + 1 and self._num_landed == self.num_pages",
+        "",
+    ),
+    # completion and notification
+    Mutant(
+        "grant_not_repeated",
+        "B1",
+        _INTAKE,
+        "elif room.state is DecodeState.GRANTED and room.ticket is not None:",
+        "elif False:",
+    ),
+    Mutant(
+        "offer_not_repeated",
+        "B1",
+        _INTAKE,
+        "        if room.state is DecodeState.OFFERED:\n            self._links.send",
+        "        if room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
+    ),
+    Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
+    Mutant("dead_prefill_unnoticed", "B3", _DECODE, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
+    Mutant(
+        "dead_decode_unnoticed",
+        "C1",
+        _PREFILL,
+        "        for room in [r for r in self._rooms.values() if r.peer == peer]:\n            self._end(room)\n",
+        "        pass\n",
+    ),
+    Mutant("fenced_pins_stay", "C1", _PREFILL, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
+    # leaks, double frees, locks
+    Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
+    Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
+    Mutant(
+        "released_node_forgotten",
+        "C5",
+        _TREE,
+        "                self._lru.add(node)\n                self._num_protected",
+        "                self._num_protected",
+    ),
+    Mutant(
+        "lease_leaks",
+        "C4",
+        _SCHED,
+        "            self._cache.release(request.lease)\n            request.lease = None\n",
+        "            request.lease = None\n",
+    ),
+    Mutant(
+        "freed_under_a_step",
+        "C11",
+        _SCHED,
+        "        if self.is_in_flight(request):\n            self._ended_in_flight",
+        "        if False:\n            self._ended_in_flight",
+    ),
+    Mutant(
+        "retracted_keeps_count",
+        "D1",
+        _SCHED,
+        "        self._give_back(request)\n        request.num_computed = 0\n",
+        "        self._give_back(request)\n",
+    ),
+    # deadlock, identity
+    Mutant("submit_taken_twice", "F1", _DECODE, "            return  # a repeat\n", "            pass\n"),
+    Mutant(
+        "lost_submit_waits",
+        "B11",
+        _FRONT,
+        "            if live.may_be_lost(now, self._config.repeat_s):\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "gap_in_the_stream",
+        "B2",
+        _FRONT,
+        "tokens = unseen(live.num_tokens, run.start, unpack_u32(run.tokens))",
+        "tokens = unpack_u32(run.tokens)",
+    ),
+    Mutant("half_a_link", "F9", _LINKS, "peer.name in self._dialled and envelope.body == _NOT_READY:", "False:"),
+    Mutant("half_a_link_to_the_front", "F9", _WORKERS, "if envelope.body == Heartbeat(is_ready=False):", "if False:"),
+    Mutant("link_ends_without_fence", "A10", _LINKS, "            self._out.append(FencePeer(peer.name))\n", ""),
+    Mutant(
+        "corrupt_frame_accepted",
+        "G2",
+        _CODEC,
+        'if zlib.crc32(payload).to_bytes(4, "little") != frame[3:HEADER_BYTES]:',
+        "if False:",
+    ),
+    # compatibility, hybrid state, tenancy
+    Mutant(
+        "uncomputed_page_cached",
+        "G3",
+        _SCHED,
+        "full = request.num_computed // page_size",
+        "full = request.num_tokens // page_size",
+    ),
+    Mutant(
+        "delta_from_zero",
+        "G4",
+        _PREFILL,
+        "first = ticket.prefix_len // page_size + ticket.cursor",
+        "first = ticket.cursor",
+    ),
+    Mutant(
+        "namespaces_mixed",
+        "H10",
+        _SCHED,
+        "match = self._cache.match(request.namespace, bytes",
+        'match = self._cache.match(Namespace(""), bytes',
+    ),
+    Mutant(
+        "split_keeps_all_pages",
+        "G4",
+        _RADIX,
+        "        node.pages = tuple(pages[cut:] for pages in node.pages)\n        upper",
+        "        upper",
+    ),
+    Mutant(
+        "tokens_after_the_end",
+        "H1",
+        _ROOMS,
+        "        self.flush()\n        self.links.send(room.front, Finished(room=room.room, usage=room.usage(now), fin",
+        "        self.links.send(room.front, Finished(room=room.room, usage=room.usage(now), fin",
+    ),
+)

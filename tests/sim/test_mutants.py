@@ -1,0 +1,32 @@
+"""Every planted fault is found again by the seed that found it first. `make sim-mutants` searches anew."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.mutation import mutated
+
+KILLING_SEEDS: dict[str, int] = json.loads((Path(__file__).parent / "killing_seeds.json").read_text())
+
+
+def test_there_are_enough_and_each_has_its_seed() -> None:
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS) >= 40
+    assert KILLING_SEEDS.keys() == {m.name for m in MUTANTS}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_each_changes_one_place(mutant: Mutant) -> None:
+    source = Path(__file__).parents[2] / "src" / Path(*mutant.module.split(".")).with_suffix(".py")
+    assert mutated(source.read_text(), mutant) != source.read_text()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_each_is_found(mutant: Mutant) -> None:
+    command = [sys.executable, "-m", "tests.sim.mutation", mutant.name, str(KILLING_SEEDS[mutant.name]), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == str(KILLING_SEEDS[mutant.name]), done.stdout

@@ -1,0 +1,55 @@
+"""Draws the transition tables of the code into docs/reliability.md, between its two markers.
+
+python -m tools.state_diagrams            rewrites the page
+"""
+
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from deltaserve.cache.pages import PAGE_TRANSITIONS
+from deltaserve.peer.table import PEER_TRANSITIONS
+from deltaserve.request.status import DECODE_TABLE, PREFILL_TABLE
+from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+_TABLES: tuple[tuple[str, Mapping[Any, Mapping[Any, Any]]], ...] = (
+    ("page and aux slot (cache/pages.py)", PAGE_TRANSITIONS),
+    ("ticket on decode (transfer/tables.py, RECEIVER)", RECEIVER),
+    ("ticket on prefill (SENDER; * = no control plane comes to it)", SENDER),
+    ("room on decode (request/status.py)", DECODE_TABLE),
+    ("room on prefill", PREFILL_TABLE),
+    ("peer (peer/table.py)", PEER_TRANSITIONS),
+)
+
+
+def drawing() -> str:
+    """Every table: a line per state, its events and where they lead."""
+    blocks = []
+    for title, table in _TABLES:
+        lines = [title]
+        for state, cells in table.items():
+            moves = [f"{_event(state, event)} -> {target.name}" for event, target in cells.items()]
+            lines.append(f"  {state.name:<12} {',  '.join(moves) or '(end)'}")
+        blocks.append("\n".join(lines))
+    return "```\n" + "\n\n".join(blocks) + "\n```"
+
+
+def _event(state: Enum, event: Enum) -> str:
+    return f"{event.name.lower()}{'*' if (state, event) in SENDER_UNREACHABLE else ''}"
+
+
+def redrawn(page: str) -> str:
+    """The page with the present tables between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{drawing()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(redrawn(PAGE.read_text()))
+    sys.exit(0)
