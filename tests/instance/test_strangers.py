@@ -141,6 +141,19 @@ def test_sampling_that_no_sampler_obeys_is_refused_by_both_halves(changes: dict[
     duo.serve(PROMPT, 3)
 
 
+@pytest.mark.parametrize("remaining_ms", [2**64 - 1, 2**63, 2**53])
+def test_a_deadline_beyond_all_reason_can_be_told_to_prefill(remaining_ms: int) -> None:
+    duo = Duo()
+    duo.serve(PROMPT, 2)
+    submit = duo.sent(Submit, FRONT)[-1]
+    changed = msgspec.structs.replace(submit, room=b"of all deadlines", remaining_ms=remaining_ms)
+    duo.inject(DECODE, FRONT, changed)
+    duo.run(0.5)
+    finished = [f for f in duo.sent(Finished, DECODE) if f.room == changed.room]
+    assert [f.reason for f in finished] == [None]
+    duo.serve(PROMPT[::-1], 3)
+
+
 @pytest.mark.parametrize("keys", [b"x", b"k" * 17, b"k" * 16, bytes(16 * 8), b"k" * 16 * 9])
 def test_keys_that_are_not_the_prompts_are_refused(keys: bytes) -> None:
     duo = Duo()

@@ -106,6 +106,23 @@ MUTANTS = (
         " and len(self.chunks) == self._last + 1 and self._num_landed == self.num_pages",
         "",
     ),
+    Mutant("revoked_grant_opens", "A1", _SENDER, " or grant.ticket in pair.tombstones:", ":"),
+    Mutant(
+        "notification_is_enough",
+        "A15",
+        _RECEIVER,
+        " and self._evidence is Evidence.COMPLETION",
+        "",
+    ),
+    Mutant("failed_write_is_clean", "A5", _ENDPOINT, "if is_proven and not gate.is_dirty else", "if is_proven else"),
+    Mutant("unproven_drain_is_clean", "A15", _ENDPOINT, "return Drain.CLEAN if is_proven and", "return Drain.CLEAN if"),
+    Mutant(
+        "unpins_other_chunks",
+        "A11",
+        _SENDER,
+        "        self._unpin(ticket, chunk)\n        return ticket\n",
+        "        self._unpin(ticket, max(ticket.pins))\n        return ticket\n",
+    ),
     # completion and notification
     Mutant(
         "grant_not_repeated",
@@ -131,6 +148,14 @@ MUTANTS = (
         "        pass\n",
     ),
     Mutant("fenced_pins_stay", "C1", _PREFILL, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
+    Mutant("parked_for_ever", "C1", _PREFILL, " and room.asks_again(now):", " and False:"),
+    Mutant(
+        "same_attempt_again",
+        "B2",
+        _DECODE,
+        "        room.attempt = Attempt(room.attempt + 1)\n        room.move(DecodeEvent.OFFER)\n",
+        "        room.move(DecodeEvent.OFFER)\n",
+    ),
     # leaks, double frees, locks
     Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
     Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
@@ -188,6 +213,16 @@ MUTANTS = (
         'if zlib.crc32(payload).to_bytes(4, "little") != frame[3:HEADER_BYTES]:',
         "if False:",
     ),
+    Mutant("frame_for_a_former_life", "F8", _TABLE, " and envelope.dst_boot != self.boot:", " and False:"),
+    Mutant("any_boot_takes_over", "F8", _TABLE, "boot in peer.dead_boots or self._is_rival(peer, boot, now)", "False"),
+    Mutant("answer_to_an_earlier_greeting", "F9", _LINKS, " and hello.answers == _digest(ours)", ""),
+    Mutant(
+        "failed_attach_stays_ready",
+        "F9",
+        _LINKS,
+        "        if isinstance(report, EndpointFailed):\n            self.lose(report.peer)\n            return\n",
+        "        if isinstance(report, EndpointFailed):\n            return\n",
+    ),
     # compatibility, hybrid state, tenancy
     Mutant(
         "uncomputed_page_cached",
@@ -195,6 +230,20 @@ MUTANTS = (
         _SCHED,
         "full = request.num_computed // page_size",
         "full = request.num_tokens // page_size",
+    ),
+    Mutant(
+        "uncomputed_page_sent",
+        "G3",
+        _PREFILL,
+        "end = room.request.num_computed // page_size",
+        "end = room.num_tokens // page_size",
+    ),
+    Mutant(
+        "nan_is_cached",
+        "G3",
+        _PREFILL,
+        "            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted\n",
+        "",
     ),
     Mutant(
         "delta_from_zero",

@@ -23,6 +23,8 @@ from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogpro
 _ATTEMPTS_REMEMBERED = 4096
 _QUESTION_S = 2.0
 """Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
+_LONGEST_MS = 2**32
+"""Longer deadlines count as this one (seven weeks): what is left of them is told on, and must fit a frame."""
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +221,7 @@ def make_request(asked: Submit | Offer, prompt_len: int, now: float) -> Request:
         tokens=bytearray(asked.prompt),
         keys=bytearray(asked.keys),
         arrival=now,
-        deadline=now + asked.remaining_ms / 1000,
+        deadline=now + min(asked.remaining_ms, _LONGEST_MS) / 1000,
         cache=asked.cache,
     )
 
