@@ -41,6 +41,13 @@ def test_recall_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert server.bodies[-1]["top_k"] == 1
 
 
+def test_the_cache_is_flushed_where_the_admin_listens() -> None:
+    server, admin = AnsweringServer(Manners()), AnsweringServer(Manners())
+    with serving(server) as url, serving(admin) as admin_url:
+        assert run(parse("--base-url", url, *RECALL, "--flush-cache", "--admin-url", admin_url)) == 0
+    assert (server.flushes, admin.flushes) == (0, 1)
+
+
 def test_failures_show_in_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(AnsweringServer(Manners(fail_at=4))) as url:
         assert run(parse("--base-url", url, *RECALL, "--warmup-requests", "0")) == 1

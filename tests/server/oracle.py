@@ -50,6 +50,8 @@ class OracleEngine:
     gate: asyncio.Event | None = None
     """Waited for before each token after `free_tokens`."""
     free_tokens: int = 0
+    num_held: int = 0
+    """Times that an answer came to the gate."""
     opened: list[Generation] = field(default_factory=list)
     ended: list[Room] = field(default_factory=list)
     cancelled: list[Room] = field(default_factory=list)
@@ -103,6 +105,7 @@ class OracleEngine:
         if self.failure is not None and num_out >= self.fail_after:
             raise self.failure
         if self.gate is not None and num_out >= self.free_tokens:
+            self.num_held += 1
             await self.gate.wait()
         await asyncio.sleep(0)
 

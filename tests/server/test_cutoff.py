@@ -31,7 +31,7 @@ class Source:
 async def test_an_await_past_the_deadline_ends() -> None:
     source, got = Source(), []
     with pytest.raises(TimeoutError):
-        async with aclosing(Cutoff().bound(source.items(), 0.01)) as items:
+        async with aclosing(Cutoff().bound(source.items(), 0.2)) as items:
             async for item in items:
                 got.append(item)
     assert got == [1, 2]

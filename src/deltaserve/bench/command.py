@@ -85,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help="the server to measure")
     group.add_argument("--model", help="model name to send; by default the first the server names")
+    group.add_argument(
+        "--admin-url",
+        metavar="URL",
+        help="where --flush-cache goes; with API keys: deltaserve's admin port, the next one, and an admin key",
+    )
     group.add_argument("--api-key-file", type=Path, help="its first key is sent as a bearer token; mode 0600")
     group.add_argument(
         "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json or its folder, for servers that speak only text"
@@ -217,7 +222,7 @@ async def _benchmark(
         dialect = replace(dialect, extra={**dialect.extra, **args.extra_body})
         await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
         if args.flush_cache:
-            (await http.post("/flush_cache")).raise_for_status()
+            (await http.post(f"{server_root(args.admin_url or args.base_url)}/flush_cache")).raise_for_status()
         with Progress(transient=True, console=Console(stderr=True)) as progress:
             task = progress.add_task("requests", total=sum(len(conversation.turns) for conversation in conversations))
             client = Client(http, dialect, tokenizer, on_record=lambda record: progress.advance(task))
