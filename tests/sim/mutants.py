@@ -149,13 +149,6 @@ MUTANTS = (
     ),
     Mutant("fenced_pins_stay", "C1", _PREFILL, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
     Mutant("parked_for_ever", "C1", _PREFILL, " and room.asks_again(now):", " and False:"),
-    Mutant(
-        "same_attempt_again",
-        "B2",
-        _DECODE,
-        "        room.attempt = Attempt(room.attempt + 1)\n        room.move(DecodeEvent.OFFER)\n",
-        "        room.move(DecodeEvent.OFFER)\n",
-    ),
     # leaks, double frees, locks
     Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
     Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
