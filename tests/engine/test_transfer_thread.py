@@ -122,13 +122,13 @@ class Rig:
         return taken
 
     def attach(self) -> None:
-        [opened] = self.reader.perform(OpenEndpoint(WRITER), 0.0)
+        [opened] = self.reader.perform(OpenEndpoint(WRITER, 1), 0.0)
         assert isinstance(opened, EndpointOpened)
-        self.thread.submit(OpenEndpoint(READER, opened.metadata, self.reader.announced))
+        self.thread.submit(OpenEndpoint(READER, 1, opened.metadata, self.reader.announced))
         ours, attached = self.next_reports(2)
         assert isinstance(ours, EndpointOpened)
         assert isinstance(attached, EndpointAttached)
-        self.reader.perform(AttachEndpoint(WRITER, ours.metadata, self.writer.announced), 0.0)
+        self.reader.perform(AttachEndpoint(WRITER, 1, ours.metadata, self.writer.announced), 0.0)
 
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))

@@ -15,6 +15,7 @@ from deltaserve.peer.table import PeerState
 from deltaserve.transfer.commands import Collected
 from deltaserve.wire.aux import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
+    CacheUse,
     Component,
     Drain,
     Drained,
@@ -30,6 +31,7 @@ from deltaserve.wire.messages import (
     PeerAddress,
     Revoke,
     Submit,
+    Tokens,
 )
 from tests.instance.duo import DECODE, FRONT, PREFILL, Duo, slow_fabric
 
@@ -230,6 +232,27 @@ def _make_ready(instance: PrefillInstance | DecodeInstance) -> None:
     peer = instance.links.table.get(EVIL)
     greeting = instance.links._greetings[EVIL]
     peer.hello, peer.state = greeting.theirs, PeerState.READY
+
+
+def test_what_is_addressed_to_nobody_is_taken_by_nobody_but_a_greeting() -> None:
+    """A Revoke for a process that is gone, replayed to its next life: that one's ticket 1 must still open."""
+    duo = Duo()
+    duo.inject(PREFILL, DECODE, Revoke(ticket=1), dst_boot=None)  # type: ignore[arg-type]
+    assert duo.prefill.sender.num_tombstones == 0
+    duo.serve(PROMPT, 3)
+
+
+@pytest.mark.parametrize("highest", [2, 3, 9])
+def test_a_room_whose_attempts_are_counted_anew_is_served(highest: int) -> None:
+    """Prefill holds a later attempt of it than decode remembers: a stray Offer, and the room comes again."""
+    duo = Duo()
+    duo.serve(PROMPT, 3)
+    offer, submit = duo.sent(Offer, DECODE)[-1], duo.sent(Submit, FRONT)[-1]
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, attempt=highest, prefix_len=0, prefix_key=b""))
+    duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, cache=CacheUse.BYPASS))
+    num_told = len(duo.sent(Tokens, DECODE))
+    duo.until(lambda: len(duo.sent(Tokens, DECODE)) > num_told, limit_s=3.0)
+    duo.quiet()
 
 
 def test_names_without_end_are_not_all_remembered() -> None:

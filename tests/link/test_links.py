@@ -107,6 +107,20 @@ def test_a_listener_forgets_a_name_on_hang_up_until_it_is_heard_again(make_links
     assert listener.send(DECODE, envelope(PREFILL))
 
 
+def test_a_late_frame_of_a_connection_that_ends_does_not_take_the_replies_along(make_links: MakeLinks) -> None:
+    """As when a process dials anew: what its former connection had accepted still arrives, and then that one ends."""
+    listener, present = connect(make_links)
+    former = make_links()
+    former.dial(address(PREFILL, listener.port))
+    former.send(PREFILL, envelope(DECODE, boot=2))
+    assert receive(listener)[0].src_boot == 2
+    former.close(linger_ms=100)
+    deadline = time.monotonic() + PATIENCE_S
+    while is_silent(present, 0.02):
+        assert listener.send(DECODE, envelope(PREFILL))
+        assert time.monotonic() < deadline
+
+
 def test_the_latest_connection_of_a_name_gets_the_replies(make_links: MakeLinks) -> None:
     listener, first = connect(make_links)
     second = make_links()

@@ -1,7 +1,8 @@
 """Two workers greet over a link that loses, doubles and reorders frames, while either may start anew or fall silent.
 
 Nobody is READY with a process start it knows to be over; once the link is healthy both are READY, each with the other's
-present start, and prefill with decode's present endpoint.
+present start, and prefill with decode's present endpoint. What is told of a former endpoint counts for the present one
+never: that one's tickets would end while its writes go on.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,9 @@ from deltaserve.transfer.commands import (
     EndpointOpened,
     FencePeer,
     OpenEndpoint,
+    PeerFenced,
 )
+from deltaserve.transport.base import FenceResult
 from deltaserve.wire.messages import Envelope, PeerAddress
 
 NAMES = (PeerName("prefill-0"), PeerName("decode-0"))
@@ -58,7 +61,7 @@ class Side:
     boot: int
     links: Links = field(init=False)
     out: list[Action] = field(default_factory=list)
-    reports: list[EndpointOpened | EndpointAttached | EndpointFailed] = field(default_factory=list)
+    reports: list[EndpointOpened | EndpointAttached | EndpointFailed | PeerFenced] = field(default_factory=list)
     num_endpoints: int = 0
     endpoint: bytes | None = None
     attached: bytes | None = None
@@ -80,19 +83,20 @@ class Side:
                     frames.append(envelope)
                 case OpenEndpoint() | AttachEndpoint() as command if fails or self._has_no_end(command):
                     self.endpoint = self.attached = None
-                    self.reports.append(EndpointFailed(self.other, "it could not be opened"))
-                case OpenEndpoint(_, metadata):
+                    self.reports.append(EndpointFailed(self.other, command.greeting, "it could not be opened"))
+                case OpenEndpoint(_, greeting, metadata):
                     self.num_endpoints += 1
                     self.endpoint = f"{self.boot}.{self.num_endpoints}".encode()
                     self.attached = metadata or None
-                    self.reports.append(EndpointOpened(self.other, self.endpoint))
+                    self.reports.append(EndpointOpened(self.other, greeting, self.endpoint))
                     if metadata:
-                        self.reports.append(EndpointAttached(self.other))
-                case AttachEndpoint(_, metadata):
+                        self.reports.append(EndpointAttached(self.other, greeting))
+                case AttachEndpoint(_, greeting, metadata):
                     self.attached = metadata
-                    self.reports.append(EndpointAttached(self.other))
+                    self.reports.append(EndpointAttached(self.other, greeting))
                 case FencePeer():
                     self.endpoint = self.attached = None
+                    self.reports.append(PeerFenced(self.other, FenceResult.CLOSED))
         return frames
 
 
@@ -127,9 +131,16 @@ class Pair:
         self.settle(self.sides[dst])
 
     def report(self, side: Side) -> None:
-        if side.reports:
-            side.links.on_endpoint(side.reports.pop(0))
-            self.settle(side)
+        if not side.reports:
+            return
+        report = side.reports.pop(0)
+        if isinstance(report, PeerFenced):
+            assert not side.links.is_ready(side.other), (
+                "tickets of the endpoint that is there would end with the old one"
+            )
+        else:
+            side.links.on_endpoint(report)
+        self.settle(side)
 
     def beat(self, seconds: float, names: Sequence[PeerName] = NAMES) -> None:
         self.now += seconds
@@ -171,7 +182,7 @@ class Pair:
 KINDS = (
     *("deliver", "first") * 3,
     *("report", "beat") * 2,
-    *("drop", "double", "report", "fail", "silence", "start", "died", "pause"),
+    *("drop", "double", "report", "fail", "silence", "start", "died", "pause", "fence"),
 )
 OPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=60)
 
@@ -197,6 +208,9 @@ def perform(pair: Pair, kind: str, number: int) -> None:
             pair.beat(LOST_S + 0.1)
         case "pause":
             pair.beat(LOST_S + 0.1, [side.name])
+        case "fence":  # a write failed, a drain was dirty
+            side.links.fence(side.other)
+            pair.settle(side)
         case "start":
             pair.start(side.name)
         case "died" if number % 4 == 0:
@@ -222,3 +236,14 @@ def test_decode_attaches_to_the_endpoint_that_prefill_has_now() -> None:
     pair.heal()
     pair.check_ready()
     assert pair.sides[NAMES[1]].attached == pair.sides[NAMES[0]].endpoint
+
+
+def test_a_report_of_a_former_endpoint_makes_nobody_ready() -> None:
+    """Prefill ends an endpoint that is still being opened, for writes of the one before, and decode greets again."""
+    pair = Pair()
+    for kind, number in (("report", 1), ("deliver", 0), ("fence", 0), ("beat", 0), ("deliver", 0)):
+        perform(pair, kind, number)
+    while pair.sides[NAMES[0]].reports:
+        perform(pair, "report", 0)
+    pair.heal()
+    pair.check_ready()

@@ -139,7 +139,6 @@ MUTANTS = (
         "        if room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
-    Mutant("dead_prefill_unnoticed", "B3", _DECODE, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
     Mutant(
         "dead_decode_unnoticed",
         "C1",
@@ -173,13 +172,6 @@ MUTANTS = (
         "        if self.is_in_flight(request):\n            self._ended_in_flight",
         "        if False:\n            self._ended_in_flight",
     ),
-    Mutant(
-        "retracted_keeps_count",
-        "D1",
-        _SCHED,
-        "        self._give_back(request)\n        request.num_computed = 0\n",
-        "        self._give_back(request)\n",
-    ),
     # deadlock, identity
     Mutant("submit_taken_twice", "F1", _DECODE, "            return  # a repeat\n", "            pass\n"),
     Mutant(
@@ -206,9 +198,7 @@ MUTANTS = (
         'if zlib.crc32(payload).to_bytes(4, "little") != frame[3:HEADER_BYTES]:',
         "if False:",
     ),
-    Mutant("frame_for_a_former_life", "F8", _TABLE, " and envelope.dst_boot != self.boot:", " and False:"),
-    Mutant("any_boot_takes_over", "F8", _TABLE, "boot in peer.dead_boots or self._is_rival(peer, boot, now)", "False"),
-    Mutant("answer_to_an_earlier_greeting", "F9", _LINKS, " and hello.answers == _digest(ours)", ""),
+    Mutant("frame_for_a_former_life", "F8", _TABLE, " and not _is_to_anybody(envelope):", " and False:"),
     Mutant(
         "failed_attach_stays_ready",
         "F9",

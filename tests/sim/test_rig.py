@@ -26,6 +26,10 @@ KEPT_SEEDS = {
     1000350: "retracted requests that could not be admitted stood before others that held the memory they waited for",
     1000178: "revokes of tickets of a former life went to the present one, whose own numbers they closed",
     50031: "prompts waited for ever for an aux slot that a fence, not a sent chunk, had given back",
+    2060002: "a Revoke for a dead process, addressed to nobody, was taken by its next life",
+    2086307: "an aux slot alone, of a peer that cannot be fenced, did not make the worker start anew",
+    2086805: "the same, with what prefill remembers of that ticket",
+    2094074: "a room that came again counted its attempts anew, and prefill held a later one",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 

@@ -97,8 +97,8 @@ class Pair:
 
     def connect(self) -> None:
         """(Re-)open both endpoints, as the greeting does."""
-        (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL), 0.0)
-        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, self.reader.regions), 0.0)  # type: ignore[union-attr]
+        (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
+        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.metadata, self.reader.regions), 0.0)  # type: ignore[union-attr]
         metadata = reports[0].metadata  # type: ignore[union-attr]
         self.reader.transport.attach(PREFILL, metadata, [])
 

@@ -276,9 +276,9 @@ def test_a_gate_is_not_opened_for_a_peer_without_an_endpoint() -> None:
 
 def test_regions_that_lack_a_component_fail_the_endpoint() -> None:
     pair = Pair(num_pools=2)
-    (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL), 0.0)
+    (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
     partial = tuple(r for r in pair.reader.regions if r.component != "aux")
-    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, opened.metadata, partial), 0.0)  # type: ignore[union-attr]
+    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.metadata, partial), 0.0)  # type: ignore[union-attr]
     assert isinstance(reports[-1], EndpointFailed)
     assert "aux" in reports[-1].message
 

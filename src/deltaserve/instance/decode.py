@@ -180,10 +180,10 @@ class DecodeInstance:
         if room is not None and room.prefill != peer.name:
             room = None
         match body:
-            case Starting() if room is not None and room.state in _ASKED:
+            case Starting() if room is not None and room.state in _ASKED and body.attempt <= room.attempt:
                 if body.attempt == room.attempt:
                     self.intake.started(room, body.cached_len, now)
-            case Starting():
+            case Starting():  # of a room that is over, or whose attempts are counted anew
                 self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
             case Failed() if room is not None and body.attempt == room.attempt:
                 if room.state in _ASKED:  # else everything has landed
@@ -368,7 +368,6 @@ class DecodeInstance:
         self._outbox.failed(room, reason, message, now)
         if room.state in _REMOTE:
             self.intake.withdraw(room, reason, now)
-        self._rooms.remember_attempt(room)
         self._end(room)
 
     def _end(self, room: DecodeRoom) -> None:

@@ -301,8 +301,8 @@ class Intake:
         room.ticket = None
         if ticket is not None:
             self._by_ticket.pop(ticket, None)
-            if self._receiver.revoke(ticket, now) is Heard.NOTHING and prefill is not None:
-                self._links.send(prefill, Revoke(ticket=ticket.id.seq))
+            if self._receiver.revoke(ticket, now) is Heard.NOTHING:
+                self._revoke(ticket)
             self.update_mark(ticket.peer)
         if prefill is not None and self._links.is_ready(prefill):
             self._links.send(prefill, Cancel(room=room.room, reason=reason))
@@ -316,11 +316,14 @@ class Intake:
         self.update_mark(peer)
 
     def repeat_revokes(self) -> None:
-        """To the process that holds the ticket; another life of that name would answer for numbers of its own."""
         for ticket in self._receiver:
-            is_there = self._links.is_ready(ticket.peer)
-            if ticket.is_revoked and is_there and self._links.table.get(ticket.peer).boot == ticket.id.prefill_boot:
-                self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
+            if ticket.is_revoked and self._links.is_ready(ticket.peer):
+                self._revoke(ticket)
+
+    def _revoke(self, ticket: Ticket) -> None:
+        """Tell the process that holds the ticket; another life of that name would answer for numbers of its own."""
+        if self._links.table.get(ticket.peer).boot == ticket.id.prefill_boot:
+            self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
 
     def update_mark(self, peer: PeerName) -> None:
         """Tell prefill with every frame from now on which tickets are over."""

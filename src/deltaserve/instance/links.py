@@ -51,6 +51,7 @@ class Delivery:
 class _Greeting:
     """An endpoint being opened for a peer, and what we know of theirs."""
 
+    number: int
     ours: bytes | None = None
     theirs: Hello | None = None
 
@@ -66,6 +67,7 @@ class Links:
         self._compat = dict(config.compat)
         self._dialled: dict[PeerName, PeerAddress] = {}
         self._greetings: dict[PeerName, _Greeting] = {}
+        self._num_greetings = 0
         self._marks: dict[PeerName, int] = {}
         self.refusals: dict[PeerName, str] = {}
         """Peers refused for unequal compat fields, with both values named."""
@@ -114,8 +116,12 @@ class Links:
             return
         self.table.move(peer, PeerEvent.GREET)
         peer.last_heard = now
-        self._greetings[name] = _Greeting()
-        self._out.append(OpenEndpoint(name))
+        self._out.append(OpenEndpoint(name, self._new_greeting(name).number))
+
+    def _new_greeting(self, name: PeerName, theirs: Hello | None = None) -> _Greeting:
+        self._num_greetings += 1
+        greeting = self._greetings[name] = _Greeting(self._num_greetings, theirs=theirs)
+        return greeting
 
     def receive(self, envelope: Envelope, now: float) -> Delivery:
         """Judge a frame by its boots and deal with Hellos."""
@@ -179,8 +185,8 @@ class Links:
             is_gone = True
             self._end_life(peer)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
-        self._greetings[peer.name] = _Greeting(theirs=hello)
-        self._out.append(OpenEndpoint(peer.name, hello.endpoint, hello.regions))
+        greeting = self._new_greeting(peer.name, hello)
+        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.endpoint, hello.regions))
         return Delivery(peer, None, is_gone)
 
     def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> Delivery:
@@ -189,7 +195,7 @@ class Links:
         is_answer = ours is not None and hello.answers == _digest(ours)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
-            self._out.append(AttachEndpoint(peer.name, hello.endpoint, hello.regions))
+            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.endpoint, hello.regions))
         elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
             # it has attached to an endpoint that is no more, or has made another one since
             is_gone = True
@@ -230,8 +236,8 @@ class Links:
         """Progress of a greeting: send our Hello, or be ready."""
         peer = self.table.get(report.peer)
         greeting = self._greetings.get(report.peer)
-        if greeting is None:
-            return
+        if greeting is None or greeting.number != report.greeting:
+            return  # of an endpoint that was given up before it was there
         if isinstance(report, EndpointFailed):
             self.lose(report.peer)
             return

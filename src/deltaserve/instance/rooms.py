@@ -246,12 +246,11 @@ class RoomBook:
         self._by_request[request] = room
         return room
 
-    def remember_attempt(self, room: DecodeRoom) -> None:
+    def close(self, room: DecodeRoom) -> None:
+        """Its number of attempts is remembered: prefill takes no lower one, should the room come back."""
         self._attempts[room.room] = room.attempt
         while len(self._attempts) > _ATTEMPTS_REMEMBERED:
             self._attempts.popitem(last=False)
-
-    def close(self, room: DecodeRoom) -> None:
         del self._rooms[room.room]
         del self._by_request[room.request]
 

@@ -22,6 +22,8 @@ from deltaserve.wire.messages import Envelope, PeerAddress
 
 _LOG_EVERY_S = 5.0
 _DEFAULT_LIMITS = LinkLimits()
+_ROUTES_OF_A_NAME = 2
+"""Connections remembered: a process that dials anew is heard over the former one for a moment longer."""
 
 
 class Links:
@@ -47,7 +49,7 @@ class Links:
         self._dialled_at: dict[PeerName, float] = {}
         self._names: dict[Socket, PeerName] = {}
         """Socket of a dialled peer |-> its name."""
-        self._routes: OrderedDict[PeerName, bytes] = OrderedDict()
+        self._routes: OrderedDict[PeerName, tuple[bytes, ...]] = OrderedDict()  # the connection heard last comes first
         """Name |-> the listener's connection it was last seen on."""
         self._strikes = Strikes(limits, clock)
         self._log = _RareLog(clock)
@@ -169,13 +171,14 @@ class Links:
         if dialer is not None:
             sent = dialer.send(frame)
             return self._redial(peer, dialer.url, frame) if sent is Sent.STUCK else sent
-        connection = self._routes.get(peer)
-        if connection is None or self._listener is None:
+        if self._listener is None:
             return Sent.NO_LINK
-        sent = self._listener.send(connection, frame)
-        if sent is Sent.NO_LINK:
-            del self._routes[peer]
-        return sent
+        for connection in self._routes.get(peer, ()):
+            sent = self._listener.send(connection, frame)
+            if sent is not Sent.NO_LINK:
+                return sent
+        self._routes.pop(peer, None)
+        return Sent.NO_LINK
 
     def _redial(self, peer: PeerName, url: str, frame: bytes) -> Sent:
         """Give a connection up that takes no frame, and its frames with it; not more often than every `redial_s`."""
@@ -193,7 +196,8 @@ class Links:
             if key != name:
                 raise ProtocolError(f"the peer dialled as {key} calls itself {name[:80]!r}")
             return
-        self._routes[name] = key
+        others = (known for known in self._routes.get(name, ()) if known != key)
+        self._routes[name] = (key, *others)[:_ROUTES_OF_A_NAME]
         self._routes.move_to_end(name)
         if len(self._routes) > self._limits.max_names:
             self._routes.popitem(last=False)

@@ -76,7 +76,7 @@ class Verdict(Enum):
     DEAD_BOOT = "dead_boot"
     """From a process start known to be over, or not to be believed while another one is heard of: ignore it."""
     WRONG_ADDRESSEE = "wrong_addressee"
-    """Meant for an earlier start of this process: tell the sender who we are."""
+    """Meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class PeerTable:
         boot = Boot(envelope.src_boot)
         if boot in peer.dead_boots or self._is_rival(peer, boot, now):
             return Verdict.DEAD_BOOT
-        if envelope.dst_boot is not None and envelope.dst_boot != self.boot:
+        if envelope.dst_boot != self.boot and not _is_to_anybody(envelope):
             return Verdict.WRONG_ADDRESSEE
         if peer.boot != boot:
             return Verdict.NEW_BOOT
@@ -175,6 +175,11 @@ class PeerTable:
         """Address a message: to the peer's known boot; a Hello may go to an unknown one."""
         boot = self.get(peer).boot
         return Envelope(src=self.name, src_boot=self.boot, dst_boot=boot, closed_below=closed_below, body=body)
+
+
+def _is_to_anybody(envelope: Envelope) -> bool:
+    """A Hello may go to whoever is there. Whatever else names nobody was meant for a life that is over."""
+    return envelope.dst_boot is None and isinstance(envelope.body, Hello)
 
 
 def unequal_fields(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:

@@ -30,6 +30,8 @@ class OpenEndpoint:
     """
 
     peer: PeerName
+    greeting: int
+    """Which greeting it belongs to, told again by its reports: those of an earlier one must not count."""
     metadata: bytes | None = None
     regions: tuple[RegionInfo, ...] = ()
 
@@ -39,6 +41,7 @@ class AttachEndpoint:
     """Give an open endpoint its other side."""
 
     peer: PeerName
+    greeting: int
     metadata: bytes
     regions: tuple[RegionInfo, ...]
 
@@ -133,12 +136,14 @@ TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGa
 @dataclass(frozen=True, slots=True)
 class EndpointOpened:
     peer: PeerName
+    greeting: int
     metadata: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointAttached:
     peer: PeerName
+    greeting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,7 @@ class EndpointFailed:
     """Open or attach failed; the endpoint is gone."""
 
     peer: PeerName
+    greeting: int
     message: str
 
 

@@ -110,7 +110,7 @@ class Endpoint:
             case OpenEndpoint():
                 return self._open(command)
             case AttachEndpoint():
-                return self._attach(command.peer, command.metadata, command.regions)
+                return self._attach(command.peer, command.greeting, command.metadata, command.regions)
             case OpenGate():
                 if command.peer in self._links:  # else fenced meanwhile
                     self._links[command.peer].gates[command.ticket] = Gate(command.ticket)
@@ -149,14 +149,16 @@ class Endpoint:
         try:
             metadata = self._transport.open(command.peer)
         except TransportError as error:
-            return [EndpointFailed(command.peer, str(error))]
+            return [EndpointFailed(command.peer, command.greeting, str(error))]
         self._links[command.peer] = _Link()
-        opened: list[TransferReport] = [EndpointOpened(command.peer, metadata)]
+        opened: list[TransferReport] = [EndpointOpened(command.peer, command.greeting, metadata)]
         if command.metadata is not None:
-            opened += self._attach(command.peer, command.metadata, command.regions)
+            opened += self._attach(command.peer, command.greeting, command.metadata, command.regions)
         return opened
 
-    def _attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RegionInfo]) -> list[TransferReport]:
+    def _attach(
+        self, peer: PeerName, greeting: int, metadata: bytes, regions: Sequence[RegionInfo]
+    ) -> list[TransferReport]:
         by_component = {r.component: RegionId(r.id) for r in regions}
         missing = self._config.regions.keys() - by_component.keys()
         try:
@@ -165,9 +167,9 @@ class Endpoint:
             self._transport.attach(peer, metadata, [RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in regions])
         except TransportError as error:
             self._fence(peer)
-            return [EndpointFailed(peer, str(error))]
+            return [EndpointFailed(peer, greeting, str(error))]
         self._links.setdefault(peer, _Link()).regions = by_component
-        return [EndpointAttached(peer)]
+        return [EndpointAttached(peer, greeting)]
 
     def _fence(self, peer: PeerName) -> PeerFenced:
         self._links.pop(peer, None)

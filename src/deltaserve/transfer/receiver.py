@@ -7,10 +7,9 @@ impossible. Timers never free: they trigger a fence.
           -> revoke -> drained(CLEAN) | landed(complete) | fenced -> pages free
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from deltaserve.base.errors import IntegrityError
@@ -25,7 +24,6 @@ from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Done, Drain
 
 _CHECKSUM_BYTES = 4
-_NEVER = math.inf
 _TERMINAL = (ReceiverState.DONE, ReceiverState.CLOSED)
 
 
@@ -45,13 +43,10 @@ class Ticket:
     is_refuted: bool = False
     """What was announced had not landed: a complete coverage proves nothing."""
     state: ReceiverState = ReceiverState.OPEN
-    drain_by: float = field(default=0.0)
-    """When revoked: fence the peer if nothing was heard by then."""
-
-    @property
-    def is_stranded(self) -> bool:
-        """Revoked, and its peer could not be fenced."""
-        return self.drain_by == _NEVER
+    revoked_at: float = 0.0
+    """When revoked."""
+    is_stranded: bool = False
+    """Revoked, and its peer could not be fenced: no further fence is tried for it."""
 
     @property
     def is_revoked(self) -> bool:
@@ -192,7 +187,7 @@ class Receiver:
     def revoke(self, ticket: Ticket, now: float) -> Heard:
         """Withdraw the permission. RELEASED: everything had landed, the pages are free already."""
         self._move(ticket, ReceiverEvent.REVOKE)
-        ticket.drain_by = now + self._drain_timeout_s
+        ticket.revoked_at = now
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.revoke(pages)
         self._aux.revoke((PageId(ticket.aux_slot),))
@@ -215,8 +210,7 @@ class Receiver:
     def strand(self, peer: PeerName) -> None:
         """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence."""
         for ticket in self.of_peer(peer):
-            if ticket.is_revoked:
-                ticket.drain_by = _NEVER
+            ticket.is_stranded |= ticket.is_revoked
 
     def _release(self, ticket: Ticket) -> None:
         self._move(ticket, ReceiverEvent.RELEASE)
@@ -246,8 +240,8 @@ class Receiver:
     def overdue(self, now: float) -> set[PeerName]:
         """Peers with a revoked ticket nobody answered for: to be fenced."""
         revoked = [t for t in self._tickets.values() if t.is_revoked]
-        self.quarantine_age_s = max((now + self._drain_timeout_s - t.drain_by for t in revoked), default=0.0)
-        return {t.peer for t in revoked if now >= t.drain_by}
+        self.quarantine_age_s = max((now - t.revoked_at for t in revoked), default=0.0)
+        return {t.peer for t in revoked if now >= t.revoked_at + self._drain_timeout_s and not t.is_stranded}
 
     def check_integrity(self) -> None:
         """Pages of live tickets are exactly the GRANTED and QUARANTINED ones, each in one ticket."""
