@@ -139,6 +139,7 @@ MUTANTS = (
         "        if room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
+    Mutant("dead_prefill_unnoticed", "B3", _DECODE, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
     Mutant(
         "dead_decode_unnoticed",
         "C1",
@@ -171,6 +172,13 @@ MUTANTS = (
         _SCHED,
         "        if self.is_in_flight(request):\n            self._ended_in_flight",
         "        if False:\n            self._ended_in_flight",
+    ),
+    Mutant(
+        "retracted_keeps_count",
+        "D1",
+        _SCHED,
+        "        self._give_back(request)\n        request.num_computed = 0\n",
+        "        self._give_back(request)\n",
     ),
     # deadlock, identity
     Mutant("submit_taken_twice", "F1", _DECODE, "            return  # a repeat\n", "            pass\n"),

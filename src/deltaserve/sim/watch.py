@@ -3,7 +3,7 @@
 I1 pages are conserved, I2 each has one owner (request, ticket or tree node), I3 locks and I4 counters equal what is
 recomputed: the workers' own self-checks. Here besides:
     I5  no write lands on a page that its ticket does not hold (any more)
-    I9  one open ticket per room and attempt
+    I9  one open ticket per room and attempt, and only for a peer whose link is up
     I10 the transport reads pinned pages only
     I16 no lease of another namespace
     I22 whatever was admitted fits every pool
@@ -20,6 +20,7 @@ from deltaserve.base.ids import AuxSlot, PageId, PoolId
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
 from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.sim.memory import AUX_SLOT_BYTES
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
@@ -96,8 +97,7 @@ class Watch:
         elif isinstance(process, SimWorker):
             process.instance.check_integrity()
             self._check_requests(process)
-            if isinstance(process.instance, DecodeInstance):
-                _check_tickets(process.instance)
+            _check_tickets(process.instance)
 
     def _check_requests(self, worker: SimWorker) -> None:
         parts, size = worker.instance.parts, worker.config.cache.page_size
@@ -157,9 +157,18 @@ def _check_pinned(writer: SimWorker, span: Span) -> None:
         _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
 
 
-def _check_tickets(instance: DecodeInstance) -> None:
-    attempts = Counter((ticket.room, ticket.attempt) for ticket in instance.receiver if not ticket.is_revoked)
-    _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
+def _check_tickets(instance: PrefillInstance | DecodeInstance) -> None:
+    links = instance.links
+    if isinstance(instance, PrefillInstance):
+        live = [(sent.peer, sent.id, sent.id.decode_boot) for sent in instance.sender if sent.is_open]
+    else:
+        held = [ticket for ticket in instance.receiver if not ticket.is_revoked]
+        live = [(ticket.peer, ticket.id, ticket.id.prefill_boot) for ticket in held]
+        attempts = Counter((ticket.room, ticket.attempt) for ticket in held)
+        _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
+    for peer, ticket_id, boot in live:
+        is_up = links.is_ready(peer) and links.table.get(peer).boot == boot
+        _claim(is_up, "I9", f"ticket {ticket_id.seq} is open, and the link to {peer} is not up")
 
 
 def _claim(holds: bool, invariant: str, breach: str) -> None:
