@@ -11,6 +11,7 @@ from deltaserve.sim.summary import Summary
 
 _CHUNK = 16
 _MAX_SHOWN = 20
+_PROGRESS_S = 30.0
 
 
 def take_apart(num_jobs: int, minutes: float) -> int:
@@ -38,8 +39,12 @@ def take_apart(num_jobs: int, minutes: float) -> int:
 
 def _run(runs: Iterable[tuple[Strike, ...]], num_jobs: int) -> Summary:
     summary = Summary()
+    next_line = time.monotonic() + _PROGRESS_S
     for part in run_tasks(_chunks(runs), num_jobs):
         summary.merge(part)
+        if time.monotonic() >= next_line:
+            next_line += _PROGRESS_S
+            print(f"  {summary.num_runs:,} runs, {len(summary.breaches)} breaches", flush=True)
     return summary
 
 
