@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
+MAX_QUARANTINED_SHARE = 0.25
+"""A worker with more of a pool in quarantine is not well: it gets no requests, and starts anew if that lasts."""
+
 
 class PageState(Enum):
     """Who may touch a page."""

@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 
 from deltaserve.base.urls import server_root
+from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.peer.table import PeerState
 from deltaserve.routing.workers import STATE_WORDS
 
 _TIMEOUT_S = 10.0
-_QUARANTINE_SHARE = 0.25
 _WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
     PeerState.READY.value: "ready, but it has not reported yet"
 }
@@ -50,6 +50,6 @@ def _worker(worker: dict[str, Any]) -> Line:
     total, quarantined = sum(status["num_pages"]), sum(status["quarantined_pages"])
     free = sum(status["free_pages"]) + sum(status["evictable_pages"])
     text = f"{name}: fits, {status['num_running']} running, {free} of {total} pages free or evictable"
-    if quarantined > _QUARANTINE_SHARE * total:
+    if quarantined > MAX_QUARANTINED_SHARE * total:
         return Line(Level.FAIL, "worker", f"{text}, {quarantined} quarantined")
     return Line(Level.WARN if status["draining"] or worker["breaker"] != "closed" else Level.OK, "worker", text)

@@ -7,7 +7,8 @@ process may end, and with it everything that could still be written to.
 import re
 from collections.abc import Mapping
 
-MAX_SHARE = 0.25
+from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
+
 MAX_AGE_S = 60.0
 SHARE_PATIENCE_S = 5.0
 """Many requests that end at once put many pages into quarantine for a moment: that alone is no reason."""
@@ -23,7 +24,7 @@ def why_restart(metrics: Mapping[str, float], fence_after_s: float) -> str | Non
         return f"pages are in quarantine for {age_s:.0f} s"
     if age_s > max(SHARE_PATIENCE_S, patience_s):
         for pool, (quarantined, total) in sorted(_pools(metrics).items()):
-            if quarantined > MAX_SHARE * total:
+            if quarantined > MAX_QUARANTINED_SHARE * total:
                 return f"{quarantined:.0f} of {total:.0f} pages of pool {pool} are in quarantine"
     return None
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
 from deltaserve.wire.messages import Status
 
-MAX_QUARANTINED_SHARE = 0.25
 NO_PROGRESS_S = 10.0
 _SLOWER = 3.0
 """A step may take so many times as long as the slowest one so far before it counts as stuck."""

@@ -1,5 +1,6 @@
 """The processes of a simulated cluster: a worker (control plane, executor, transfer thread) and the front."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -82,7 +83,7 @@ class Answer:
     last: OutputDelta | None = None
 
 
-class SimProcess:
+class SimProcess(ABC):
     """Something that lives, may be stopped for a while, and dies."""
 
     def __init__(self, world: Surroundings, name: PeerName, pace: Pace) -> None:
@@ -102,7 +103,6 @@ class SimProcess:
 
     def later(self, delay: float, call: Callable[[], None]) -> None:
         """Call after `delay` of the world's time: later while the process is stopped, never once it has ended."""
-
         self.world.at(self.world.now + delay, lambda: self._turn_to(call))
 
     def receive(self, event: FrameIn | PeerDied) -> None:
@@ -128,8 +128,9 @@ class SimProcess:
         for call in backlog:
             self._turn_to(call)
 
+    @abstractmethod
     def handle(self, event: FrameIn | PeerDied) -> None:
-        raise NotImplementedError
+        """Deal with it, at once."""
 
     def _tick_at(self, when: float) -> None:
         """Make sure that `_tick` is called then, on the process's clock."""
@@ -137,8 +138,9 @@ class SimProcess:
             self._next_tick = when
             self.later(max(0.0, when - self.now), self._tick)
 
+    @abstractmethod
     def _tick(self) -> None:
-        raise NotImplementedError
+        """The process's own timer is due."""
 
 
 class SimWorker(SimProcess):
