@@ -26,7 +26,7 @@ import httpx
 from tests.chaos.cluster import MODEL, Cluster, held, running, wait_ready
 from tests.chaos.storm import VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
-from tests.chaos.watch import Counts, Lag, Memory, counts_of
+from tests.chaos.watch import Counts, Lag, Memory, settled_counts
 
 NUM_USERS = 10
 NUM_CANARIES = 48
@@ -99,7 +99,7 @@ class Run:
             self._questions = await self._calm()
             survivors = {n: p.pid for n, p in self._cluster.processes.items() if n not in VICTIMS}
             await self._wait_quiet()
-            before = {name: counts_of(pid) for name, pid in survivors.items()}
+            before = {name: await settled_counts(pid) for name, pid in survivors.items()}
             memory = Memory(survivors)
             say(f"calm is over: {len(self._questions)} questions; the storm has {len(self._storm)} events")
             async with beside(memory.watch(), self._tell_progress(say, memory)):
@@ -109,7 +109,7 @@ class Run:
                 await wait_ready(self._http, READY_WITHIN_S)
                 await self._canaries()
                 await self._wait_quiet()
-        report.counts = {name: (before[name], counts_of(pid)) for name, pid in survivors.items()}
+        report.counts = {name: (before[name], await settled_counts(pid)) for name, pid in survivors.items()}
         report.slopes = memory.slopes(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report
