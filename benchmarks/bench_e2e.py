@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-import msgspec
+from msgspec.structs import replace
 
 from deltaserve.base.config import DisaggregationSettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
 from deltaserve.base.ids import Role
@@ -51,7 +51,7 @@ class Variant:
     def adjust(self, spec: WorkerSpec) -> WorkerSpec:
         if spec.role is Role.PREFILL or self.decode_cache:
             return spec
-        return msgspec.structs.replace(spec, radix_cache=False)
+        return replace(spec, options=replace(spec.options, radix_cache=False))
 
 
 VARIANTS = (

@@ -29,7 +29,7 @@ from random import Random
 from threading import Event
 
 import httpx
-import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -189,7 +189,9 @@ def measure_aborts(count: int) -> list[float]:
     )
 
     def often(spec: WorkerSpec) -> WorkerSpec:
-        return msgspec.structs.replace(spec, heartbeat_s=REPORT_S) if spec.role is Role.DECODE else spec
+        if spec.role is not Role.DECODE:
+            return spec
+        return replace(spec, options=replace(spec.options, heartbeat_s=REPORT_S))
 
     def work(url: str, stopping: Event) -> list[float]:
         draw = Random(1)

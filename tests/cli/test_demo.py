@@ -79,9 +79,9 @@ def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
     decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved, Path("key"))
     for cache in DecodeCache:
         assert adjusted(cache)(prefill) == prefill
-    assert (prefill.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
+    assert (prefill.options.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
     off, on = adjusted(DecodeCache.OFF)(decode), adjusted(DecodeCache.ON)(decode)
-    assert (off.radix_cache, on.radix_cache) == (False, True)
+    assert (off.options.radix_cache, on.options.radix_cache) == (False, True)
     assert off.num_pages == on.num_pages == (DECODE_PAGES,)
     assert on.max_context_len <= DECODE_PAGES * on.page_size
 

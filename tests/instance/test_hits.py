@@ -125,7 +125,7 @@ def test_waiting_for_a_twin_is_bounded() -> None:
     duo.until(lambda: (room := duo.decode_room(second)) is not None and room.state is DecodeState.STARTED)
     duo.until(lambda: (room := duo.decode_room(second)) is not None and room.state is DecodeState.GRANTED)
     waited = duo.world.now - start
-    limit = duo.decode.config.share_wait_s
+    limit = duo.decode.config.options.share_wait_s
     assert limit <= waited <= limit + 0.5
     duo.settle(first, second, limit_s=60.0)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.ids import PeerName, Role
-from deltaserve.instance.api import Action, InstanceConfig, SendFrame
+from deltaserve.instance.api import Action, InstanceConfig, InstanceOptions, SendFrame
 from deltaserve.instance.links import Links
 from deltaserve.instance.parts import facts_of
 from deltaserve.sim.oracle import stamp_spec
@@ -49,6 +49,7 @@ def config_of(name: PeerName, boot: int) -> InstanceConfig:
         fingerprint="m",
         transport="loopback",
         regions=(),
+        options=InstanceOptions(),
     )
 
 

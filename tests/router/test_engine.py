@@ -27,7 +27,7 @@ class House:
         config = FrontConfig(
             name=FRONT,
             boot=Boot(1),
-            workers=tuple(worker.spec for worker in workers),
+            workers=tuple(worker.member for worker in workers),
             cluster_secret=SECRET,
             fingerprint=FINGERPRINT,
             kv_bytes_per_token=1e5,
@@ -82,7 +82,7 @@ def test_a_stream_from_submit_to_finish() -> None:
             assert engine.limits() is not None
             task = h.collect(generation(1))
             submit = (await h["decode-0"].hears(Submit))[0]
-            assert submit.prefill == h["prefill-0"].spec.address
+            assert submit.prefill == h["prefill-0"].member.address
             h["decode-0"].tokens(submit.room, 0, [7])
             h["decode-0"].tokens(submit.room, 1, [8, 9])
             h["decode-0"].finished(submit.room, 3)
@@ -210,7 +210,7 @@ def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_resta
             assert caught.value.reason is FailReason.NO_PEER
             await h.restart("decode-0")
             if is_told:
-                h.engine.worker_up(h["decode-0"].spec)
+                h.engine.worker_up(h["decode-0"].member)
             await h.ready()
             task = h.collect(generation(3))
             submit = (await h["decode-0"].hears(Submit))[0]

@@ -8,7 +8,7 @@ from deltaserve.base.ids import PeerName, Role
 from deltaserve.base.tokens import pack_u32
 from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
-from deltaserve.routing.api import WorkerSpec
+from deltaserve.routing.api import Member
 from deltaserve.wire.messages import (
     Envelope,
     Events,
@@ -48,8 +48,8 @@ class ScriptedWorker:
         return role_of(self.name)
 
     @property
-    def spec(self) -> WorkerSpec:
-        return WorkerSpec(PeerAddress(name=self.name, url=f"tcp://127.0.0.1:{self.port}"), self.role)
+    def member(self) -> Member:
+        return Member(PeerAddress(name=self.name, url=f"tcp://127.0.0.1:{self.port}"), self.role)
 
     def say(self, message: Message) -> None:
         dst_boot = None if isinstance(message, Hello) else self._front_boot

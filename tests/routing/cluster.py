@@ -9,7 +9,7 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
 from deltaserve.request.client import Generation, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerSpec, WorkerUp
+from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerUp
 from deltaserve.routing.front import FrontCore
 from deltaserve.wire.messages import (
     Cancel,
@@ -81,8 +81,8 @@ def room(number: int) -> Room:
     return Room(number.to_bytes(16, "big"))
 
 
-def spec(name: str) -> WorkerSpec:
-    return WorkerSpec(PeerAddress(name=name, url=f"tcp://127.0.0.1/{name}"), role_of(name))
+def member(name: str) -> Member:
+    return Member(PeerAddress(name=name, url=f"tcp://127.0.0.1/{name}"), role_of(name))
 
 
 def role_of(name: str) -> Role:
@@ -96,7 +96,7 @@ class Cluster:
         config = FrontConfig(
             name=PeerName("front"),
             boot=FRONT_BOOT,
-            workers=tuple(spec(name) for name in names),
+            workers=tuple(member(name) for name in names),
             cluster_secret=SECRET,
             fingerprint=FINGERPRINT,
             kv_bytes_per_token=1e5,
@@ -136,7 +136,7 @@ class Cluster:
     def die(self, name: str) -> None:
         self._take(self.front.handle(PeerDied(PeerName(name)), self.now))
 
-    def up(self, worker: WorkerSpec) -> None:
+    def up(self, worker: Member) -> None:
         self._take(self.front.handle(WorkerUp(worker), self.now))
 
     def tokens(self, name: str, number: int, start: int, values: Iterable[int]) -> None:

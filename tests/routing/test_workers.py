@@ -7,9 +7,9 @@ from deltaserve.base.errors import ConfigError, FailReason, RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp
-from deltaserve.routing.api import WorkerSpec
+from deltaserve.routing.api import Member
 from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, PeerAddress, Status
-from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, spec, status
+from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, status
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -127,7 +127,7 @@ def test_a_worker_that_is_back_is_greeted_at_once_and_again_soon_however_long_it
     cluster.die("prefill-0")
     cluster.run_until(60.0, heartbeats_of=["decode-0"])
     cluster.actions.clear()
-    cluster.up(spec("prefill-0"))
+    cluster.up(member("prefill-0"))
     assert not [a for a in cluster.actions if isinstance(a, HangUp)]
     assert len(hellos(cluster, "prefill-0")) == 1
     cluster.run_until(61.1, heartbeats_of=["decode-0"])
@@ -217,7 +217,7 @@ def test_workers_may_come_later() -> None:
     assert cluster.front.ready() == "no prefill and decode worker configured"
     for name in ("decode-0", "prefill-0"):
         cluster.boots[PeerName(name)] = Boot(5)
-        cluster.up(spec(name))
+        cluster.up(member(name))
         cluster.hello(name)
     assert cluster.front.ready() is None
     assert [p.name for p in hellos(cluster, "decode-0")[-1].peers] == ["prefill-0"]
@@ -230,7 +230,7 @@ def test_a_restarted_worker_is_greeted_at_once_where_it_listens_now() -> None:
     cluster.run_until(10.0, heartbeats_of=["decode-0"])
     cluster.reboot("prefill-0")
     before = len(cluster.actions)
-    moved = WorkerSpec(PeerAddress(name="prefill-0", url="tcp://127.0.0.1/moved"), Role.PREFILL)
+    moved = Member(PeerAddress(name="prefill-0", url="tcp://127.0.0.1/moved"), Role.PREFILL)
     cluster.up(moved)
     assert Dial(moved.address) in cluster.actions[before:]
     assert len(hellos(cluster, "prefill-0", before)) == 1
@@ -244,7 +244,7 @@ def test_a_restarted_worker_is_greeted_at_once_where_it_listens_now() -> None:
 
 def test_a_worker_keeps_its_role() -> None:
     with pytest.raises(ValueError, match="decode-0 is a decode worker, not prefill"):
-        Cluster().up(WorkerSpec(PeerAddress(name="decode-0", url="tcp://127.0.0.1/x"), Role.PREFILL))
+        Cluster().up(Member(PeerAddress(name="decode-0", url="tcp://127.0.0.1/x"), Role.PREFILL))
 
 
 def test_a_hello_is_not_answered_with_a_hello() -> None:

@@ -17,6 +17,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
+from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.config import load_family, load_spec
@@ -124,17 +125,19 @@ def worker_spec(
         max_context_len=resolved.context_len,
         secret_path=str(secret_path),
         curve=True,
-        chunked_prefill_size=resolved.chunk_len,
-        max_prefill_tokens=resolved.step_len,
-        attention_split_tokens=resolved.split_tokens,
-        num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
-        decode_extend_tokens=scheduling.decode_extend_tokens,
-        park_fraction=disaggregation.park_fraction,
-        max_queued_requests=scheduling.max_queued_requests * 8,
-        schedule_policy=scheduling.schedule_policy,
-        radix_cache=not settings.memory.disable_radix_cache,
-        verify_checksums=disaggregation.verify == "crc",
-        drain_timeout_s=disaggregation.drain_timeout_s,
+        options=InstanceOptions(
+            chunked_prefill_size=resolved.chunk_len,
+            max_prefill_tokens=resolved.step_len,
+            attention_split_tokens=resolved.split_tokens,
+            num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
+            decode_extend_tokens=scheduling.decode_extend_tokens,
+            park_fraction=disaggregation.park_fraction,
+            max_queued_requests=scheduling.max_queued_requests * 8,
+            schedule_policy=scheduling.schedule_policy,
+            radix_cache=not settings.memory.disable_radix_cache,
+            verify_checksums=disaggregation.verify == "crc",
+            drain_timeout_s=disaggregation.drain_timeout_s,
+        ),
         num_threads=resolved.num_threads,
         log_level=settings.logging.log_level,
     )

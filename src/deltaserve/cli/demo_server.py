@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
 from deltaserve.base.ids import Role
@@ -43,8 +43,7 @@ def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
     def adjust(spec: WorkerSpec) -> WorkerSpec:
         if spec.role is not Role.DECODE:
             return spec
-        return msgspec.structs.replace(
-            spec, num_pages=(DECODE_PAGES,), radix_cache=cache is DecodeCache.ON, heartbeat_s=_HEARTBEAT_S
-        )
+        options = replace(spec.options, radix_cache=cache is DecodeCache.ON, heartbeat_s=_HEARTBEAT_S)
+        return replace(spec, num_pages=(DECODE_PAGES,), options=options)
 
     return adjust

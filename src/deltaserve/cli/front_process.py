@@ -24,7 +24,7 @@ from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
 from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
-from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.routing.api import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.serve import Listening, serve
 from deltaserve.server.settings import ServerSettings, read_api_keys
@@ -165,7 +165,7 @@ def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[str, Role], stop:
             case PeerDown(name):
                 engine.peer_died(PeerName(name))
             case PeerUp(name, url) if name in roles:
-                engine.worker_up(WorkerSpec(PeerAddress(name=name, url=url), roles[name]))
+                engine.worker_up(Member(PeerAddress(name=name, url=url), roles[name]))
     if parent.is_gone:
         asyncio.get_running_loop().remove_reader(parent.fileno())
         stop.set()
@@ -188,7 +188,7 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes) -> FrontConfig:
     return FrontConfig(
         name=PeerName("front"),
         boot=boot,
-        workers=tuple(WorkerSpec(PeerAddress(name=w.name, url=w.url), w.role) for w in spec.workers),
+        workers=tuple(Member(PeerAddress(name=w.name, url=w.url), w.role) for w in spec.workers),
         cluster_secret=secret,
         fingerprint=spec.fingerprint,
         kv_bytes_per_token=spec.kv_bytes_per_token,

@@ -87,20 +87,7 @@ def instance_config(
         fingerprint=fingerprint,
         transport=TRANSPORT,
         regions=tuple(_announce(component, region) for component, region in regions),
-        chunked_prefill_size=spec.chunked_prefill_size,
-        max_prefill_tokens=spec.max_prefill_tokens,
-        attention_split_tokens=spec.attention_split_tokens,
-        num_reserved_decode_tokens=spec.num_reserved_decode_tokens,
-        decode_extend_tokens=spec.decode_extend_tokens,
-        park_fraction=spec.park_fraction,
-        max_queued_requests=spec.max_queued_requests,
-        radix_cache=spec.radix_cache,
-        schedule_policy=spec.schedule_policy,
-        verify_checksums=spec.verify_checksums,
-        heartbeat_s=spec.heartbeat_s,
-        peer_lost_s=spec.peer_lost_s,
-        peer_lease_s=spec.peer_lease_s,
-        drain_timeout_s=spec.drain_timeout_s,
+        options=spec.options,
     )
 
 
@@ -113,7 +100,7 @@ def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tup
         "page_size": str(cache.page_size),
         "transport": TRANSPORT,
         "overrides": spec.model_overrides or "",
-        "checksums": "crc" if spec.verify_checksums else "off",
+        "checksums": "crc" if spec.options.verify_checksums else "off",
         **groups,
     }
     return tuple(sorted(fields.items()))
@@ -169,6 +156,6 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
         layouts={group.name: KvLayout(group, cache.page_size) for group in cache.groups},
         regions={component: region.id for component, region in regions},
         aux=aux,
-        checksums=spec.verify_checksums,
+        checksums=spec.options.verify_checksums,
     )
     return _Plane(Endpoint(config, transport, executor.memory), transport)

@@ -82,7 +82,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
-        fence_after_s=spec.drain_timeout_s,
+        fence_after_s=spec.options.drain_timeout_s,
         step_stuck_after_s=spec.step_stuck_after_s,
     )
     loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)

@@ -6,6 +6,7 @@ import msgspec
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 
 
@@ -42,20 +43,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """UCX_TLS."""
     transport_devices: str = "lo"
     """UCX_NET_DEVICES: where page transfers may listen."""
-    chunked_prefill_size: int = 512
-    max_prefill_tokens: int = 2048
-    attention_split_tokens: int = 256
-    num_reserved_decode_tokens: int = 512
-    decode_extend_tokens: int = 256
-    park_fraction: float = 0.3
-    max_queued_requests: int = 1024
-    radix_cache: bool = True
-    schedule_policy: str = "fcfs"
-    verify_checksums: bool = False
-    heartbeat_s: float = 0.5
-    peer_lost_s: float = 1.5
-    drain_timeout_s: float = 1.0
-    peer_lease_s: float = 5.0
+    options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
     stuck_after_s: int = 10

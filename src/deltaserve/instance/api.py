@@ -11,6 +11,8 @@ The driver performs every returned action, in order. No call blocks, sleeps or l
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkEvent, PeerDied, SendFrame
@@ -28,6 +30,7 @@ __all__ = [
     "HangUp",
     "Instance",
     "InstanceConfig",
+    "InstanceOptions",
     "PeerDied",
     "SendFrame",
 ]
@@ -41,6 +44,33 @@ class DrainRequested:
 Event = LinkEvent | DrainRequested | TransferReport
 
 Action = LinkAction | TransferCommand
+
+
+class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a control plane schedules and how long it waits: what an operator may choose."""
+
+    chunked_prefill_size: int = 512
+    """Tokens one request may compute per step."""
+    max_prefill_tokens: int = 2048
+    """Tokens of extends per step, over all requests."""
+    attention_split_tokens: int = 256
+    num_reserved_decode_tokens: int = 512
+    decode_extend_tokens: int = 256
+    park_fraction: float = 0.3
+    max_queued_requests: int = 1024
+    radix_cache: bool = True
+    schedule_policy: str = "fcfs"
+    """A name in sched.policy.POLICIES."""
+    verify_checksums: bool = False
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 1.5
+    """On decode: a prefill worker silent for so long fails its requests and is fenced."""
+    peer_lease_s: float = 5.0
+    """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
+    drain_timeout_s: float = 1.0
+    """A revoked ticket without an answer for so long: the peer is fenced."""
+    share_wait_s: float = 2.0
+    """At most so long a request waits for a twin's transfer of the same pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +95,8 @@ class InstanceConfig:
     """Its name; of what its word is worth see `evidence`."""
     regions: tuple[RegionInfo, ...]
     """Of this rank, in registration order."""
-    chunked_prefill_size: int = 512
-    """Tokens one request may compute per step."""
-    max_prefill_tokens: int = 2048
-    """Tokens of extends per step, over all requests."""
-    attention_split_tokens: int = 256
-    num_reserved_decode_tokens: int = 64
-    decode_extend_tokens: int = 64
-    park_fraction: float = 0.3
-    max_queued_requests: int = 1024
-    radix_cache: bool = True
-    schedule_policy: str = "fcfs"
-    """A name in sched.policy.POLICIES."""
+    options: InstanceOptions
     evidence: Evidence = Evidence.COMPLETION
-    verify_checksums: bool = False
-    heartbeat_s: float = 0.5
-    peer_lost_s: float = 1.5
-    """On decode: a prefill worker silent for so long fails its requests and is fenced."""
-    peer_lease_s: float = 5.0
-    """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
-    drain_timeout_s: float = 1.0
-    """A revoked ticket without an answer for so long: the peer is fenced."""
-    share_wait_s: float = 2.0
-    """At most so long a request waits for a twin's transfer of the same pages."""
 
 
 class Instance(Protocol):

@@ -54,13 +54,13 @@ class DecodeInstance:
         self.config = config
         self.parts = build_parts(config)
         pools, aux = self.parts.pools, self.parts.aux
-        self.receiver = Receiver(Boot(config.boot), pools, aux, config.drain_timeout_s, config.evidence)
+        self.receiver = Receiver(Boot(config.boot), pools, aux, config.options.drain_timeout_s, config.evidence)
         self._out: list[Action] = []
-        self.links = Links(config, facts_of(config), config.peer_lost_s, self._out)
+        self.links = Links(config, facts_of(config), config.options.peer_lost_s, self._out)
         self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
         self._outbox = Outbox(self.links)
         self._rooms = RoomBook()
-        self._meter = Meter(config.heartbeat_s)
+        self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False
 
     # ------------------------------------------------------------ driving
@@ -210,7 +210,7 @@ class DecodeInstance:
     def _refusal(self, submit: Submit) -> Refusal | None:
         if self._is_draining:
             return FailReason.DRAINING, "decode is draining"
-        if len(self._rooms) >= self.config.max_queued_requests + self.config.max_running_requests:
+        if len(self._rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
             return FailReason.OVERLOADED, "decode's queue is full"
         return refuse_submit(self.config, submit)
 
@@ -322,7 +322,7 @@ class DecodeInstance:
         request, prefill = room.request, room.submit.prefill
         match = self.parts.cache.match(request.namespace, bytes(request.tokens), bytes(request.keys))
         missing = request.num_tokens - match.num_tokens
-        near = missing <= self.config.decode_extend_tokens
+        near = missing <= self.config.options.decode_extend_tokens
         if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
             self._compute_here(room)
             return

@@ -126,7 +126,7 @@ class Intake:
     def _take_lease(self, room: DecodeRoom) -> None:
         """(Re-)match and lease: never shorter than before, unless the lease was given up."""
         request, cache = room.request, self._parts.cache
-        uses_tree = self._config.radix_cache and request.cache is CacheUse.NORMAL
+        uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
         limit = None if uses_tree else 0
         match = cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
         if request.lease is not None:
@@ -244,11 +244,11 @@ class Intake:
             return False
         if room.waits_since is None:
             room.waits_since = now
-        return now - room.waits_since < self._config.share_wait_s
+        return now - room.waits_since < self._config.options.share_wait_s
 
     def _next_key(self, room: DecodeRoom) -> bytes:
         request = room.request
-        if not self._config.radix_cache or request.cache is not CacheUse.NORMAL:
+        if not self._config.options.radix_cache or request.cache is not CacheUse.NORMAL:
             return b""
         first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
         return bytes(request.keys[first : first + KEY_BYTES])

@@ -28,19 +28,19 @@ class Parts:
 
 
 def build_parts(config: InstanceConfig) -> Parts:
-    page_size = config.cache.page_size
+    page_size, options = config.cache.page_size, config.options
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
     cache = PrefixCache(page_size, pools)
     budget = Budget(cache, pools)
     sched = SchedConfig(
         page_size=page_size,
         max_running=config.max_running_requests,
-        chunk_len=config.chunked_prefill_size,
-        step_len=config.max_prefill_tokens,
-        split_tokens=config.attention_split_tokens,
-        reserve_len=config.num_reserved_decode_tokens,
-        radix_cache=config.radix_cache,
-        policy=config.schedule_policy,
+        chunk_len=options.chunked_prefill_size,
+        step_len=options.max_prefill_tokens,
+        split_tokens=options.attention_split_tokens,
+        reserve_len=options.num_reserved_decode_tokens,
+        radix_cache=options.radix_cache,
+        policy=options.schedule_policy,
     )
 
     def seed_of(namespace: Namespace) -> bytes:

@@ -57,11 +57,11 @@ class PrefillInstance:
         self.parts = build_parts(config)
         self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux, config.evidence)
         self._out: list[Action] = []
-        self.links = Links(config, facts_of(config), config.peer_lease_s, self._out)
+        self.links = Links(config, facts_of(config), config.options.peer_lease_s, self._out)
         self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
         self._slotless: dict[PrefillRoom, None] = {}  # computed and granted, without an aux slot for the last chunk
-        self._meter = Meter(config.heartbeat_s)
+        self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False
 
     # ------------------------------------------------------------ driving
@@ -177,7 +177,7 @@ class PrefillInstance:
     def _refusal(self, offer: Offer) -> Refusal | None:
         if self._is_draining:
             return FailReason.DRAINING, "prefill is draining"
-        if len(self._rooms) >= self.config.max_queued_requests:
+        if len(self._rooms) >= self.config.options.max_queued_requests:
             return FailReason.OVERLOADED, "prefill's queue is full"
         return refuse_offer(self.config, offer)
 
@@ -286,7 +286,7 @@ class PrefillInstance:
         if room.ticket is not None:
             return True
         parked = sum(r.num_pages for r in self._rooms.values() if r.ticket is None and self._holds_pages(r))
-        limit = self.config.park_fraction * min(self.config.num_pages)
+        limit = self.config.options.park_fraction * min(self.config.num_pages)
         return parked == 0 or parked + room.num_pages <= limit
 
     def _retract_parked(self) -> bool:

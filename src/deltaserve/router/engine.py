@@ -16,7 +16,7 @@ from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, PeerDied, SendFrame
 from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.router.stream import Stream
-from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerSpec, WorkerUp
+from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
 from deltaserve.routing.front import FrontCore
 from deltaserve.wire.messages import Envelope, Submit
 
@@ -98,7 +98,7 @@ class RouterEngine:
 
     # ------------------------------------------------------------ the supervisor's side
 
-    def worker_up(self, worker: WorkerSpec) -> None:
+    def worker_up(self, worker: Member) -> None:
         """A worker listens: known by whoever started it. Raises ValueError when it had another role."""
         self._handle(WorkerUp(worker))
 

@@ -37,7 +37,7 @@ FrontAction = LinkAction | Deliver | Fail
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class Member:
     """A worker: where it listens and what it does."""
 
     address: PeerAddress
@@ -48,7 +48,7 @@ class WorkerSpec:
 class WorkerUp:
     """Whoever starts workers says that one listens now: it is registered if new, dialled and greeted at once."""
 
-    spec: WorkerSpec
+    member: Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class FrontConfig:
 
     name: PeerName
     boot: Boot
-    workers: tuple[WorkerSpec, ...]
+    workers: tuple[Member, ...]
     """Known from the start; others may come by WorkerUp."""
     cluster_secret: bytes
     fingerprint: str

@@ -67,8 +67,8 @@ class FrontCore:
     def handle(self, event: FrontEvent, now: float) -> list[FrontAction]:
         """A frame, or the news that a worker's process ended or listens."""
         match event:
-            case WorkerUp(spec):
-                self.workers.register(spec, now)
+            case WorkerUp(member):
+                self.workers.register(member, now)
             case FlushAsked():
                 self.workers.flush()
             case PeerDied(peer):

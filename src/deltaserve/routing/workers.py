@@ -12,7 +12,7 @@ from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
 from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
-from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.routing.api import FrontConfig, Member
 from deltaserve.routing.load import Report
 from deltaserve.routing.wellness import Wellness
 from deltaserve.wire.messages import Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
@@ -31,7 +31,7 @@ STATE_WORDS = {
 class Worker:
     """One configured worker, and what this front put there."""
 
-    spec: WorkerSpec
+    member: Member
     peer: Peer
     refusal: str | None = None
     """Why it is not used, both values named."""
@@ -55,7 +55,7 @@ class Worker:
 
     @property
     def role(self) -> Role:
-        return self.spec.role
+        return self.member.role
 
     @property
     def is_ready(self) -> bool:
@@ -135,7 +135,7 @@ class Workers:
         return [w for w in self._workers.values() if w.role is role and w.takes_rooms]
 
     def address(self, name: PeerName) -> PeerAddress:
-        return self._workers[name].spec.address
+        return self._workers[name].member.address
 
     @property
     def page_size(self) -> int | None:
@@ -156,26 +156,26 @@ class Workers:
     def start(self, now: float) -> None:
         """Dial and greet everyone."""
         for worker in self._workers.values():
-            self._emit(Dial(worker.spec.address))
+            self._emit(Dial(worker.member.address))
             self._greet(worker, now)
         self._next_beat = now + self._config.heartbeat_s
 
-    def register(self, spec: WorkerSpec, now: float) -> None:
+    def register(self, member: Member, now: float) -> None:
         """A worker is known to listen there now. Raises ValueError when it had another role."""
-        name = PeerName(spec.address.name)
+        name = PeerName(member.address.name)
         worker = self._workers.get(name)
         if worker is None:
-            worker = self._workers[name] = Worker(spec, self._table.get(name))
-        elif worker.role is not spec.role:
-            raise ValueError(f"{name} is a {worker.role.value} worker, not {spec.role.value}")
-        elif worker.spec == spec and worker.peer.state in _THERE:
+            worker = self._workers[name] = Worker(member, self._table.get(name))
+        elif worker.role is not member.role:
+            raise ValueError(f"{name} is a {worker.role.value} worker, not {member.role.value}")
+        elif worker.member == member and worker.peer.state in _THERE:
             return
-        worker.spec = spec
-        self._emit(Dial(spec.address))
+        worker.member = member
+        self._emit(Dial(member.address))
         if worker.peer.state not in _THERE:
             self._reset(worker)
             self._greet(worker, now)
-        if spec.role is Role.PREFILL:
+        if member.role is Role.PREFILL:
             for decode in self.of(Role.DECODE):
                 self._send_hello(decode)  # tells it where the prefill worker is
 
@@ -199,7 +199,7 @@ class Workers:
         self._send_hello(worker)
 
     def _send_hello(self, worker: Worker) -> None:
-        prefills = tuple(w.spec.address for w in self._workers.values() if w.role is Role.PREFILL)
+        prefills = tuple(w.member.address for w in self._workers.values() if w.role is Role.PREFILL)
         hello = Hello(
             role=Role.FRONT.value,
             compat={},
@@ -298,7 +298,7 @@ class Workers:
             self._table.move(worker.peer, PeerEvent.LOSE)
         self._reset(worker)
         self._emit(HangUp(worker.name))
-        self._emit(Dial(worker.spec.address))
+        self._emit(Dial(worker.member.address))
         self._greet(worker, now)
         self._reconsider()
 

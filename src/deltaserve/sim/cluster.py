@@ -7,9 +7,9 @@ from deltaserve.base.ids import Namespace, PeerName, Role, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
-from deltaserve.instance.api import InstanceConfig
+from deltaserve.instance.api import InstanceConfig, InstanceOptions
 from deltaserve.request.client import Generation
-from deltaserve.routing.api import FrontConfig, WorkerSpec
+from deltaserve.routing.api import FrontConfig, Member
 from deltaserve.sim.memory import STAMP_BYTES
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import SimFront, SimWorker
@@ -75,7 +75,6 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         num_pages=(pages,) * shape.num_pools,
         num_aux_slots=shape.max_running * 2,
         max_running_requests=shape.max_running,
-        max_queued_requests=shape.max_queued,
         max_context_len=shape.context_len,
         vocab_size=VOCAB,
         compat=(("model", FINGERPRINT),),
@@ -83,32 +82,35 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         fingerprint=FINGERPRINT,
         transport="loopback",
         regions=(),
-        chunked_prefill_size=shape.chunk_len,
-        max_prefill_tokens=shape.chunk_len * 4,
-        attention_split_tokens=shape.page_size * 2,
-        num_reserved_decode_tokens=shape.reserve_len,
-        decode_extend_tokens=shape.extend_len,
-        park_fraction=shape.park_fraction,
-        radix_cache=shape.radix_cache,
-        verify_checksums=shape.verify_checksums,
         evidence=shape.evidence,
-        heartbeat_s=shape.heartbeat_s,
-        peer_lost_s=shape.peer_lost_s,
-        peer_lease_s=shape.peer_lease_s,
-        drain_timeout_s=shape.drain_timeout_s,
-        share_wait_s=shape.share_wait_s,
+        options=InstanceOptions(
+            max_queued_requests=shape.max_queued,
+            chunked_prefill_size=shape.chunk_len,
+            max_prefill_tokens=shape.chunk_len * 4,
+            attention_split_tokens=shape.page_size * 2,
+            num_reserved_decode_tokens=shape.reserve_len,
+            decode_extend_tokens=shape.extend_len,
+            park_fraction=shape.park_fraction,
+            radix_cache=shape.radix_cache,
+            verify_checksums=shape.verify_checksums,
+            heartbeat_s=shape.heartbeat_s,
+            peer_lost_s=shape.peer_lost_s,
+            peer_lease_s=shape.peer_lease_s,
+            drain_timeout_s=shape.drain_timeout_s,
+            share_wait_s=shape.share_wait_s,
+        ),
     )
 
 
-def worker_spec(name: PeerName, role: Role) -> WorkerSpec:
-    return WorkerSpec(PeerAddress(name=name, url=f"sim://{name}"), role)
+def member_of(name: PeerName, role: Role) -> Member:
+    return Member(PeerAddress(name=name, url=f"sim://{name}"), role)
 
 
 def front_config(shape: Shape, roles: Mapping[PeerName, Role], life: int) -> FrontConfig:
     return FrontConfig(
         FRONT,
         boot_of(FRONT, life),
-        tuple(worker_spec(name, role) for name, role in roles.items()),
+        tuple(member_of(name, role) for name, role in roles.items()),
         SECRET,
         FINGERPRINT,
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,

@@ -167,7 +167,7 @@ class SimWorker(SimProcess):
             cache=config.cache,
             layouts=self.memory.layouts,
             regions={component: region.id for component, region in self.memory.regions},
-            checksums=config.verify_checksums,
+            checksums=config.options.verify_checksums,
             window_bytes=4 * self.memory.page_bytes,
             stall_s=stall_s,
         )

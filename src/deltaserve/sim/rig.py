@@ -18,7 +18,7 @@ from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.routing.api import WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
-from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, worker_config, worker_spec
+from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, worker_config
 from deltaserve.sim.disorder import Disorder
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
@@ -185,7 +185,7 @@ class Run:
         for worker in self.world.workers.values():
             worker.executor.spoil_next = False
         for name, role in self._roles.items():
-            self._front.register(WorkerUp(worker_spec(name, role)))
+            self._front.register(WorkerUp(member_of(name, role)))
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
@@ -291,7 +291,7 @@ class Run:
 
     def _register(self, name: PeerName) -> None:
         if self._front.is_alive and name in self.world.workers:
-            self._front.register(WorkerUp(worker_spec(name, self._roles[name])))
+            self._front.register(WorkerUp(member_of(name, self._roles[name])))
 
     def bury(self, process: SimProcess) -> None:
         if isinstance(process, SimFront):
