@@ -274,6 +274,7 @@ def test_capacity_that_is_not_told_limits_nothing() -> None:
     "changes",
     [
         {"prefill_tokens_per_s": float("nan")},
+        {"prefill_tokens_per_s": 1e-320},
         {"prefill_tokens_per_s": -1.0},
         {"decode_step_s": float("inf")},
         {"waiting_tokens": -5},

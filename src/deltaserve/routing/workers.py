@@ -331,10 +331,14 @@ def _is_sound(status: Status) -> bool:
     counts = (status.num_waiting, status.waiting_tokens, status.num_running)
     pools = (*status.free_pages, *status.evictable_pages, *status.quarantined_pages, *status.num_pages)
     measured = (status.prefill_tokens_per_s, status.decode_step_s)
-    return all(0 <= value < _MAX_REPORTED for value in (*counts, *pools, *measured))  # false for NaN too
+    return all(0 <= value < _MAX_REPORTED for value in (*counts, *pools, *measured)) and all(  # false for NaN too
+        value == 0 or value >= _MIN_MEASURED for value in measured
+    )
 
 
 _MAX_REPORTED = 1 << 53
+_MIN_MEASURED = 1e-9
+"""Tokens per second, or seconds. Zero means not measured yet; a rate near it would price everything at infinity."""
 _THERE = (PeerState.READY, PeerState.REFUSED)
 
 
