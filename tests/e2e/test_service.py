@@ -23,7 +23,10 @@ LONG, NUM_SAMPLES = 1900, 2
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), MODEL, *FLAGS) as started:
+    with (
+        TemporaryDirectory(prefix="e2e-") as folder,
+        serving(Path(folder), MODEL, *FLAGS, "--log-dir", f"{folder}/logs") as started,
+    ):
         yield started
 
 
@@ -50,6 +53,19 @@ class Stream(threading.Thread):
             for line in filter(None, reply.iter_lines()):
                 self.events.append(line.removeprefix("data: "))
                 self.begun.set()
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_the_operator_sees_warnings_and_finds_the_logs(server: Server) -> None:
+    server.complete(PROMPT, 1, temprature=1)
+    warning = "WARNING request field 'temprature' is unknown and ignored; did the client mean 'temperature'?"
+    wait_until(lambda: warning in server.log(), "the warning", server)
+    logs = server.folder / "logs"
+    assert f"logs of all processes: {logs}" in server.log()
+    assert {path.name for path in logs.iterdir()} == {"front.log", "prefill-0.log", "decode-0.log"}
+    assert warning.partition("WARNING ")[2] in (logs / "front.log").read_text()
 
 
 # ---------------------------------------------------------------- doors and secrets

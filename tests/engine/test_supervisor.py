@@ -42,7 +42,6 @@ def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> No
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
         reason = server.wait_for("GivenUp")["reason"]
         assert "prefill-0 keeps ending (5 restarts within 60 s)" in reason
-        assert str(tmp_path / "prefill-0.log") in reason
         assert server.process.wait(60) == 1
         assert len(server.pids["prefill-0"]) == 6
         assert (tmp_path / "decode-0.log").read_text().count("draining") == 1

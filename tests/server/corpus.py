@@ -365,7 +365,6 @@ def fields() -> Iterator[Case]:
 def missing() -> Iterator[Case]:
     """Required fields left out, and the small endpoints."""
     code = "missing_required_parameter"
-    yield Case("no_model", COMPLETIONS, b'{"prompt": "a"}', 400, code, "model")
     yield Case("no_prompt", COMPLETIONS, b'{"model": "tiny"}', 400, code, "prompt")
     yield Case("no_messages", CHAT, b'{"model": "tiny"}', 400, code, "messages")
     yield Case("no_text", GENERATE, b"{}", 400, _V, "text")

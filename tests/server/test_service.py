@@ -198,6 +198,14 @@ async def test_flush_cache_tells_what_may_go(codec: TextCodec) -> None:
         assert (reply.status_code, _code(reply.text)) == (503, "not_ready")
 
 
+async def test_the_one_model_need_not_be_named(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})
+        assert (reply.status_code, reply.json()["model"]) == (200, MODEL)
+        reply = await case.client.post("/v1/completions", json={"model": "gpt-4", "prompt": "hello"})
+        assert f"this server has {MODEL!r}" in reply.json()["error"]["message"]
+
+
 async def test_models_and_tokenizer_endpoints(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), SETTINGS) as case:
         models = (await case.client.get("/v1/models")).json()["data"]

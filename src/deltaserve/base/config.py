@@ -216,7 +216,12 @@ class SecuritySettings(Group):
 class LoggingSettings(Group):
     title: ClassVar[str] = "logging"
 
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line to print on stderr")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line of the logs")
+    log_dir: Text | None = option(
+        None,
+        "folder for the logs of the front and the workers, kept; by default a private one, kept only when they fail",
+        commands=("serve",),
+    )
 
 
 class Settings(Group):

@@ -18,7 +18,7 @@ from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.happenings import Stopping
 from deltaserve.engine.interrupts import stop_signals
-from deltaserve.engine.terminal import say
+from deltaserve.engine.terminal import ForUser, say
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
@@ -80,9 +80,16 @@ def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
 def run_front(path: Path, parent: Parent | None) -> Exit:
     """Serve until told to stop; the exit code. Raises ConfigError."""
     spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
-    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
+    _start_log(spec, parent)
     return asyncio.run(_serve(spec, parent))
+
+
+def _start_log(spec: FrontSpec, parent: Parent | None) -> None:
+    """To stderr, which the supervisor keeps in a file; warnings to the user as well."""
+    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if parent is not None:
+        logging.getLogger().addHandler(ForUser(parent.progress))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
 
 
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:

@@ -1,7 +1,9 @@
 """`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
 
 import secrets
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
 from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec
+from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
 from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
@@ -43,10 +46,32 @@ class Cluster:
 def run(settings: Settings) -> int:
     """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
     with private_folder() as folder:
+        log_dir = folder if settings.logging.log_dir is None else open_log_dir(Path(settings.logging.log_dir))
         cluster = compose(settings, folder)
         say(describe(cluster.resolved))
-        supervisor = Supervisor(cluster.children, SupervisorOptions(log_dir=folder), teller(cluster))
-        return int(supervisor.run())
+        say(f"logs of all processes: {log_dir}")
+        code = Supervisor(cluster.children, SupervisorOptions(log_dir=log_dir), teller(cluster)).run()
+        if code is Exit.FAILED and log_dir is folder:
+            say(f"the logs are kept: {keep_logs(folder)}")
+        return int(code)
+
+
+def open_log_dir(path: Path) -> Path:
+    """Make it if need be. Raises ConfigError when no log could be written there."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ConfigError(f"--log-dir {path}: {error.strerror or error}") from None
+    return path
+
+
+def keep_logs(folder: Path) -> Path:
+    """Out of a folder that is removed soon, for whoever looks for the cause."""
+    kept = Path(tempfile.mkdtemp(prefix="deltaserve-logs-"))
+    for log in folder.glob("*.log*"):
+        shutil.move(log, kept)
+    return kept
 
 
 def as_resolved(spec: WorkerSpec) -> WorkerSpec:

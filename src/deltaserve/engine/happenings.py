@@ -15,7 +15,7 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """A starting child tells what it does."""
+    """A child tells what takes time while it starts, or what goes wrong."""
 
     name: str
     text: str

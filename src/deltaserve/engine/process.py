@@ -19,7 +19,7 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.metrics import serve_metrics
 from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
 from deltaserve.engine.step_thread import StepThread
-from deltaserve.engine.terminal import LinesForUser
+from deltaserve.engine.terminal import ForUser, LinesForUser
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
 from deltaserve.instance.api import Instance
 from deltaserve.link.links import Links
@@ -121,4 +121,5 @@ def _start_log(spec: WorkerSpec, parent: Parent | None) -> None:
     form = f"%(asctime)s {spec.name} %(levelname)s %(threadName)s %(name)s: %(message)s"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(form) if parent is not None else LinesForUser(spec.name, form))
-    logging.basicConfig(level=spec.log_level.upper(), handlers=[handler], force=True)
+    handlers = [handler] if parent is None else [handler, ForUser(parent.progress)]
+    logging.basicConfig(level=spec.log_level.upper(), handlers=handlers, force=True)

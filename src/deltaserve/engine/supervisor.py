@@ -228,8 +228,7 @@ class Supervisor:
             recent.popleft()
         if len(recent) >= options.max_restarts:
             limit = f"{options.max_restarts} restarts within {options.restart_window_s:.0f} s"
-            log = options.log_dir / f"{watched.spec.name}.log"
-            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({limit}); see {log}")
+            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({limit})")
             return
         watched.restart_at = now + min(options.first_delay_s * 2 ** len(recent), options.max_delay_s)
         recent.append(now)

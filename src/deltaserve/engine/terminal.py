@@ -1,7 +1,8 @@
-"""What a process tells its user while it runs: lines on stderr that all begin alike."""
+"""What a process tells its user while it runs: lines on stderr that all begin alike, or through its supervisor."""
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -22,3 +23,31 @@ class LinesForUser(logging.Formatter):
         if record.levelno != logging.INFO:
             return super().format(record)
         return f"deltaserve: {self._name}: {record.getMessage()}"
+
+
+_WINDOW_S = 10.0
+_LINES_PER_WINDOW = 20
+
+
+class ForUser(logging.Handler):
+    """Warnings and worse of a supervised process, told to its user; the log file has everything, tracebacks too.
+
+    At most 20 lines in 10 s: what a client can cause must not bury what the operator needs to see.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._clock = logging.Formatter()
+        self._tell = tell
+        self._window_began = float("-inf")
+        self._num_lines = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.created - self._window_began >= _WINDOW_S:
+            self._window_began, self._num_lines = record.created, 0
+        self._num_lines += 1
+        if self._num_lines <= _LINES_PER_WINDOW:
+            at = self._clock.formatTime(record, "%H:%M:%S")
+            self._tell(f"{at} {record.levelname} {record.getMessage()}")
+        elif self._num_lines == _LINES_PER_WINDOW + 1:
+            self._tell("more warnings than fit here: the log has them")

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Child: still starting; what it does now, for the user."""
+    """Child: a line for the user: what takes time while it starts, or a warning."""
 
     text: str
 

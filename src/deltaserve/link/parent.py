@@ -77,7 +77,7 @@ class Parent:
         return notices
 
     def progress(self, text: str) -> None:
-        """Tell the user, through the supervisor, what takes time now."""
+        """Tell the user, through the supervisor, what takes time now or goes wrong. Callable from any thread."""
         self._tell(Progress(text[:_MAX_TEXT]))
 
     def ready(self, url: str, boot: int) -> None:

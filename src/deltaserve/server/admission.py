@@ -97,7 +97,7 @@ class Health:
         """Why not to send requests here, by source; empty when ready."""
         found: dict[str, str] = {}
         if self.draining:
-            found["draining"] = "the server is shutting down"
+            found["draining"] = "the server is draining: it takes no new requests"
         engine = self.engine_ready()
         if engine is not None:
             found["engine"] = engine

@@ -30,7 +30,8 @@ class StreamOptions(Part):
 class Common(SamplingFields):
     """Fields of both OpenAI dialects."""
 
-    model: str
+    model: str | None = None
+    """None: the one model served here."""
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -67,10 +68,11 @@ def as_budget(prompt_param: str, param: str, asked: int | None, default: int) ->
     return Budget(prompt_param, param, asked, default)
 
 
-def check_model(name: str, settings: ServerSettings) -> None:
-    """Raises ApiError 404 for another model."""
-    if name != settings.model_name:
-        raise ApiError(404, "model_not_found", f"the model {excerpt(name)} does not exist here", "model")
+def check_model(name: str | None, settings: ServerSettings) -> None:
+    """Raises ApiError 404 for another model than the one served."""
+    if name is not None and name != settings.model_name:
+        message = f"the model {excerpt(name)} does not exist here; this server has {excerpt(settings.model_name)}"
+        raise ApiError(404, "model_not_found", message, "model")
 
 
 def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequence[Asked], wanted: Wanted) -> Job:
@@ -95,7 +97,7 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
     return Job(
         id=wanted.id_prefix + secrets.token_hex(16),
         created=int(time.time()),
-        model=body.model,
+        model=asker.settings.model_name,
         samples=make_samples(prompts, samplings, num_each, terms),
         options=options,
     )

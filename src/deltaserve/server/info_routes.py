@@ -1,5 +1,6 @@
 """The endpoints that generate nothing: models, tokenizer, health, metrics, drain."""
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from deltaserve.server.fields import Body, parse
 from deltaserve.server.front import Front
 from deltaserve.server.read import in_thread_if, read_object
 from deltaserve.server.replies import json_reply
+
+_log = logging.getLogger("deltaserve.server")
 
 
 class TokenizeBody(Body):
@@ -71,7 +74,7 @@ class InfoRoutes:
         body = parse(TokenizeBody, await self._object(request), self.front.ignore_field)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
-        self._check_model(body.model)
+        check_model(body.model, self.front.settings)
         text, limits = self.front.text, self.front.engine.limits()
         if body.messages is not None:
             messages = template_messages(body.messages, limits)
@@ -93,7 +96,7 @@ class InfoRoutes:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         body = parse(DetokenizeBody, await self._object(request), self.front.ignore_field)
-        self._check_model(body.model)
+        check_model(body.model, self.front.settings)
         text = self.front.text
         tokens = read_ids(body.tokens, "tokens", text.vocab_size)
         skip = bool(body.skip_special_tokens)
@@ -135,6 +138,8 @@ class InfoRoutes:
     async def drain(self, request: Request) -> Response:
         """POST /admin/drain: refuse new requests, finish those inside. Repeats are harmless."""
         _refuse_browser(request)
+        if not self.front.health.draining:
+            _log.warning("draining, as asked by /admin/drain: no new request is taken until this server is restarted")
         self.front.health.draining = True
         return json_reply({"draining": True, "drained": self.front.admission.num_requests == 0})
 
@@ -152,10 +157,6 @@ class InfoRoutes:
         if line is None:
             raise ApiError(404, "not_found", "no recent request has this id")
         return json_reply(line)
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None:
-            check_model(name, self.front.settings)
 
     async def _object(self, request: Request) -> dict[str, object]:
         return await read_object(request, self.front.settings.http)
