@@ -55,6 +55,7 @@ EXAMPLES: dict[str, str] = {
     "insecure-network": "true",
     "trusted-data-network": "10.0.0.0/24",
     "log-level": "debug",
+    "log-dir": "logs",
 }
 OPTIONS = {option.key: option for option in read_options()}
 
