@@ -10,6 +10,7 @@ from tests.server.corpus import CHAT, COMPLETIONS, GENERATE, JSON, Case, chat, c
 USER = ApiKey("u" * 32, Namespace("acme"))
 ADMIN = ApiKey("a" * 40, Namespace("ops"), frozenset(Right))
 _V, _U, _C, _M = "invalid_value", "unsupported", "context_length_exceeded", "missing_required_parameter"
+_MANY = 100_000
 _LONG = 6_000_000
 
 
@@ -186,5 +187,33 @@ def keys() -> Iterator[Case]:
         yield Case(f"admin_on_public_{path}", path, b"", 404, "not_found", method="GET", headers=headers)
 
 
-MORE_CASES = [*large(), *grammars(), *urls(), *look_alikes(), *inside_sampling_params()]
+def bad_items() -> Iterator[Case]:
+    """Bodies with a hundred thousand mistakes: the first one is the answer, and nobody else waits for the others."""
+    sevens: list[object] = [7] * _MANY
+    for name, value in (("stop", sevens), ("stop_token_ids", [""] * _MANY)):
+        yield Case(f"bad_items_{name}", COMPLETIONS, completion({name: value}), 400, _V, f"{name}[0]")
+        params = {"text": "a", "sampling_params": {name: value}}
+        yield Case(f"bad_items_g_{name}", GENERATE, json.dumps(params).encode(), 400, _V, f"sampling_params.{name}[0]")
+    for name, messages, where, code in (
+        ("messages", sevens, "messages[0]", _V),
+        ("empty", [{}] * _MANY, "messages[0].role", _M),
+        ("content", [{"role": "user", "content": sevens}], "messages[0].content[0]", _V),
+        ("tool_calls", [{"role": "assistant", "tool_calls": sevens}], "messages[0].tool_calls[0]", _V),
+    ):
+        yield Case(f"bad_items_{name}", CHAT, chat({"messages": messages}), 400, code, where)
+        body = json.dumps({"messages": messages}).encode()
+        yield Case(f"bad_items_tokenize_{name}", "/tokenize", body, 400, code, where)
+    lists: dict[str, object] = {f"k{i}": [] for i in range(_MANY)}
+    for name, path, body in (
+        ("logit_bias", COMPLETIONS, completion({"logit_bias": lists})),
+        ("chat_template_kwargs", CHAT, chat({"chat_template_kwargs": lists})),
+    ):
+        yield Case(f"bad_items_{name}", path, body, 400, _V, name)
+    yield Case("bad_items_prompt", COMPLETIONS, completion({"prompt": [[]] * _MANY}), 400, _V, "prompt[0]")
+    yield Case("unknown_fields", COMPLETIONS, completion({f"x{i}": 1 for i in range(_MANY)}), 400, "unknown_parameter")
+    yield Case("empty_arrays", COMPLETIONS, completion({"prompt": [[]] * 6 * _MANY}), 400, "invalid_json")
+    yield Case("empty_strings", COMPLETIONS, completion({"stop": [""] * 11 * _MANY}), 400, "invalid_json")
+
+
+MORE_CASES = [*large(), *bad_items(), *grammars(), *urls(), *look_alikes(), *inside_sampling_params()]
 KEY_CASES = [*keys()]

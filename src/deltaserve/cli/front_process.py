@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from prometheus_client import disable_created_metrics
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Boot, PeerName, Role
@@ -81,6 +82,7 @@ def run_front(path: Path, parent: Parent | None) -> Exit:
     """Serve until told to stop; the exit code. Raises ConfigError."""
     spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
     _start_log(spec, parent)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that nobody reads
     return asyncio.run(_serve(spec, parent))
 
 

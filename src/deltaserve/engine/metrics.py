@@ -1,6 +1,5 @@
 """A worker's metrics for Prometheus, on a loopback port of its own."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 import psutil
@@ -8,8 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?$")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+from deltaserve.base.metrics import HELP, read_samples
 
 
 class SnapshotCollector(Collector):
@@ -37,14 +35,11 @@ class SnapshotCollector(Collector):
 def families(values: Mapping[str, float]) -> list[Metric]:
     """Group `name` and `name{label="x"}` by name; what ends in _total is a counter, everything else a gauge."""
     found: dict[str, Metric] = {}
-    for key, value in values.items():
-        match = _SAMPLE.match(key)
-        if match is None:
-            continue
-        name, labels = match["name"], dict(_LABEL.findall(match["labels"] or ""))
+    for sample in read_samples(values):
+        name, text = sample.name, HELP.get(sample.name, sample.name)
         if name not in found:
-            found[name] = CounterMetricFamily(name, name) if name.endswith("_total") else GaugeMetricFamily(name, name)
-        found[name].add_sample(name, labels, value)
+            found[name] = CounterMetricFamily(name, text) if name.endswith("_total") else GaugeMetricFamily(name, text)
+        found[name].add_sample(name, dict(sample.labels), sample.value)
     return list(found.values())
 
 

@@ -6,6 +6,9 @@ from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
 from deltaserve.wire.messages import Status
 
 NO_PROGRESS_S = 10.0
+QUARANTINE_PATIENCE_S = 2.0
+"""Many clients that leave at once put many pages into quarantine until their writers have answered: tens of
+milliseconds. Only what lasts longer than an answer may take is a reason to send nobody there."""
 _SLOWER = 3.0
 """A step may take so many times as long as the slowest one so far before it counts as stuck."""
 _STEPS = "deltaserve_steps_total"
@@ -18,14 +21,19 @@ class Wellness:
     _num_steps: float | None = None
     _since: float = 0.0
     """When a step ended last, or there was nothing to compute."""
+    _crowded_since: float | None = None
+    """Since when every report had too much of a pool in quarantine."""
     _slowest_s: float = 0.0
 
     def hear(self, status: Status, now: float) -> str | None:
         """Take a report; why the worker should get no requests, or None."""
-        stuck = self._stuck(status, now)
-        for quarantined, total in zip(status.quarantined_pages, status.num_pages, strict=False):
-            if quarantined > MAX_QUARANTINED_SHARE * total:
-                return f"{quarantined} of {total} pages in quarantine"
+        stuck, crowded = self._stuck(status, now), _crowded(status)
+        if crowded is None:
+            self._crowded_since = None
+        elif self._crowded_since is None:
+            self._crowded_since = now
+        elif now - self._crowded_since >= QUARANTINE_PATIENCE_S:
+            return crowded
         return stuck
 
     def _stuck(self, status: Status, now: float) -> str | None:
@@ -38,3 +46,10 @@ class Wellness:
         if waited_s < max(NO_PROGRESS_S, _SLOWER * self._slowest_s):
             return None
         return f"no step ended for {waited_s:.0f} s, {status.num_running} requests are running"
+
+
+def _crowded(status: Status) -> str | None:
+    for quarantined, total in zip(status.quarantined_pages, status.num_pages, strict=False):
+        if quarantined > MAX_QUARANTINED_SHARE * total:
+            return f"{quarantined} of {total} pages in quarantine"
+    return None

@@ -10,7 +10,7 @@ from deltaserve.request.client import Limits
 from deltaserve.server.completions import too_long
 from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
-from deltaserve.server.fields import Part
+from deltaserve.server.fields import Items, Part, at_most
 from deltaserve.server.jobs import Job, Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.strict_json import parse_object
@@ -23,7 +23,7 @@ RESERVED_OPTIONS = frozenset(
 )
 MAX_OPTIONS = 16
 
-Content = str | list[dict[str, object]] | None
+Content = str | Items[dict[str, object]] | None
 
 
 class FunctionCall(Part):
@@ -48,7 +48,7 @@ class ChatMessage(Part):
     content: Content = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     audio: object = None
@@ -58,12 +58,12 @@ class ChatMessage(Part):
 class ChatBody(Common):
     """OpenAI's chat completions plus extensions."""
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    chat_template_kwargs: dict[str, str | bool | int | float | None] | None = None
+    chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
 def chat_job(body: ChatBody, asker: Asker) -> Job:
@@ -176,8 +176,6 @@ def _call(call: ToolCall, param: str) -> Mapping[str, object]:
 
 def _options(options: Mapping[str, object]) -> Mapping[str, object]:
     """Switches of the template (`enable_thinking`), never the names it gets from us."""
-    if len(options) > MAX_OPTIONS:
-        raise invalid("chat_template_kwargs", f"at most {MAX_OPTIONS} entries are allowed")
     for name in options:
         if name in RESERVED_OPTIONS or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
             raise invalid("chat_template_kwargs", "an entry has a reserved name or is not an identifier")

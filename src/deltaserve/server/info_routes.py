@@ -12,7 +12,7 @@ from deltaserve.server.chat import ChatMessage, encode_messages, template_messag
 from deltaserve.server.completions import check_length, read_ids
 from deltaserve.server.compose import check_model
 from deltaserve.server.errors import ApiError, invalid, not_ready, retry_after
-from deltaserve.server.fields import Body, parse
+from deltaserve.server.fields import Body, Items, parse
 from deltaserve.server.front import Front
 from deltaserve.server.read import in_thread_if, read_object
 from deltaserve.server.replies import json_reply
@@ -25,7 +25,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

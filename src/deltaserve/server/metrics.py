@@ -1,20 +1,14 @@
 """Prometheus metrics of the front, in a registry handed in. Names are vLLM's and SGLang's where they mean the same."""
 
-from collections.abc import Callable, Iterator, Mapping
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from deltaserve.server.worker_metrics import WorkerMetrics
+from deltaserve.server.engine_metrics import EngineMetrics, Stats
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5)
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 MAX_FIELD_NAMES = 256
 """Distinct ignored field names that are remembered (for one warning each)."""
-
-Stats = Callable[[], Mapping[str, object]]
 
 
 class ServerMetrics:
@@ -42,8 +36,7 @@ class ServerMetrics:
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")
         self.running = Gauge("deltaserve_num_requests_running", "Samples that have a first token", registry=registry)
         self.queued = Gauge("deltaserve_num_requests_waiting", "Samples before their first token", registry=registry)
-        registry.register(_EngineStats(stats))
-        registry.register(WorkerMetrics(stats))
+        registry.register(EngineMetrics(stats))
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
@@ -56,28 +49,3 @@ class ServerMetrics:
             return False
         self._warned.add(name)
         return True
-
-
-class _EngineStats(Collector):
-    """Every number in `Engine.stats()` as one sample, named by its path; the workers' own metrics are apart."""
-
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("deltaserve_engine", "Numbers of Engine.stats(), by path", labels=["name"])
-        for name, value in _numbers(self._stats(), ""):
-            family.add_metric([name], value)
-        yield family
-
-
-def _numbers(value: object, path: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, bool | int | float):
-        yield path, float(value)
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key != "metrics":
-                yield from _numbers(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _numbers(inner, f"{path}.{index}")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.server.errors import invalid
-from deltaserve.server.fields import Body
+from deltaserve.server.fields import Body, Items, at_most
 from deltaserve.server.text import SamplingDefaults
 
 MAX_LOGPROBS = 20
@@ -35,11 +35,11 @@ class SamplingFields(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MAX_LOGIT_BIAS)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -113,8 +113,6 @@ def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise invalid("logit_bias", f"logit_bias has {len(bias)} entries, at most {MAX_LOGIT_BIAS} are allowed")
     pairs: dict[int, float] = {}
     for key, value in bias.items():
         token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else vocab_size

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from deltaserve.server.errors import ApiError
 
 MAX_DEPTH = 32
+MAX_PARTS = 1_000_000
+"""Strings, and ends of objects and arrays. A long conversation has a thousand; numbers, as in a prompt of ids, do not
+count. What a body of a few bytes a part makes of itself in memory would stop every other request for seconds."""
 MAX_INT_DIGITS = 20
 
 # A whole string literal (so that brackets inside it do not count), or a bracket. Possessive: no backtracking, no stack.
@@ -19,7 +22,7 @@ def parse_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`. Raises ApiError 400 `invalid_json` where two parsers may differ."""
     if body.startswith(b"\xef\xbb\xbf"):
         raise _invalid("the body starts with a byte order mark")
-    _check_depth(body)
+    _check_structure(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -39,9 +42,11 @@ def _invalid(message: str) -> ApiError:
     return ApiError(400, "invalid_json", message)
 
 
-def _check_depth(body: bytes) -> None:
+def _check_structure(body: bytes) -> None:
     depth = 0
-    for match in _STRUCTURE.finditer(body):
+    for number, match in enumerate(_STRUCTURE.finditer(body)):
+        if number == MAX_PARTS:
+            raise _invalid(f"the body has more than {MAX_PARTS} strings, arrays and objects")
         first = body[match.start()]
         if first in b"[{":
             depth += 1

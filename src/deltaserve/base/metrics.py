@@ -1,0 +1,68 @@
+"""What the numbers mean that workers and the front's control plane tell, and the text form they have among themselves:
+`name` or `name{label="value"}`."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+HELP: Mapping[str, str] = {
+    "deltaserve_pages": "Pages by pool and state: free, granted (to a writer), owned, quarantined, cached",
+    "deltaserve_pages_evictable": "Cached pages that no lease covers",
+    "deltaserve_pages_protected": "Cached pages that a lease covers",
+    "deltaserve_leases": "Leases on prefixes of the tree",
+    "deltaserve_aux_slots_used": "Slots for first tokens in use",
+    "deltaserve_num_running_reqs": "Requests in the batch",
+    "deltaserve_num_queue_reqs": "Requests waiting for memory or a row",
+    "deltaserve_steps_total": "Steps of the model",
+    "deltaserve_step_seconds_total": "Seconds spent in steps of the model",
+    "deltaserve_computed_tokens_total": "Tokens computed, prompt and output",
+    "deltaserve_attention_tokens_read_total": "KV positions that attention needed",
+    "deltaserve_attention_shared_tokens_read_total": "Of these, not read again because rows of a step share them",
+    "deltaserve_decode_step_seconds": "Seconds of a step without prompts, smoothed",
+    "deltaserve_prefill_tokens_per_second": "Prompt tokens computed a second, smoothed",
+    "deltaserve_tickets_open": "Tickets that are not over: pages a peer may still reach",
+    "deltaserve_ticket_tombstones": "Tickets that prefill must still refuse by name",
+    "deltaserve_transfer_bytes_planned_total": "Bytes of pages and aux records that grants asked for",
+    "deltaserve_transfer_bytes_sent_total": "Bytes that prefill posted",
+    "deltaserve_transfer_bytes_landed_total": "Bytes that decode accepted",
+    "deltaserve_late_dones_total": "Notifications of chunks whose ticket was over: their pages were not used",
+    "deltaserve_quarantine_age_seconds": "How long the oldest page has waited for a proof that nobody writes it",
+    "deltaserve_stale_frames_total": "Frames of boots or greetings that are over, ignored",
+    "deltaserve_integrity_breaches": "1: the books disagreed, and the process drains and ends",
+    "deltaserve_link_frames_total": "Frames on worker links by kind: received, sent, dropped, malformed, ...",
+    "deltaserve_worker_up": "1: the front and this worker have greeted each other",
+    "deltaserve_worker_breaker_open": "1: no request is sent there until a probe succeeds",
+    "deltaserve_worker_rooms": "Rooms the front has there",
+    "deltaserve_worker_resident_keys": "Page keys the front knows to be in its tree",
+    "deltaserve_front_rooms": "Rooms of the front, waiting and streaming",
+    "deltaserve_front_waiting_tokens": "Prompt tokens of rooms without a first token",
+    "deltaserve_front_draining": "1: no new request is taken",
+    "deltaserve_front_stale_frames_total": "Frames of lives of workers that are over, ignored",
+    "deltaserve_front_internal_errors_total": "Bugs met in the control plane",
+    "deltaserve_front_events_total": "Rooms submitted, finished, retried_CAUSE, failed_REASON, refused_REASON",
+    "process_resident_memory_bytes": "Resident memory of the process",
+    "process_cpu_seconds_total": "Processor time of the process",
+    "process_threads": "Threads of the process",
+    "process_open_fds": "Open descriptors of the process",
+}
+"""Name |-> meaning. docs/operations.md shows it to operators."""
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def read_samples(values: Mapping[str, float]) -> Iterable[Sample]:
+    """Of metrics in text form; what is none is left out."""
+    for text, value in values.items():
+        found = _SAMPLE.fullmatch(text)
+        if found is not None:
+            yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value)
