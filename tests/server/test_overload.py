@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -14,7 +15,7 @@ from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import Admission
 from deltaserve.server.errors import ApiError
 from deltaserve.server.liveness import Liveness
-from deltaserve.server.settings import ApiKey, ServerSettings
+from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL, Served, served, until
 from tests.server.corpus import completion
@@ -146,3 +147,54 @@ async def test_threads_that_take_no_work_are_not_live_after_a_while() -> None:
     release.set()
     await until(lambda: executor._work_queue.qsize() == 0)
     assert await liveness.complaint() is None
+
+
+# --- bodies that are not finished
+
+
+class Unfinished:
+    """A body that stays at its first half until it is told to go on."""
+
+    def __init__(self, case: Served, num_bytes: int, key: str | None = None) -> None:
+        self._body = json.dumps({"prompt": "x" * num_bytes}).encode()
+        self._go_on = asyncio.Event()
+        headers = JSON | ({"authorization": f"Bearer {key}"} if key else {})
+        self.reply = asyncio.create_task(case.client.post("/tokenize", content=self._parts(), headers=headers))
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        half = len(self._body) // 2
+        yield self._body[:half]
+        await self._go_on.wait()
+        yield self._body[half:]
+
+    async def finish(self) -> int:
+        self._go_on.set()
+        return (await self.reply).status_code
+
+
+async def test_unfinished_bodies_take_so_much_memory_and_no_more(codec: TextCodec) -> None:
+    settings = ServerSettings(MODEL, http=HttpLimits(max_bodies_bytes=2000))
+    async with served(codec, OracleEngine(), settings) as case:
+        waiting = [Unfinished(case, 1600), Unfinished(case, 1600)]
+        await until(lambda: case.front.bodies.num_bytes > 1600)
+        reply = await case.client.post("/tokenize", json={"prompt": "y" * 500})
+        assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
+        assert (await _post(case)).status_code == 200
+        waiting[0].reply.cancel()
+        await until(lambda: case.front.bodies.num_bytes < 1000)
+        assert await waiting[1].finish() == 200
+        assert (await case.client.post("/tokenize", json={"prompt": "y" * 500})).status_code == 200
+
+
+async def test_one_tenant_cannot_take_the_room_of_all_bodies(codec: TextCodec) -> None:
+    keys = tuple(ApiKey(name * 16, Namespace(name)) for name in ("one", "two"))
+    settings = ServerSettings(MODEL, api_keys=keys, http=HttpLimits(max_bodies_bytes=10_000))
+    async with served(codec, OracleEngine(), settings) as case:
+        flood = [Unfinished(case, 1000, "one" * 16) for _ in range(40)]
+        await until(lambda: sum(each.reply.done() for each in flood) > 15)
+        assert case.front.bodies.num_bytes < 9000
+        other = Unfinished(case, 1000, "two" * 16)
+        assert await other.finish() == 200
+        codes = [await each.finish() for each in flood]
+        assert codes.count(200) > 10
+        assert set(codes) == {200, 429}

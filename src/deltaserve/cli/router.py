@@ -11,7 +11,7 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontWorker, run_front, write_front_spec
 from deltaserve.cli.private_folder import private_folder
-from deltaserve.cli.serve import front_spec, require_free_port
+from deltaserve.cli.serve import front_spec, require_free_doors
 
 
 def run(settings: Settings) -> int:
@@ -21,7 +21,7 @@ def run(settings: Settings) -> int:
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    require_free_port("--port", settings.network.host, settings.network.port)
+    require_free_doors(settings)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     workers = tuple(map(_worker, settings.network.workers.split(",")))
     spec = msgspec.structs.replace(front_spec(settings, checkpoint, secret_path), workers=workers)

@@ -12,6 +12,7 @@ import msgspec
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import ResolvedConfig, kv_bytes_per_token
+from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
     Checkpoint,
@@ -32,6 +33,8 @@ from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import say
 from deltaserve.server.settings import read_api_keys
 from deltaserve.server.text import TextCodec
+
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     names = worker_names(settings)
     resolved = resolve_settings(settings, checkpoint, len(names))
     network = settings.network
-    require_free_port("--port", network.host, network.port)
+    require_free_doors(settings)
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))  # the front reads it itself: here it must only be right
     secret_path = cluster_secret(settings, folder)
@@ -131,6 +134,16 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
     path.touch(mode=0o600)
     path.write_text(secrets.token_urlsafe(48))
     return path
+
+
+def require_free_doors(settings: Settings) -> None:
+    """Of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
+    host, port = settings.network.host, settings.network.port
+    require_free_port("--port", host, port)
+    if settings.security.api_key_file is not None or not is_loopback(host):
+        if port == _LAST_PORT:
+            raise ConfigError(f"--port {port}: leaves no port above it for the admin routes")
+        require_free_port("admin port (one above --port)", "127.0.0.1", port + 1)
 
 
 def require_free_port(flag: str, host: str, port: int) -> None:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from deltaserve.request.client import Engine, Limits
 from deltaserve.server.admission import Admission, Health
+from deltaserve.server.bodies import Bodies
 from deltaserve.server.cutoff import Cutoff
 from deltaserve.server.errors import not_ready
 from deltaserve.server.liveness import Liveness
@@ -30,6 +31,7 @@ class Front:
     settings: ServerSettings
     metrics: ServerMetrics
     admission: Admission
+    bodies: Bodies
     health: Health
     liveness: Liveness
     recorder: Recorder
@@ -45,6 +47,7 @@ class Front:
             settings=settings,
             metrics=metrics,
             admission=Admission(settings),
+            bodies=Bodies(settings),
             health=Health(engine.ready, time.monotonic),
             liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),

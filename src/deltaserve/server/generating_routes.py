@@ -61,7 +61,7 @@ async def serve_dialect(front: Front, request: Request, dialect: Dialect[Body]) 
 async def _read_job(front: Front, request: Request, dialect: Dialect[Body], caller: Caller) -> Job:
     settings = front.settings
     deadline = deadline_s(request, settings)
-    raw = await read_object(request, settings.http)
+    raw = await read_object(request, front.bodies)
     body = parse(dialect.body, raw, front.ignore_field)
     asker = Asker(caller.namespace, deadline, front.limits(), front.text, settings, front.ignore_field)
     is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES

@@ -159,7 +159,7 @@ class InfoRoutes:
         return json_reply(line)
 
     async def _object(self, request: Request) -> dict[str, object]:
-        return await read_object(request, self.front.settings.http)
+        return await read_object(request, self.front.bodies)
 
     def _model(self) -> dict[str, object]:
         limits = self.front.engine.limits()

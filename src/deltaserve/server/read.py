@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from deltaserve.server.bodies import Bodies, Held
+from deltaserve.server.caller import caller_of
 from deltaserve.server.errors import ApiError, ClientGone, invalid
-from deltaserve.server.settings import HttpLimits, ServerSettings
+from deltaserve.server.settings import ServerSettings
 from deltaserve.server.strict_json import parse_object
 
 DEADLINE_HEADER = "x-deadline-seconds"
@@ -21,11 +23,12 @@ _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 Result = TypeVar("Result")
 
 
-async def read_object(request: Request, limits: HttpLimits) -> dict[str, object]:
-    """The JSON object a request carries. Raises ApiError 400, 408, 413, 415, or ClientGone."""
+async def read_object(request: Request, bodies: Bodies) -> dict[str, object]:
+    """The JSON object a request carries. Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
     _check_content(request)
-    body = await _read_body(request, limits)
-    return await in_thread_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
+    with bodies.one(caller_of(request).namespace) as held:
+        body = await _read_body(request, bodies, held)
+        return await in_thread_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
 
 
 async def in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:
@@ -53,19 +56,19 @@ def _check_content(request: Request) -> None:
         raise ApiError(415, "unsupported_media_type", "a compressed body is not supported")
 
 
-async def _read_body(request: Request, limits: HttpLimits) -> bytes:
+async def _read_body(request: Request, bodies: Bodies, held: Held) -> bytes:
+    limits = bodies.settings.http
     most = limits.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise _too_large(most)
     parts: list[bytes] = []
-    num_bytes = 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for part in request.stream():
-                num_bytes += len(part)
-                if num_bytes > most:
+                if held.num_bytes + len(part) > most:
                     raise _too_large(most)
+                bodies.grow(held, len(part))
                 parts.append(part)
     except TimeoutError as error:
         headers = {"Connection": "close"}

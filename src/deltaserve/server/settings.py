@@ -35,6 +35,8 @@ class HttpLimits:
     """Bounds on what one peer may cost before its request is understood."""
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_bodies_bytes: int = 256 * 1024 * 1024
+    """Of all bodies that are being read and parsed at a time."""
     max_header_bytes: int = 16 * 1024
     max_headers: int = 100
     max_uri_bytes: int = 8 * 1024
