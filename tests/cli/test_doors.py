@@ -1,7 +1,6 @@
 """Ports that are taken are found before anything is started."""
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,7 @@ import pytest
 from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.serve import require_free_doors
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield int(listener.getsockname()[1])
+from tests.cli.test_doctor import two_free_ports
 
 
 def settings(port: int, keys: Path | None = None) -> Settings:
@@ -24,17 +16,20 @@ def settings(port: int, keys: Path | None = None) -> Settings:
     return Settings(network=NetworkSettings(port=port), security=security)
 
 
-def test_the_api_s(taken: int) -> None:
-    with pytest.raises(ConfigError, match=f"--port {taken}: cannot listen"):
-        require_free_doors(settings(taken))
+def test_a_port_in_use_is_named_with_its_flag() -> None:
+    port = two_free_ports()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(ConfigError, match=f"--port {port}: cannot listen"):
+            require_free_doors(settings(port))
 
 
-def test_the_admin_routes_where_they_have_one(taken: int, tmp_path: Path) -> None:
-    require_free_doors(settings(taken - 1))
-    with pytest.raises(ConfigError, match=rf"admin port \(one above --port\) {taken}: cannot listen"):
-        require_free_doors(settings(taken - 1, tmp_path))
-
-
-def test_no_port_above_the_last(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--port 65535: leaves no port above it"):
-        require_free_doors(settings(65535, tmp_path))
+def test_that_of_the_admin_routes_counts_where_they_have_one(tmp_path: Path) -> None:
+    port = two_free_ports()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        require_free_doors(settings(port))
+        with pytest.raises(ConfigError, match=rf"admin port \(one above --port\) {port + 1}: cannot listen"):
+            require_free_doors(settings(port, tmp_path))

@@ -34,8 +34,6 @@ from deltaserve.engine.terminal import say
 from deltaserve.server.settings import read_api_keys
 from deltaserve.server.text import TextCodec
 
-_LAST_PORT = 65535
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -141,8 +139,6 @@ def require_free_doors(settings: Settings) -> None:
     host, port = settings.network.host, settings.network.port
     require_free_port("--port", host, port)
     if settings.security.api_key_file is not None or not is_loopback(host):
-        if port == _LAST_PORT:
-            raise ConfigError(f"--port {port}: leaves no port above it for the admin routes")
         require_free_port("admin port (one above --port)", "127.0.0.1", port + 1)
 
 
