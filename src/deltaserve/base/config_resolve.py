@@ -33,6 +33,8 @@ class MachineFacts:
     """Of the device's memory."""
     num_workers: int = 1
     """Workers that share these cores and this memory, this one included."""
+    total_bytes: int | None = None
+    """Of the device's memory, swap included: more can never be there. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_pages = min(useful, _affordable_pages(settings, model, machine, (device, dtype), sum(page_bytes)))
     else:
         num_pages = settings.memory.num_pages
+        _check_room(num_pages, sum(page_bytes), model.weight_bytes(dtype), machine)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
@@ -163,6 +166,19 @@ def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
             "(--num-pages, --mem-fraction-static)"
         )
     return min(wanted_len, pool_len)
+
+
+def _check_room(num_pages: int, page_bytes: int, weights: int, machine: MachineFacts) -> None:
+    """Raises ConfigError when the workers could not be held even by an empty machine: what is free now is luck."""
+    if machine.total_bytes is None:
+        return
+    largest = (machine.total_bytes // machine.num_workers - weights) // page_bytes
+    if num_pages > largest:
+        hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
+        raise ConfigError(
+            f"--num-pages {num_pages}: {num_pages * page_bytes >> 20} MiB of pages and {weights >> 20} MiB of weights "
+            f"for each of {machine.num_workers} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
+        )
 
 
 def _affordable_pages(
