@@ -67,13 +67,27 @@ def test_device() -> None:
     assert {line.subject for line in check_device()} == {"cpu", "gpu"}
 
 
-def test_a_door_that_is_taken() -> None:
+def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By something that does not even answer."""
+    monkeypatch.setattr(doctor_machine, "_ASK_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        lines = list(check_doors("127.0.0.1", port))
+        lines = list(check_doors("127.0.0.1", taken.getsockname()[1]))
     assert lines[0].level is Level.FAIL
     assert "in use" in lines[0].text
-    assert lines[0].text.endswith(f"--base-url http://127.0.0.1:{port}")
+
+
+def test_a_door_that_another_http_server_took() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.handle_request).start()
+        assert next(check_doors("127.0.0.1", other.server_port)).level is Level.FAIL
+
+
+def test_doors_that_a_deltaserve_server_took() -> None:
+    port = two_free_ports()
+    with answering(200, {}, None, port) as url, answering(404, {}, None, port + 1):
+        lines = list(check_doors("127.0.0.1", port))
+    assert [line.level for line in lines[:2]] == [Level.WARN, Level.WARN]
+    assert all(f"doctor --base-url {url}`" in line.text for line in lines[:2])
 
 
 def test_a_door_to_the_world_is_pointed_out() -> None:
@@ -125,6 +139,7 @@ def answering(ready: int, reasons: dict[str, str], info: Any, port: int = 0, key
             content = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
+            self.send_header("x-request-id", "req-" + "0a" * 12)
             self.end_headers()
             self.wfile.write(content)
 

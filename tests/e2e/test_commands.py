@@ -62,6 +62,13 @@ def test_doctor_looks_at_a_running_pair(server: Server, tiny_models: Path, capsy
         assert f"ok    worker        {name}: fits" in out
 
 
+def test_doctor_finds_the_server_behind_a_door(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--port", server.base_url.rpartition(":")[2]]) == 0
+    out = capsys.readouterr().out
+    assert "warn  door" in out
+    assert f"doctor --base-url {server.base_url}`" in out
+
+
 def ended(folder: Path, *argv: str) -> tuple[int, list[str]]:
     """Exit code and stderr of a command that should end by itself."""
     done = subprocess.run(
