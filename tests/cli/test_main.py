@@ -82,6 +82,12 @@ def test_dump_config_prints_and_does_not_run(capsys: pytest.CaptureFixture[str])
     assert (code, err) == (0, "")
     assert "model-path: MODEL\n" in out
     assert "page-size: 16\n" in out
+    assert "num-pages: auto  # 7\n" in out
+
+
+def test_dump_config_ends_as_the_command_would(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = run(capsys, "probe", "MODEL", "--page-size", "128")
+    assert run(capsys, "probe", "MODEL", "--page-size", "128", "--dump-config") == refused
 
 
 def test_commands_that_exist_can_explain_themselves() -> None:

@@ -1,6 +1,6 @@
 """resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,6 +96,39 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_threads=_num_threads(settings, machine),
         kv_bytes=num_pages * sum(page_bytes),
     )
+
+
+def auto_values(settings: Settings, resolved: ResolvedConfig) -> dict[str, str]:
+    """Field |-> what it came to, of all that are "auto" and that a worker reads."""
+    found: dict[str, object] = {
+        "dtype": resolved.dtype,
+        "context_length": resolved.context_len,
+        "device": resolved.device,
+        "page_size": resolved.page_size,
+        "num_pages": resolved.num_pages[0],
+        "mem_fraction_static": _MEMORY_SHARE[resolved.device],
+        "kv_cache_dtype": resolved.kv_cache_dtype,
+        "max_running_requests": resolved.max_running_requests,
+        "chunked_prefill_size": resolved.chunk_len,
+        "max_prefill_tokens": resolved.step_len,
+        "num_threads": resolved.num_threads,
+    }
+    if settings.memory.num_pages != "auto":
+        found["mem_fraction_static"] = "not read: num-pages is given"
+    return _of_automatic(settings, found)
+
+
+def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
+    """As `auto_values`, of what a router reads too."""
+    dtype, kv_dtype = _dtypes(settings, model)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
+
+
+def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, str]:
+    """Those whose setting is "auto"."""
+    asked = {name: value for group in settings.model_dump().values() for name, value in group.items()}
+    return {name: str(value) for name, value in found.items() if asked[name] == "auto"}
 
 
 def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
