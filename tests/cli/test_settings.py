@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deltaserve.base.config import Settings
+from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings import load, read_settings
@@ -194,6 +194,12 @@ def test_help_names_each_flag_once_with_its_default(command: str, capsys: pytest
     assert "DELTASERVE_PAGE_SIZE" in text
     assert ("default 30000" in text) == (command in ("serve", "router"))
     assert ("--park-fraction" in text) == (command in ("serve", "prefill"))
+
+
+def test_help_says_that_an_automatic_pool_may_leave_memory_free(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("serve", "", ["--help"], {})
+    assert f"up to {USEFUL_POOL_FACTOR} times what --max-running-requests" in " ".join(capsys.readouterr().out.split())
 
 
 def test_options_are_few() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from deltaserve.base.config import Settings
+from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
@@ -63,8 +63,6 @@ _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _PAGE_SIZE = 64
-_USEFUL_POOL_FACTOR = 4
-"""An automatic pool is not larger than this many times what the running requests can fill."""
 
 
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
@@ -77,7 +75,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     wanted_len = _wanted_context(settings, model)
     page_bytes = model.page_bytes(page_size, kv_dtype)
     if settings.memory.num_pages == "auto":
-        useful = _USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
+        useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         num_pages = min(useful, _affordable_pages(settings, model, machine, (device, dtype), sum(page_bytes)))
     else:
         num_pages = settings.memory.num_pages
