@@ -257,5 +257,10 @@ def test_no_server() -> None:
     assert levels(check_server(f"http://127.0.0.1:{free_port()}")) == [Level.FAIL]
 
 
+def test_doctor_suggests_no_flag_where_none_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--bogus"]) == 2
+    assert capsys.readouterr().err == "deltaserve: --bogus: unknown flag\n"
+
+
 def test_doctor_rejects_a_second_folder() -> None:
     assert main(["doctor", "a", "b"]) == 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
-from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES
+from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
@@ -169,8 +169,17 @@ def test_foreign_flags_that_change_nothing_are_accepted(name: str) -> None:
 
 
 def test_foreign_flags_are_nobody_elses() -> None:
-    assert not (set(ACCEPTED) | set(REFUSED)) & set(OPTIONS)
-    assert not set(ACCEPTED) & set(REFUSED)
+    names = [*ACCEPTED, *REFUSED, *RENAMED]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(OPTIONS)
+    assert set(RENAMED.values()) <= set(OPTIONS)
+
+
+def test_a_switch_that_changes_nothing_says_so() -> None:
+    line = load("serve", "", [M, "--enable-metrics", "--enable-prefix-caching", "--tp", "1"], {})
+    assert len(line.notes) == 2
+    assert line.notes[0] == "--enable-metrics changes nothing: metrics are always on, at /metrics"
+    assert "the prefix cache is always on" in line.notes[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)

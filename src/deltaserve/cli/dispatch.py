@@ -82,6 +82,8 @@ def _prepare(name: str, command: Command, argv: Sequence[str], before_run: Calla
     settings: object
     if command.has_settings:
         line = load(name, command.summary, argv, os.environ)
+        for note in line.notes:
+            print(f"deltaserve: {note}", file=sys.stderr)
         module = importlib.import_module(command.module)
         if line.dump_config:
             print(write_yaml(line.settings, module.rehearse(line.settings)), end="")
