@@ -26,6 +26,7 @@ class Manners:
     fail_at: int | None = None
     """The number of the request, counted from 0, whose stream ends in an error after its first token."""
     tokens_per_event: int = 1
+    flush_status: int = 200
 
 
 @dataclass(slots=True)
@@ -49,9 +50,9 @@ class AnsweringServer:
     async def _models(self) -> dict[str, object]:
         return {"data": [{"id": "oracle"}]}
 
-    async def _flush(self) -> dict[str, object]:
+    async def _flush(self) -> Response:
         self.flushes += 1
-        return {}
+        return JSONResponse({}, status_code=self.manners.flush_status)
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
