@@ -27,6 +27,7 @@ class Manners:
     """The number of the request, counted from 0, whose stream ends in an error after its first token."""
     tokens_per_event: int = 1
     flush_status: int = 200
+    models_status: int = 200
 
 
 @dataclass(slots=True)
@@ -47,8 +48,8 @@ class AnsweringServer:
         app.post("/flush_cache")(self._flush)
         return app
 
-    async def _models(self) -> dict[str, object]:
-        return {"data": [{"id": "oracle"}]}
+    async def _models(self) -> Response:
+        return JSONResponse({"data": [{"id": "oracle"}]}, status_code=self.manners.models_status)
 
     async def _flush(self) -> Response:
         self.flushes += 1

@@ -59,6 +59,12 @@ def test_a_cache_that_cannot_be_flushed_says_where_it_could(status: int, capsys:
     assert line.endswith(advice[status])
 
 
+def test_a_server_that_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(models_status=401))) as url:
+        assert run(parse("--base-url", url, *RECALL)) == 1
+    assert "HTTP 401; the server wants a key: --api-key-file" in capsys.readouterr().err
+
+
 def test_the_report_says_what_was_run(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(AnsweringServer(Manners())) as url:
         assert run(parse("--base-url", f"{url}/v1", *RECALL)) == 0
