@@ -7,7 +7,7 @@ import httpx
 
 from deltaserve.base.urls import server_root
 from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
-from deltaserve.cli.admin import AdminAnswer, ask_admin
+from deltaserve.cli.doctor_admin import AdminAnswer, ask_admin
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.peer.table import PeerState
 from deltaserve.routing.workers import STATE_WORDS
