@@ -107,6 +107,30 @@ def test_what_does_not_fit_is_refused_with_both_numbers(groups: dict[str, Any], 
     assert message in str(caught.value)
 
 
+TOTAL = dataclasses.replace(MACHINE, num_workers=2, total_bytes=1000 * MIB)
+"""Two workers with 200 MiB of weights and 300 MiB for pages of 128 KiB each."""
+
+
+def test_a_pool_that_an_empty_machine_could_not_hold_is_refused_with_the_largest_that_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(machine=TOTAL, memory={"num_pages": 1_000_000_000})
+    message = str(caught.value)
+    assert message.startswith("--num-pages 1000000000: 125000000 MiB of pages and 200 MiB of weights for each of 2 ")
+    assert message.endswith("1000 MiB of memory here; at most 2400 fit")
+    assert resolved(machine=TOTAL, memory={"num_pages": 2400}).num_pages == (2400,)
+    with pytest.raises(ConfigError, match=r"--num-pages 2401: .* at most 2400 fit"):
+        resolved(machine=TOTAL, memory={"num_pages": 2401})
+
+
+def test_what_is_free_now_refuses_no_pool_that_was_asked_for() -> None:
+    assert resolved(machine=dataclasses.replace(TOTAL, free_bytes=0), memory={"num_pages": 2400}).num_pages == (2400,)
+
+
+def test_weights_that_an_empty_machine_could_not_hold() -> None:
+    with pytest.raises(ConfigError, match="not one page fits beside the weights"):
+        resolved(machine=dataclasses.replace(TOTAL, num_workers=5), memory={"num_pages": 1})
+
+
 @given(
     page_size=st.sampled_from(["auto", 1, 2, 16, 128]),
     num_pages=st.just("auto") | st.integers(1, 10_000),

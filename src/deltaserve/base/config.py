@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
+USEFUL_POOL_FACTOR = 4
+"""An automatic pool is not larger than this many times what the running requests can fill."""
 
 
 def _power_of_two(value: int) -> int:
@@ -109,7 +111,10 @@ class MemorySettings(Group):
         "tokens of a page, the unit of sharing and moving; auto is 64. Smaller pages share more, larger cost less",
     )
     num_pages: Count | Auto = option(
-        "auto", "pages of each pool; auto fills the memory of --mem-fraction-static", commands=COMPUTING
+        "auto",
+        "pages of each pool; auto fills the memory of --mem-fraction-static, up to "
+        f"{USEFUL_POOL_FACTOR} times what --max-running-requests of the longest length can use",
+        commands=COMPUTING,
     )
     mem_fraction_static: Share | Auto = option(
         "auto",

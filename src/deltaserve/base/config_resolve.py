@@ -1,10 +1,10 @@
 """resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from deltaserve.base.config import Settings
+from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
@@ -33,6 +33,8 @@ class MachineFacts:
     """Of the device's memory."""
     num_workers: int = 1
     """Workers that share these cores and this memory, this one included."""
+    total_bytes: int | None = None
+    """Of the device's memory, swap included: more can never be there. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,6 @@ _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _PAGE_SIZE = 64
-_USEFUL_POOL_FACTOR = 4
-"""An automatic pool is not larger than this many times what the running requests can fill."""
 
 
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
@@ -75,10 +75,11 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     wanted_len = _wanted_context(settings, model)
     page_bytes = model.page_bytes(page_size, kv_dtype)
     if settings.memory.num_pages == "auto":
-        useful = _USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
+        useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         num_pages = min(useful, _affordable_pages(settings, model, machine, (device, dtype), sum(page_bytes)))
     else:
         num_pages = settings.memory.num_pages
+        _check_room(num_pages, sum(page_bytes), model.weight_bytes(dtype), machine)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
@@ -93,6 +94,39 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_threads=_num_threads(settings, machine),
         kv_bytes=num_pages * sum(page_bytes),
     )
+
+
+def auto_values(settings: Settings, resolved: ResolvedConfig) -> dict[str, str]:
+    """Field |-> what it came to, of all that are "auto" and that a worker reads."""
+    found: dict[str, object] = {
+        "dtype": resolved.dtype,
+        "context_length": resolved.context_len,
+        "device": resolved.device,
+        "page_size": resolved.page_size,
+        "num_pages": resolved.num_pages[0],
+        "mem_fraction_static": _MEMORY_SHARE[resolved.device],
+        "kv_cache_dtype": resolved.kv_cache_dtype,
+        "max_running_requests": resolved.max_running_requests,
+        "chunked_prefill_size": resolved.chunk_len,
+        "max_prefill_tokens": resolved.step_len,
+        "num_threads": resolved.num_threads,
+    }
+    if settings.memory.num_pages != "auto":
+        found["mem_fraction_static"] = "not read: num-pages is given"
+    return _of_automatic(settings, found)
+
+
+def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
+    """As `auto_values`, of what a router reads too."""
+    dtype, kv_dtype = _dtypes(settings, model)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
+
+
+def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, str]:
+    """Those whose setting is "auto"."""
+    asked = {name: value for group in settings.model_dump().values() for name, value in group.items()}
+    return {name: str(value) for name, value in found.items() if asked[name] == "auto"}
 
 
 def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
@@ -163,6 +197,19 @@ def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
             "(--num-pages, --mem-fraction-static)"
         )
     return min(wanted_len, pool_len)
+
+
+def _check_room(num_pages: int, page_bytes: int, weights: int, machine: MachineFacts) -> None:
+    """Raises ConfigError when the workers could not be held even by an empty machine: what is free now is luck."""
+    if machine.total_bytes is None:
+        return
+    largest = (machine.total_bytes // machine.num_workers - weights) // page_bytes
+    if num_pages > largest:
+        hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
+        raise ConfigError(
+            f"--num-pages {num_pages}: {num_pages * page_bytes >> 20} MiB of pages and {weights >> 20} MiB of weights "
+            f"for each of {machine.num_workers} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
+        )
 
 
 def _affordable_pages(

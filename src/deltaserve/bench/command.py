@@ -14,7 +14,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer as TokenizerFile
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.base.urls import DEFAULT_URL, server_root
+from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root
 from deltaserve.bench.client import Client, Load, Measurement
 from deltaserve.bench.completions import ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
@@ -181,17 +181,30 @@ def run(args: argparse.Namespace) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     try:
-        measurement = asyncio.run(_benchmark(args, headers, conversations, load, tokenizer))
+        model, measurement = asyncio.run(_benchmark(args, headers, conversations, load, tokenizer))
     except (ServerError, httpx.HTTPError) as error:
         print(f"bench: {args.base_url}: {error}", file=sys.stderr)
         return 1
     summary = summarize(measurement)
+    console.print(what_ran(args, model, conversations), markup=False, highlight=False)
     print_summary(console, summary)
     _print_errors(measurement)
     if args.output_file:
-        settings = {name: str(value) for name, value in vars(args).items()}
+        settings = {name: str(value) for name, value in vars(args).items()} | {"model": model}
         args.output_file.write_text(json.dumps(as_json(settings, measurement, summary), indent=1) + "\n")
     return 1 if summary.num_failed else 0
+
+
+def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conversation]) -> str:
+    """One line: workload, counts, model, server."""
+    counts = {
+        "shared-prefix": f"{args.num_groups} groups of {args.prompts_per_group} prompts",
+        "multi-turn": f"{args.num_conversations} conversations of {args.num_turns} turns",
+        "recall": f"{args.num_documents} documents with {args.conversations_per_document} conversations of "
+        f"{args.num_turns} turns each",
+    }[args.workload]
+    num_requests = sum(len(conversation.turns) for conversation in conversations)
+    return f"{args.workload}: {counts}, {num_requests} requests in all, to {model} at {server_root(args.base_url)}"
 
 
 def _authorization(path: Path) -> dict[str, str]:
@@ -210,7 +223,8 @@ async def _benchmark(
     conversations: Sequence[Conversation],
     load: Load,
     tokenizer: Tokenizer | None,
-) -> Measurement:
+) -> tuple[str, Measurement]:
+    """Model and outcome. Raises ServerError, httpx.HTTPError."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(args.timeout_s, pool=None)
     async with httpx.AsyncClient(
@@ -222,11 +236,26 @@ async def _benchmark(
         dialect = replace(dialect, extra={**dialect.extra, **args.extra_body})
         await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
         if args.flush_cache:
-            (await http.post(f"{server_root(args.admin_url or args.base_url)}/flush_cache")).raise_for_status()
+            await _flush_cache(http, args)
         with Progress(transient=True, console=Console(stderr=True)) as progress:
             task = progress.add_task("requests", total=sum(len(conversation.turns) for conversation in conversations))
             client = Client(http, dialect, tokenizer, on_record=lambda record: progress.advance(task))
-            return await client.measure(conversations, load)
+            return model, await client.measure(conversations, load)
+
+
+async def _flush_cache(http: httpx.AsyncClient, args: argparse.Namespace) -> None:
+    """Raises ServerError, which says where the admin routes of a server with keys are."""
+    url = f"{server_root(args.admin_url or args.base_url)}/flush_cache"
+    status = (await http.post(url)).status_code
+    if httpx.codes.is_success(status):
+        return
+    if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        advice = "; the first key of --api-key-file must be an admin key"
+    elif args.admin_url is None:
+        advice = f"; with keys it is on the admin port: --admin-url {admin_root(args.base_url) or 'URL'}"
+    else:
+        advice = ""
+    raise ServerError(f"POST {url}: HTTP {status}{advice}")
 
 
 def _warmup(args: argparse.Namespace) -> list[Conversation]:

@@ -118,6 +118,8 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Mapping[str, Any]]:
 async def served_model(http: httpx.AsyncClient) -> str:
     """The first model of /v1/models. Raises ServerError if there is none."""
     response = await http.get("/v1/models")
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise ServerError("GET /v1/models: HTTP 401; the server wants a key: --api-key-file")
     models = response.json().get("data") if response.status_code == httpx.codes.OK else None
     if not models:
         raise ServerError(f"GET /v1/models names no model (HTTP {response.status_code}); name it with --model")

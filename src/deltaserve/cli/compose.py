@@ -77,19 +77,27 @@ class Checkpoint:
 def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
     """What there is to use now."""
     device = _visible_device() if settings.model.device != "cpu" else "cpu"
-    free = _free_gpu_bytes() if device == "cuda" else psutil.virtual_memory().available
-    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers)
+    free, total = _gpu_bytes() if device == "cuda" else _cpu_bytes()
+    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers, total)
 
 
 def _visible_device() -> Device:
     return "cuda" if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else "cpu"
 
 
-def _free_gpu_bytes() -> int:
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+def _cpu_bytes() -> tuple[int, int]:
+    """Available now, and in all."""
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total + psutil.swap_memory().total
+
+
+def _gpu_bytes() -> tuple[int, int]:
+    """Free on the first GPU; in all on the largest, since which of them a worker sees is decided elsewhere."""
+    query = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
-        return int(lines[0]) << 20
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        sizes = [[int(number) << 20 for number in line.split(",")] for line in lines if line.strip()]
+        return sizes[0][0], max(total for _, total in sizes)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         raise ConfigError("--device cuda: nvidia-smi does not tell the free memory") from None
 

@@ -22,8 +22,9 @@ EXIT_CONFIG = 2
 class Command:
     """A module that is imported only when its command runs.
 
-    With settings it has `run(settings: Settings) -> int`; without, `add_arguments(parser)` and
-    `run(arguments: argparse.Namespace) -> int`. The result is the exit code.
+    With settings it has `run(settings: Settings) -> int` and `rehearse(settings: Settings) -> dict[str, str]`: run's
+    checks of the settings alone, and what those that are "auto" came to, by field. Without, `add_arguments(parser)` and
+    `run(arguments: argparse.Namespace) -> int`. The result of `run` is the exit code.
     """
 
     module: str
@@ -81,10 +82,13 @@ def _prepare(name: str, command: Command, argv: Sequence[str], before_run: Calla
     settings: object
     if command.has_settings:
         line = load(name, command.summary, argv, os.environ)
+        for note in line.notes:
+            print(f"deltaserve: {note}", file=sys.stderr)
+        module = importlib.import_module(command.module)
         if line.dump_config:
-            print(write_yaml(line.settings), end="")
+            print(write_yaml(line.settings, module.rehearse(line.settings)), end="")
             return 0
-        run, settings = importlib.import_module(command.module).run, line.settings
+        run, settings = module.run, line.settings
     else:
         module = importlib.import_module(command.module)
         parser = LineParser(f"deltaserve {name}", command.summary)

@@ -1,14 +1,16 @@
 """`deltaserve doctor [MODEL]`: what this machine offers, every door a server would open, what stands in the way."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
 from deltaserve.cli.doctor_model import check_model
-from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.cli.doctor_report import Level, Line, verdict
 from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
+from deltaserve.server.settings import ApiKey, read_api_keys
 
 _MAX_PORT = 65534
 
@@ -19,21 +21,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address the API would listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=30000, help="port the API would listen on (default 30000)")
     parser.add_argument("--base-url", metavar="URL", help="a running server to look at; then no doors are tried")
+    parser.add_argument("--admin-url", metavar="URL", help="where it has its admin routes; with keys, one port above")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first admin key is sent"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0, or 1 when a check fails. One line per finding, as it is found."""
     if not 1 <= arguments.port <= _MAX_PORT:
         raise ConfigError(f"--port {arguments.port}: must be a port from 1 to {_MAX_PORT}")
-    num_failed = 0
-    for line in _all_lines(arguments):
+    for flag, value in (("--admin-url", arguments.admin_url), ("--api-key-file", arguments.api_key_file)):
+        if value is not None and arguments.base_url is None:
+            raise ConfigError(f"{flag} {value}: needs --base-url, the server to look at")
+    keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
+    levels = []
+    for line in _all_lines(arguments, keys):
         print(line, flush=True)
-        num_failed += line.level is Level.FAIL
-    print(f"{num_failed} failed" if num_failed else "nothing stands in the way")
-    return 1 if num_failed else 0
+        levels.append(line.level)
+    print(verdict(levels))
+    return 1 if Level.FAIL in levels else 0
 
 
-def _all_lines(arguments: argparse.Namespace) -> Iterator[Line]:
+def _all_lines(arguments: argparse.Namespace, keys: Sequence[ApiKey]) -> Iterator[Line]:
     yield from check_software()
     yield from check_device()
     if arguments.base_url is None:
@@ -42,4 +52,4 @@ def _all_lines(arguments: argparse.Namespace) -> Iterator[Line]:
     if arguments.model is not None:
         yield from check_model(arguments.model)
     if arguments.base_url is not None:
-        yield from check_server(arguments.base_url)
+        yield from check_server(arguments.base_url, arguments.admin_url, keys)

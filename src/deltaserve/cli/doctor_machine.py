@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+import httpx
 import psutil
 
 from deltaserve.base.config import Settings
@@ -20,6 +22,9 @@ _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "fastapi", "uvicorn", "tokenizers", "safetensors", "xxhash")
 _FOR_VERIFY = "transformers"
 _LITTLE_MEMORY = 2 << 30
+_ASK_S = 2.0
+_REQUEST_ID = re.compile("req-[0-9a-f]{24}")
+"""What every answer of a deltaserve server carries as x-request-id."""
 
 
 def check_software() -> Iterator[Line]:
@@ -60,8 +65,7 @@ def check_device() -> Iterator[Line]:
 
 def check_doors(host: str, port: int) -> Iterator[Line]:
     """What `serve --host --port` would listen on, and whether it can."""
-    hint = f"; if that is deltaserve, look at it with --base-url http://{host}:{port}"
-    yield _door(host, port, "API; without keys on this machine only, the admin routes too", hint)
+    yield _door(host, port, "API; without keys on this machine only, the admin routes too")
     yield _door("127.0.0.1", port + 1, "admin routes, when keys are set")
     yield Line(Level.OK, "door", "127.0.0.1, any free port: links of each worker")
     yield Line(Level.OK, "door", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
@@ -72,7 +76,7 @@ def check_doors(host: str, port: int) -> Iterator[Line]:
         yield Line(Level.WARN, "door", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
 
 
-def _door(host: str, port: int, purpose: str, if_in_use: str = "") -> Line:
+def _door(host: str, port: int, purpose: str) -> Line:
     where = f"{host}:{port}"
     try:
         with socket.socket() as probe:
@@ -80,6 +84,21 @@ def _door(host: str, port: int, purpose: str, if_in_use: str = "") -> Line:
             probe.bind((host, port))
             probe.listen()
     except (OSError, OverflowError) as error:
-        hint = if_in_use if getattr(error, "errno", None) == errno.EADDRINUSE else ""
-        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose}){hint}")
+        url = _server_at(host, port) if getattr(error, "errno", None) == errno.EADDRINUSE else None
+        if url is not None:
+            text = f"a deltaserve server is there: `deltaserve doctor --base-url {url}` looks at it"
+            return Line(Level.WARN, "door", f"{where}: {text}; another one needs another --port")
+        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose})")
     return Line(Level.OK, "door", f"{where}: {purpose}")
+
+
+def _server_at(host: str, port: int) -> str | None:
+    """Base URL of the deltaserve server whose API or admin routes answer there. Probes are open to all: no key."""
+    try:
+        reply = httpx.get(f"http://{host}:{port}/readyz", timeout=_ASK_S, trust_env=False)
+    except httpx.HTTPError:
+        return None
+    if not _REQUEST_ID.fullmatch(reply.headers.get("x-request-id", "")):
+        return None
+    is_admin = reply.status_code == httpx.codes.NOT_FOUND  # probes are answered where the API is
+    return f"http://{host}:{port - 1 if is_admin else port}"

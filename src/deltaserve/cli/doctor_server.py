@@ -1,15 +1,17 @@
 """Checks of a running server: is it ready, and do its workers fit together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 
 from deltaserve.base.urls import server_root
 from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
+from deltaserve.cli.doctor_admin import AdminAnswer, ask_admin
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.peer.table import PeerState
 from deltaserve.routing.workers import STATE_WORDS
+from deltaserve.server.settings import ApiKey
 
 _TIMEOUT_S = 10.0
 _WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
@@ -17,26 +19,34 @@ _WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
 }
 
 
-def check_server(base_url: str) -> Iterator[Line]:
-    """Of `base_url`; reads only."""
+def check_server(base_url: str, admin_url: str | None = None, keys: Sequence[ApiKey] = ()) -> Iterator[Line]:
+    """Of `base_url`; reads only. `admin_url`: where its admin routes are; None: there, or one port above."""
     url = server_root(base_url)
     try:
-        with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as http:
-            ready, info = http.get("/readyz"), http.get("/server_info")
+        with httpx.Client(timeout=_TIMEOUT_S) as http:
+            ready = http.get(f"{url}/readyz")
             reasons = ready.json().get("reasons") or {}
-            content = info.json() if info.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, ValueError, AttributeError) as error:
+            answer = ask_admin(http, "/server_info", base_url, admin_url, keys)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError) as error:
         yield Line(Level.FAIL, "server", f"{url}: {type(error).__name__}: {str(error)[:200]}")
         return
     if ready.status_code == httpx.codes.OK:
         yield Line(Level.OK, "server", f"{url}: ready")
     else:
         yield Line(Level.FAIL, "server", f"{url}: not ready: {'; '.join(map(str, reasons.values()))[:500]}")
-    if not isinstance(content, dict):
-        text = f"{url}/server_info: HTTP {info.status_code}; with keys it is on the admin port, the next one"
-        yield Line(Level.WARN, "workers", text)
+    yield from _workers(answer)
+
+
+def _workers(answer: AdminAnswer) -> Iterator[Line]:
+    """What the admin routes say of them, or that they say nothing."""
+    if answer.content is None:
+        yield Line(Level.SKIP, "workers", f"not looked at: {answer.refusal}")
         return
-    for worker in content["engine"]["workers"]:
+    engine = answer.content.get("engine")
+    if not isinstance(engine, dict):
+        yield Line(Level.SKIP, "workers", "not looked at: what answers for the admin routes is not deltaserve")
+        return
+    for worker in engine["workers"]:
         yield _worker(worker)
 
 

@@ -1,21 +1,47 @@
-"""Flags of SGLang that people bring along: what replaces each, or that it is accepted because it changes nothing."""
+"""Flags of SGLang and vLLM that people bring along: what each is called here, or why it is none of ours.
+
+Some are accepted because they say what happens anyway.
+"""
+
+from collections.abc import Iterable
 
 from deltaserve.base.errors import ConfigError
 
+_CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
+_RANKS = "tensor parallelism is not built yet: a worker has one rank; start more workers with --prefill and --decode"
+_MORE_WORKERS = "start more workers with --prefill and --decode"
+
 ACCEPTED = {
-    "disaggregation-decode-enable-radix-cache": ("true", "it is always on; --disable-radix-cache turns it off"),
-    "enable-metrics": ("true", "metrics are always on"),
+    "disaggregation-decode-enable-radix-cache": ("true", _CACHE),
+    "enable-prefix-caching": ("true", _CACHE),
+    "enable-metrics": ("true", "metrics are always on, at /metrics"),
     "enable-cache-report": ("true", "usage always reports cached tokens"),
     "disable-overlap-schedule": ("true", "steps do not overlap"),
     "overlap-schedule": ("0", "a step is planned after the one before it is committed; depth 1 is not built yet"),
-    "tp-size": ("1", "a worker has one rank; start more workers with --prefill and --decode"),
-    "dp-size": ("1", "start more workers with --prefill and --decode"),
+    "tp-size": ("1", _RANKS),
+    "tp": ("1", _RANKS),
+    "tensor-parallel-size": ("1", _RANKS),
+    "dp-size": ("1", _MORE_WORKERS),
+    "dp": ("1", _MORE_WORKERS),
+    "data-parallel-size": ("1", _MORE_WORKERS),
     "pp-size": ("1", "layers are not split over workers"),
+    "pipeline-parallel-size": ("1", "layers are not split over workers"),
     "ep-size": ("1", "experts are not split over workers"),
 }
 """name |-> the only value that means what happens anyway, and why no other one does."""
 
 SWITCHES = frozenset(name for name, (value, _) in ACCEPTED.items() if value == "true")
+
+RENAMED = {
+    "model": "model-path",
+    "max-model-len": "context-length",
+    "max-num-seqs": "max-running-requests",
+    "max-num-batched-tokens": "max-prefill-tokens",
+    "block-size": "page-size",
+    "gpu-memory-utilization": "mem-fraction-static",
+    "no-enable-prefix-caching": "disable-radix-cache",
+}
+"""name |-> what the same is called here."""
 
 _MACHINES = "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`"
 _MODEL_FOLDER = "the tokenizer and its template are those of the model folder"
@@ -23,18 +49,9 @@ _GRAPHS = "there are no CUDA graphs to set up"
 _TIERS = "pages have one tier, the memory of the worker"
 
 REFUSED = {
-    "model": "use --model-path",
-    "tp": "use --tp-size",
-    "tensor-parallel-size": "use --tp-size",
-    "dp": "use --prefill and --decode",
-    "data-parallel-size": "use --prefill and --decode",
     "api-key": "secrets come from files; use --api-key-file",
     "admin-api-key": "secrets come from files; use --api-key-file with an admin line",
     "max-total-tokens": "use --num-pages (tokens / page size)",
-    "max-model-len": "use --context-length",
-    "max-num-seqs": "use --max-running-requests",
-    "block-size": "use --page-size",
-    "gpu-memory-utilization": "use --mem-fraction-static",
     "kv-transfer-config": "use --disaggregation-transfer-backend",
     "schedule-conservativeness": "use --num-reserved-decode-tokens",
     "random-seed": "each request has a seed of its own; send `seed`",
@@ -56,6 +73,9 @@ REFUSED = {
     "cuda-graph-max-bs": _GRAPHS,
     "cuda-graph-bs": _GRAPHS,
     "speculative-algorithm": "speculative decoding is not built yet",
+    "tool-call-parser": "finding tool calls in answers is not built yet",
+    "enable-auto-tool-choice": "finding tool calls in answers is not built yet",
+    "reasoning-parser": "telling reasoning from answer is not built yet",
     "mamba-ssm-dtype": "recurrent models are not built yet",
     "log-requests": "use --log-level debug",
     "log-level-http": "use --log-level",
@@ -66,6 +86,8 @@ REFUSED = {
 
 def check_foreign(name: str, value: str, where: str) -> bool:
     """Whether `name` is a foreign flag that may be ignored. Raises ConfigError for one that may not."""
+    if name in RENAMED:
+        raise ConfigError(f"{where}: is called {'--' if where.startswith('-') else ''}{RENAMED[name]} here")
     if name in REFUSED:
         raise ConfigError(f"{where}: has no meaning here; {REFUSED[name]}")
     if name not in ACCEPTED:
@@ -74,3 +96,8 @@ def check_foreign(name: str, value: str, where: str) -> bool:
     if value.lower() != allowed:
         raise ConfigError(f"{where} {value[:80]}: only {allowed} is possible; {reason}")
     return True
+
+
+def foreign_notes(names: Iterable[str]) -> tuple[str, ...]:
+    """One line for each switch among the flags given: that it changes nothing, and why."""
+    return tuple(f"--{name} changes nothing: {ACCEPTED[name][1]}" for name in names if name in SWITCHES)

@@ -85,9 +85,14 @@ def read_options() -> tuple[Option, ...]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X?` for an unknown name, or nothing."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+    """`; did you mean X?` for an unknown name, or nothing. What all names begin with makes none of them nearer."""
+    full = {_bare(known): known for known in names}
+    found = difflib.get_close_matches(_bare(name), list(full), n=1, cutoff=0.6)
+    return f"; did you mean {full[found[0]]}?" if found else ""
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").removeprefix(ENV_PREFIX)
 
 
 def _option(group: str, group_type: type[Group], name: str, field: FieldInfo) -> Option:

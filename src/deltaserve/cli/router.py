@@ -1,33 +1,57 @@
 """`deltaserve router MODEL --workers LIST`: the front alone, for workers on other machines or started by hand."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import shared_auto_values
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontWorker, run_front, write_front_spec
 from deltaserve.cli.private_folder import private_folder
-from deltaserve.cli.serve import front_spec, require_free_doors
+from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.serve import check_front, front_spec, require_free_doors
 
 
 def run(settings: Settings) -> int:
     """Route until a stop signal. Needs the model folder for tokenizer and fingerprint, not for weights."""
+    prepared = _prepare(settings)
+    require_free_doors(settings)
+    front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
+    spec = msgspec.structs.replace(front, workers=prepared.workers)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with private_folder() as folder:
+        return int(run_front(write_front_spec(spec, folder), None))
+
+
+def rehearse(settings: Settings) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as `run` does; whether ports are free is not looked at."""
+    return shared_auto_values(settings, _prepare(settings).checkpoint.facts())
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the settings amount to, before anything is opened."""
+
+    checkpoint: Checkpoint
+    workers: tuple[FrontWorker, ...]
+    secret_path: Path
+
+
+def _prepare(settings: Settings) -> _Prepared:
     if settings.network.workers is None:
         raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
-    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    require_free_doors(settings)
     secret_path = Path(settings.security.cluster_key_file).resolve()
-    workers = tuple(map(_worker, settings.network.workers.split(",")))
-    spec = msgspec.structs.replace(front_spec(settings, checkpoint, secret_path), workers=workers)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with private_folder() as folder:
-        return int(run_front(write_front_spec(spec, folder), None))
+    read_cluster_key(secret_path)
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    check_front(settings, checkpoint)
+    return _Prepared(checkpoint, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
 
 
 def _worker(text: str) -> FrontWorker:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import ResolvedConfig, kv_bytes_per_token
+from deltaserve.base.config_resolve import ResolvedConfig, auto_values, kv_bytes_per_token
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
@@ -75,6 +75,13 @@ def keep_logs(folder: Path) -> Path:
     return kept
 
 
+def rehearse(settings: Settings) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
+    mode = {"disaggregation_mode": "prefill and decode apart"}
+    is_auto = settings.disaggregation.disaggregation_mode == "auto"
+    return auto_values(settings, prepare(settings).resolved) | (mode if is_auto else {})
+
+
 def as_resolved(spec: WorkerSpec) -> WorkerSpec:
     return spec
 
@@ -84,15 +91,11 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
 
     `adjust`: the last word about each worker, for what settings say of all workers alike.
     """
-    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    TextCodec.load(checkpoint.path)  # the front reads it again: here it must only be right
-    names = worker_names(settings)
-    resolved = resolve_settings(settings, checkpoint, len(names))
-    network = settings.network
+    prepared, network = prepare(settings), settings.network
+    checkpoint, resolved = prepared.checkpoint, prepared.resolved
     require_free_doors(settings)
-    if settings.security.api_key_file is not None:
-        read_api_keys(Path(settings.security.api_key_file))  # the front reads it itself: here it must only be right
     secret_path = cluster_secret(settings, folder)
+    names = worker_names(settings)
     specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
     placed = [msgspec.structs.replace(adjust(spec), port=free_port()) for spec in specs]
     front = front_spec(settings, checkpoint, secret_path)
@@ -100,6 +103,31 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children = [worker_child(spec, folder) for spec in placed]
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the settings amount to, before anything is opened or started."""
+
+    checkpoint: Checkpoint
+    resolved: ResolvedConfig
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Everything that can be found wrong by reading. Raises ConfigError."""
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    resolved = resolve_settings(settings, checkpoint, len(worker_names(settings)))
+    check_front(settings, checkpoint)
+    if settings.security.cluster_key_file is not None:
+        read_cluster_key(Path(settings.security.cluster_key_file))
+    return Prepared(checkpoint, resolved)
+
+
+def check_front(settings: Settings, checkpoint: Checkpoint) -> None:
+    """What the front process reads itself: here it must only be right. Raises ConfigError."""
+    TextCodec.load(checkpoint.path)
+    if settings.security.api_key_file is not None:
+        read_api_keys(Path(settings.security.api_key_file))
 
 
 def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:
@@ -125,9 +153,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
 def cluster_secret(settings: Settings, folder: Path) -> Path:
     """The file of the key that seeds every page key: the user's, or one made for this start."""
     if settings.security.cluster_key_file is not None:
-        path = Path(settings.security.cluster_key_file)
-        read_cluster_key(path)
-        return path.resolve()
+        return Path(settings.security.cluster_key_file).resolve()
     path = folder / "cluster.key"
     path.touch(mode=0o600)
     path.write_text(secrets.token_urlsafe(48))

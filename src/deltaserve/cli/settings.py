@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import check_rules
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import ACCEPTED, REFUSED, SWITCHES, check_foreign
+from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES, check_foreign, foreign_notes
 from deltaserve.cli.options import ENV_PREFIX, Option, nearest, read_options
 from deltaserve.cli.yaml_file import read_yaml
 
@@ -26,6 +26,8 @@ class CommandLine:
     settings: Settings
     dump_config: bool
     """Print the settings and end."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user about flags that were accepted and change nothing."""
 
 
 class LineParser(argparse.ArgumentParser):
@@ -79,12 +81,13 @@ def load(command: str, description: str, argv: Sequence[str], environ: Mapping[s
     flags = _parse_flags(command, description, options, argv)
     config = flags.pop("config", environ.get(_CONFIG_ENV))
     dump_config = flags.pop("dump_config", None) is not None
+    notes = foreign_notes(flags)
     values: dict[str, object] = {}
     if config is not None:
         values |= _from_yaml(options, Path(config))
     values |= _from_environment(options, environ)
     values |= _from_flags(options, flags)
-    return CommandLine(_build(command, options, values), dump_config)
+    return CommandLine(_build(command, options, values), dump_config, notes)
 
 
 def read_settings(command: str, path: Path) -> Settings:
@@ -160,8 +163,10 @@ def _parse_flags(command: str, description: str, options: Sequence[Option], argv
 
 def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn:
     name = flag.lstrip("-")
-    if name in REFUSED:
+    if name in REFUSED or name in RENAMED:
         check_foreign(name, "", flag)
+    if name in ACCEPTED:  # with one dash
+        raise ConfigError(f"{flag}: is written --{name} here")
     for option in options:
         if option.key == name:
             raise ConfigError(f"{flag}: only `deltaserve {'` or `deltaserve '.join(option.commands)}` has it")

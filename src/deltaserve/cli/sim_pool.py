@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import SimpleQueue
 
 import msgspec
@@ -56,8 +57,8 @@ def run_tasks(tasks: Iterable[Task], num_jobs: int) -> Iterator[Summary]:
         finally:
             threads.shutdown(cancel_futures=True)
             for child in started:
-                child.terminate()
-                child.wait()
+                with suppress(BrokenPipeError), child:  # closes its pipes, waits for it
+                    child.terminate()
 
 
 def _start() -> "subprocess.Popen[bytes]":

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 import psutil
 
 from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import ResolvedConfig, auto_values
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
@@ -26,25 +28,49 @@ _LOOPBACK = "127.0.0.0/8"
 
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Never returns when all is well: the process is replaced by the worker. Raises ConfigError."""
+    prepared = _prepare(settings)
+    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
+    require_free_port("--disaggregation-bootstrap-port", host, port)
+    name = f"{role.value}-{host}:{port}"  # as the router names it: by the address it dials
+    spec = msgspec.structs.replace(
+        worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
+        host=host,
+        port=port,
+        transport_devices=prepared.devices,
+    )
+    say(describe(prepared.resolved))
+    say(Starting(name, os.getpid()))
+    argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
+    os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+
+
+def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as the command does; whether ports are free is not looked at."""
+    mode = {"disaggregation_mode": role.value}
+    is_auto = settings.disaggregation.disaggregation_mode == "auto"
+    return auto_values(settings, _prepare(settings).resolved) | (mode if is_auto else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the settings amount to, before anything is opened."""
+
+    checkpoint: Checkpoint
+    resolved: ResolvedConfig
+    secret_path: Path
+    devices: str
+    """For page transfers, as UCX_NET_DEVICES wants them."""
+
+
+def _prepare(settings: Settings) -> _Prepared:
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     resolved = resolve_settings(settings, checkpoint, 1)
-    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
-    require_free_port("--disaggregation-bootstrap-port", host, port)
-    name = f"{role.value}-{host}:{port}"  # as the router names it: by the address it dials
-    spec = msgspec.structs.replace(
-        worker_spec(name, role, settings, checkpoint, resolved, secret_path),
-        host=host,
-        port=port,
-        transport_devices=data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses()),
-    )
-    say(describe(resolved))
-    say(Starting(name, os.getpid()))
-    argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
-    os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+    devices = data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
+    return _Prepared(checkpoint, resolved, secret_path, devices)
 
 
 def _in_memory(content: bytes) -> str:

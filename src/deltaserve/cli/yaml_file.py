@@ -1,7 +1,9 @@
 """Reading and writing the YAML form of the settings: one flat mapping, no key twice."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
@@ -10,6 +12,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.cli.options import read_options
 
 MAX_FILE_BYTES = 1 << 20
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _RESOLVED = {
     "tag:yaml.org,2002:bool": ("^(true|false)$", "tf"),
     "tag:yaml.org,2002:int": (r"^[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
@@ -67,8 +70,8 @@ def read_yaml(path: Path) -> dict[str, object]:
     return {str(key).replace("_", "-"): value for key, value in content.items()}
 
 
-def write_yaml(settings: Settings) -> str:
-    """All settings that have a value; `read_yaml` gives them back."""
+def write_yaml(settings: Settings, came_to: Mapping[str, str] = NOTHING) -> str:
+    """All settings that have a value; `read_yaml` gives them back. `came_to`: field |-> a comment behind its value."""
     lines: list[str] = []
     group = ""
     for option in read_options():
@@ -78,5 +81,6 @@ def write_yaml(settings: Settings) -> str:
         if option.group != group:
             group = option.group
             lines.append(f"# {group}")
-        lines.append(yaml.safe_dump({option.key: value}, width=10_000, allow_unicode=True).rstrip())
+        line = yaml.safe_dump({option.key: value}, width=10_000, allow_unicode=True).rstrip()
+        lines.append(f"{line}  # {came_to[option.field]}" if option.field in came_to else line)
     return "\n".join(lines) + "\n"

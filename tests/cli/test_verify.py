@@ -1,0 +1,65 @@
+"""What `verify` concludes from differences, and what it says about them."""
+
+import argparse
+from collections.abc import Sequence
+
+import pytest
+
+from deltaserve.base.urls import DEFAULT_URL
+from deltaserve.cli import verify
+from deltaserve.cli.main import main
+from deltaserve.cli.verify_client import Answer, Score
+
+
+class Server:
+    """Says -1 of each of its two tokens, and scores what it is asked with a difference of its own."""
+
+    def __init__(self, difference: float) -> None:
+        self.max_len = 300
+        self._difference = difference
+
+    def connect(self) -> None:
+        return
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: object) -> Answer:
+        return Answer((1, 2), (-1.0, -1.0), (), 0, 0)
+
+    def score(self, tokens: Sequence[int]) -> list[Score]:
+        logprob = -1.0 - self._difference
+        return [Score(logprob, logprob)] * (len(tokens) - 1)
+
+
+def verified(difference: float, tolerance: float | None = None) -> int:
+    arguments = argparse.Namespace(model_path=None, reference="http://other", tolerance=tolerance, output_len=2)
+    return verify._verify(arguments, Server(0.0), Server(difference))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "code", "is_hinted"),
+    [
+        (0.1, None, 0, False),
+        (0.4, None, 1, True),
+        (0.4, 0.5, 0, False),
+        (0.4, 0.3, 1, False),
+        (3.0, None, 1, False),
+        (0.1, 0.0, 1, False),
+    ],
+)
+def test_differences_of_fp8_size_are_explained_where_no_tolerance_was_given(
+    difference: float, tolerance: float | None, code: int, is_hinted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verified(difference, tolerance) == code
+    out = capsys.readouterr().out
+    assert ("DIFFERS" in out) == (code == 1)
+    assert ("fp8_e4m3" in out and "--tolerance 1" in out) == is_hinted
+
+
+def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"(default {DEFAULT_URL})" in out
+    assert "(default 0.002 where" in out
