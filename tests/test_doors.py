@@ -133,7 +133,6 @@ def test_nothing_listens_beyond_this_machine_by_default() -> None:
     defaults = {field.name: field.default for field in msgspec.structs.fields(WorkerSpec)}
     assert is_loopback(defaults["host"])
     assert defaults["transport_devices"] == "lo"
-    assert defaults["metrics_port"] is None
 
 
 def test_sources_name_no_address_that_is_everywhere() -> None:

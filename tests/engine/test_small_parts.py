@@ -12,7 +12,6 @@ from deltaserve.base.ids import Role
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.happenings import Ended
 from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.metrics import families
 from deltaserve.engine.spec import read_secret, read_spec, worker_environment
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.instance.api import InstanceOptions
@@ -79,22 +78,6 @@ def test_a_short_or_absent_secret_is_refused_and_not_shown(tmp_path: Path) -> No
     Path(spec.secret_path).unlink()
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(spec)
-
-
-def test_metrics_are_grouped_by_name_and_typed_by_suffix() -> None:
-    values = {
-        'pages{pool="0",state="free"}': 3.0,
-        'pages{pool="0",state="owned"}': 1.0,
-        "steps_total": 5.0,
-        "bad name": 1.0,
-    }
-    found = {family.name: family for family in families(values)}
-    assert set(found) == {"pages", "steps"}
-    assert found["steps"].type == "counter"
-    assert [(s.labels, s.value) for s in found["pages"].samples] == [
-        ({"pool": "0", "state": "free"}, 3.0),
-        ({"pool": "0", "state": "owned"}, 1.0),
-    ]
 
 
 def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,19 +145,6 @@ def test_links_with_keys_hear_members_only(tmp_path: Path, links: Links) -> None
         assert front.answer() == (6,)
         assert links.stats.received == 0
         member.close()
-
-
-def test_metrics_are_served_on_loopback(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with working(tmp_path, metrics_port=port) as worker:
-        worker.port()
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
-    assert 'echo_rooms{state="waiting"} 0.0' in text
-    assert "# TYPE echo_fenced_total counter" in text
-    assert 'deltaserve_link_frames_total{kind="malformed"} 0.0' in text
-    assert "process_resident_memory_bytes" in text
 
 
 def test_an_idle_worker_uses_next_to_no_processor_time(tmp_path: Path) -> None:

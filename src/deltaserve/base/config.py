@@ -31,6 +31,8 @@ def _network(value: str) -> str:
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
+Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
+Threads = Annotated[int, Field(ge=1, le=1024, description="an integer from 1 to 1024")]
 Workers = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
 PageSize = Annotated[
     int,
@@ -132,7 +134,7 @@ class MemorySettings(Group):
 class SchedulingSettings(Group):
     title: ClassVar[str] = "scheduling"
 
-    max_running_requests: Count | Auto = option(
+    max_running_requests: Rows | Auto = option(
         "auto",
         "requests computed at a time per worker; auto is 256 on cuda and 32 on cpu. Fewer: shorter gaps per token",
         commands=COMPUTING,
@@ -160,7 +162,7 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
     )
     attention_backend: Literal["torch"] = option("torch", "how attention is computed", commands=COMPUTING)
-    num_threads: Count | Auto = option(
+    num_threads: Threads | Auto = option(
         "auto", "compute threads per worker; auto divides the cores among the workers", commands=COMPUTING
     )
     max_queued_requests: Count = option(256, "requests the front admits at a time; more get 429")

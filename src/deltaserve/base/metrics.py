@@ -14,7 +14,6 @@ HELP: Mapping[str, str] = {
     "deltaserve_num_running_reqs": "Requests in the batch",
     "deltaserve_num_queue_reqs": "Requests waiting for memory or a row",
     "deltaserve_steps_total": "Steps of the model",
-    "deltaserve_step_seconds_total": "Seconds spent in steps of the model",
     "deltaserve_computed_tokens_total": "Tokens computed, prompt and output",
     "deltaserve_attention_tokens_read_total": "KV positions that attention needed",
     "deltaserve_attention_shared_tokens_read_total": "Of these, not read again because rows of a step share them",
@@ -28,7 +27,6 @@ HELP: Mapping[str, str] = {
     "deltaserve_late_dones_total": "Notifications of chunks whose ticket was over: their pages were not used",
     "deltaserve_quarantine_age_seconds": "How long the oldest page has waited for a proof that nobody writes it",
     "deltaserve_stale_frames_total": "Frames of boots or greetings that are over, ignored",
-    "deltaserve_integrity_breaches": "1: the books disagreed, and the process drains and ends",
     "deltaserve_link_frames_total": "Frames on worker links by kind: received, sent, dropped, malformed, ...",
     "deltaserve_worker_up": "1: the front and this worker have greeted each other",
     "deltaserve_worker_breaker_open": "1: no request is sent there until a probe succeeds",
@@ -40,10 +38,6 @@ HELP: Mapping[str, str] = {
     "deltaserve_front_stale_frames_total": "Frames of lives of workers that are over, ignored",
     "deltaserve_front_internal_errors_total": "Bugs met in the control plane",
     "deltaserve_front_events_total": "Rooms submitted, finished, retried_CAUSE, failed_REASON, refused_REASON",
-    "process_resident_memory_bytes": "Resident memory of the process",
-    "process_cpu_seconds_total": "Processor time of the process",
-    "process_threads": "Threads of the process",
-    "process_open_fds": "Open descriptors of the process",
 }
 """Name |-> meaning. docs/operations.md shows it to operators."""
 

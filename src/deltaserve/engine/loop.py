@@ -8,7 +8,7 @@ one before is committed.
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -45,7 +45,8 @@ class LoopOptions:
     """Between two self-checks of an idle instance."""
     check_every_steps: int = 1000
     """Between two self-checks of a busy one."""
-    metrics_every_s: float = 1.0
+    look_every_s: float = 1.0
+    """Between two looks at pages in quarantine and at a step that does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,8 @@ class Loop:
         self._drain_deadline: float | None = None
         self._exit = Exit.OK
         self._next_check = 0.0
-        self._next_metrics = 0.0
+        self._next_look = 0.0
         self._num_steps = 0
-        self._compute_s = 0.0
-        self.snapshot: Mapping[str, float] = self._metrics()
-        """Metrics of about a second ago. Replaced as a whole: any thread may read it."""
 
     # ------------------------------------------------------------ from outside
 
@@ -162,7 +160,6 @@ class Loop:
             else:
                 self._computing_since = None
                 self._num_steps += 1
-                self._compute_s += answer.seconds
                 self._perform(self._instance.commit(answer, now))
 
     def _plan(self, now: float) -> None:
@@ -205,15 +202,14 @@ class Loop:
         if now >= self._next_check and (is_idle or steps_due) and self._exit is Exit.OK:
             self._next_check = now + self._options.check_every_s
             self._check(now)
-        if now >= self._next_metrics:
-            self._next_metrics = now + self._options.metrics_every_s
-            self.snapshot = self._metrics()
+        if now >= self._next_look:
+            self._next_look = now + self._options.look_every_s
             self._check_quarantine(now)
             if self._computing_since is not None and now - self._computing_since > self._options.step_stuck_after_s:
                 end_stuck(f"a step did not end within {self._options.step_stuck_after_s:.0f} s")
 
     def _check_quarantine(self, now: float) -> None:
-        reason = why_restart(self.snapshot, self._options.fence_after_s)
+        reason = why_restart(self._instance.metrics(), self._options.fence_after_s)
         if reason is not None and self._exit is Exit.OK:
             _log.critical("%s, and no fence frees them: draining, then ending", reason)
             self._exit = Exit.QUARANTINE
@@ -226,11 +222,3 @@ class Loop:
             _log.critical("self-check failed, draining: %s", error, exc_info=True)
             self._exit = Exit.INTEGRITY
             self._drain(now)
-
-    def _metrics(self) -> dict[str, float]:
-        own = {
-            "deltaserve_steps_total": float(self._num_steps),
-            "deltaserve_step_seconds_total": self._compute_s,
-            "deltaserve_integrity_breaches": float(self._exit is Exit.INTEGRITY),
-        }
-        return {**self._instance.metrics(), **self._links.stats.as_metrics(), **own}

@@ -16,7 +16,6 @@ from deltaserve.base.ids import Boot
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.metrics import serve_metrics
 from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.terminal import ForUser, LinesForUser
@@ -87,8 +86,6 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     )
     loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
-    if spec.metrics_port is not None:
-        _serve_metrics(spec.metrics_port, loop)
     _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
     if parent is not None:
         parent.ready(f"tcp://{spec.host}:{port}", boot)
@@ -107,13 +104,6 @@ def _wanted_port(spec: WorkerSpec, parent: Parent | None) -> int:
     if parent is None or parent.welcome.url is None:
         return spec.port
     return int(parent.welcome.url.rpartition(":")[2])
-
-
-def _serve_metrics(port: int, loop: Loop) -> None:
-    try:
-        serve_metrics(port, lambda: loop.snapshot)
-    except OSError as error:
-        raise ConfigError(f"cannot serve metrics on 127.0.0.1:{port}: {error.strerror}") from None
 
 
 def _start_log(spec: WorkerSpec, parent: Parent | None) -> None:

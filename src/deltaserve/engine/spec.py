@@ -52,8 +52,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """When one step takes so long the worker ends itself."""
     num_threads: int = 1
     """Compute threads."""
-    metrics_port: int | None = None
-    """Prometheus on 127.0.0.1; None: off."""
     log_level: str = "info"
 
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of the front, in a registry handed in. Names are vLLM's and SGLang's where they mean the same."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deltaserve.server.engine_metrics import EngineMetrics, Stats
 
@@ -37,6 +37,7 @@ class ServerMetrics:
         self.running = Gauge("deltaserve_num_requests_running", "Samples that have a first token", registry=registry)
         self.queued = Gauge("deltaserve_num_requests_waiting", "Samples before their first token", registry=registry)
         registry.register(EngineMetrics(stats))
+        ProcessCollector(registry=registry)
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
