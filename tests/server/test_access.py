@@ -64,6 +64,18 @@ async def test_a_key_names_the_tenant(codec: TextCodec) -> None:
     assert len(set(namespaces)) == 4
 
 
+@pytest.mark.parametrize("name", ["authorization", "content-type", "content-encoding", "x-deadline-seconds"])
+async def test_a_header_that_two_readers_could_take_differently_is_refused(codec: TextCodec, name: str) -> None:
+    """A proxy may have looked at the first key, and this server at the last."""
+    values = {"authorization": f"Bearer {USER.secret}", "content-type": "application/json", "x-deadline-seconds": "9"}
+    good = {"authorization": values["authorization"], "content-type": values["content-type"]}
+    twice = [*good.items(), (name, values.get(name, "identity")), (name, values.get(name, "identity"))]
+    async with served(codec, OracleEngine(), KEYED) as case:
+        reply = await case.client.post("/v1/completions", content=completion({}), headers=twice)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, f"the header {name} is there twice")
+        assert (await case.client.post("/v1/completions", content=completion({}), headers=good)).status_code == 200
+
+
 async def test_probes_need_no_key(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), KEYED) as case:
         for path in ("/health", "/livez", "/readyz"):

@@ -24,6 +24,9 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
 
+_SINGLE = (b"authorization", b"content-type", b"content-encoding", b"x-deadline-seconds")
+"""What a proxy in front of us may read the first of, and we the last."""
+
 
 class Edge:
     """Wraps the application of one listener. `right` is what a key must allow to be served here."""
@@ -127,6 +130,9 @@ def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:
         most = f"{limits.max_headers} headers, {limits.max_header_bytes} bytes"
         raise _closing(431, "headers_too_large", f"at most {most} are allowed")
     headers = dict(pairs)
+    for name in _SINGLE:
+        if name in headers and sum(name == other for other, _ in pairs) > 1:
+            raise _closing(400, "invalid_request", f"the header {name.decode()} is there twice")
     if scope["http_version"] not in ("1.0", "1.1"):
         raise _closing(400, "invalid_request", "only HTTP/1.0 and HTTP/1.1 are spoken here")
     if b"content-length" in headers and b"transfer-encoding" in headers:
