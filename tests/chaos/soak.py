@@ -6,7 +6,8 @@
 2. Storm: users of every kind, and events from `storm.py`. A wrong token, an answer after its deadline + 1 s, an error
    other than those a client may repeat, a process that ends by itself: the run has failed.
 3. Healed: canaries are all right, nothing is held for anybody, descriptors and threads of the processes that were never
-   killed are those of the beginning, and their resident memory grew by less than 1 MiB a minute after the warm-up.
+   killed are those of the beginning, and their resident memory grew by less than 1 MiB a minute after the warm-up
+   (3 in a storm of less than ten minutes).
 """
 
 import argparse
@@ -249,12 +250,17 @@ async def soak(seed: int, storm_s: float, say: Callable[[str], None]) -> Report:
                 raise
 
 
-def assert_kept(report: Report, max_slope: float) -> None:
+def max_slope(storm_s: float) -> float:
+    """MiB a minute. In a few minutes the allocator's arenas still fill; a leak shows in ten."""
+    return 1.0 if storm_s >= 600 else 3.0
+
+
+def assert_kept(report: Report) -> None:
     """What can only be judged in the end."""
     for name, (before, after) in report.counts.items():
         assert after == before, f"{name}: {before} became {after}"
     for name, slope in report.slopes.items():
-        assert slope < max_slope, f"{name} grows by {slope:.2f} MiB a minute"
+        assert slope < max_slope(report.storm_s), f"{name} grows by {slope:.2f} MiB a minute"
 
 
 def main() -> None:
@@ -266,7 +272,7 @@ def main() -> None:
     print(f"seed {seed}", flush=True)
     report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True)))
     print(report, flush=True)
-    assert_kept(report, max_slope=1.0)
+    assert_kept(report)
 
 
 if __name__ == "__main__":

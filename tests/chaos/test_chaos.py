@@ -9,8 +9,6 @@ from tests.chaos.storm import WEIGHTS, make_storm
 
 SEED = 1
 STORM_S = 180.0
-MAX_SLOPE = 3.0
-"""MiB a minute. Three minutes hold a step or two of the allocators; `make soak` asserts 1.0."""
 
 
 @pytest.mark.timeout(220)
@@ -18,7 +16,7 @@ def test_storm(capsys: pytest.CaptureFixture[str]) -> None:
     report = asyncio.run(soak(SEED, STORM_S, lambda text: None))
     with capsys.disabled():
         print(f"\n{report}")
-    assert_kept(report, MAX_SLOPE)
+    assert_kept(report)
     assert report.tally.num_right > 300
 
 
