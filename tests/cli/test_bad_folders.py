@@ -238,6 +238,10 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "template pads": (_template("{{ 'x'.ljust(10000000000) }}"), ("chat template fails",)),
     "template centers": (_template("{{ 'x' | center(10000000000) }}"), ("chat template fails",)),
     "template formats": (_template("{{ '{:10000000000}'.format(1) }}"), ("chat template fails",)),
+    "template renders half a pair": (
+        _template('{{ "\\ud800" }}{{ messages[0].content }}'),
+        ("chat template fails on one plain message", "half a surrogate pair"),
+    ),
     "template of another type": (_json("tokenizer_config.json", chat_template=5), ("chat_template is neither",)),
     "template list": (_json("tokenizer_config.json", chat_template=[{"name": []}]), ("chat_template is neither",)),
     "template file": (_json("chat_template.json", chat_template=5), ("chat_template.json: chat_template is neither",)),

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
-from deltaserve.server.template import ChatTemplate, Message, split_quoted
+from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
 
 MAX_VOCAB = 1 << 22
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -79,7 +79,9 @@ class TextCodec:
         names = _special_names(tokenizer_config)
         eos_ids = _eos_ids(config, generation, tokenizer, names.get("eos_token"), vocab_size)
         template = _load_template(folder, tokenizer_config, tokenizer, names, broken_template)
-        return TextCodec(tokenizer, vocab_size, eos_ids, template, _sampling_defaults(generation))
+        codec = TextCodec(tokenizer, vocab_size, eos_ids, template, _sampling_defaults(generation))
+        _check_chat(codec)
+        return codec
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""
@@ -139,6 +141,16 @@ class TextCodec:
 
     def _hidden(self, skip_special_tokens: bool) -> frozenset[int]:
         return self._table.special_ids if skip_special_tokens else frozenset()
+
+
+def _check_chat(codec: TextCodec) -> None:
+    """A template may render what the tokenizer cannot take."""
+    if not codec.has_chat_template:
+        return
+    try:
+        codec.encode_chat(PLAIN_CHAT, {})
+    except Exception as error:  # the tokenizer raises plain Exception
+        raise ConfigError(f"chat template fails on one plain message: {str(error)[:200]}") from error
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
