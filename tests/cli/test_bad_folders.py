@@ -242,6 +242,21 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
         _template('{{ "\\ud800" }}{{ messages[0].content }}'),
         ("chat template fails on one plain message", "half a surrogate pair"),
     ),
+    "template doubles": (
+        _template(_GROW + "[n.s, n.s, n.s, n.s] %}{% endfor %}{{ n.s }}"),
+        ("too many steps or too much memory",),
+    ),
+    "template indents": (
+        _template("{{ ('\\n' * 99999) | indent('x' * 99999, blank=true) }}"),
+        ("chat template fails",),
+    ),
+    "template deep": (_template("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}"), ("not compile (RecursionError)",)),
+    "template deep loops": (
+        _template("{% for i in [1] %}" * 1500 + "{% endfor %}" * 1500),
+        ("chat template does not compile",),
+    ),
+    "template long chain": (_template("{{ a" + ".b" * 30_000 + " }}"), ("chat template does not compile",)),
+    "template long number": (_template("{{ " + "9" * 60_000 + " }}"), ("chat template does not compile",)),
     "template of another type": (_json("tokenizer_config.json", chat_template=5), ("chat_template is neither",)),
     "template list": (_json("tokenizer_config.json", chat_template=[{"name": []}]), ("chat_template is neither",)),
     "template file": (_json("chat_template.json", chat_template=5), ("chat_template.json: chat_template is neither",)),

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
+from deltaserve.server.template_trial import try_template
 
 MAX_VOCAB = 1 << 22
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -280,6 +281,7 @@ def _load_template(
         return None
     control = [added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special]
     try:
+        try_template(source, control, names)
         return ChatTemplate(source, control, names)
     except ConfigError:
         if broken is BrokenTemplate.REFUSE:
