@@ -15,9 +15,9 @@ MAX_STEPS = 300_000
 MAX_RENDER_S = 5.0
 MAX_STRING_CHARS = 32 * 1024 * 1024
 """Of a string that one step makes."""
-MAX_WEIGHT = 16 * 1024 * 1024
-"""Of a list or a mapping: whoever walks through it is done in about a second."""
-ITEM_WEIGHT = 64
+MAX_WEIGHT = 32 * 1024 * 1024
+"""Of a list or a mapping: whoever walks through it is done in about a second, and any request weighs less."""
+ITEM_WEIGHT = 8
 """Characters that a walk through one item costs as much as."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView)
 
