@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from deltaserve.base.config import Group, Name, Settings, Text
 from deltaserve.base.errors import ConfigError
 
+_MAX_GUESSED = 80
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -86,7 +87,7 @@ def read_options() -> tuple[Option, ...]:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for an unknown name, or nothing."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name[:_MAX_GUESSED], list(names), n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""
 
 
