@@ -217,6 +217,7 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"page-size: " + b"9" * 60, ("page-size in", "999", "power of two")),
     (b"page-size: &a 16\nport: *a", (":1:", "anchors and aliases")),
     (b"page-size: *nope", (":1:", "anchors and aliases")),
+    (b"<<: {page-size: 16}\npage-size: 32", (":1:", "<< has no use")),
     (_bomb("[%s]", "%s"), (":1:", "anchors and aliases")),
     (_bomb("{%s}", "k%d: %s"), (":1:", "anchors and aliases")),
 ]

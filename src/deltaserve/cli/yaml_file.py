@@ -49,6 +49,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             name = str(key.value).replace("_", "-")
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem="<< has no use without anchors", problem_mark=key.start_mark)
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {name} occurs twice", problem_mark=key.start_mark)
             seen.add(name)
