@@ -1,6 +1,7 @@
 """The sandbox of chat templates: what published templates do is left alone, what costs too much is stopped."""
 
 import json
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -158,3 +159,9 @@ def test_what_the_process_finds_is_told() -> None:
     with pytest.raises(ConfigError, match="half a surrogate pair"):
         try_template("{{ bos_token }}", [], {"bos_token": "\ud800"})
     try_template("{{ messages[0].content }}", ["<|im_end|>"], {})
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="ends the process that tries it: exit code 1"):
+        try_template("{{ messages[0].content }}", [], {})

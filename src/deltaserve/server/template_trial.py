@@ -5,6 +5,7 @@ The sandbox stops what it foresees, this what it does not: a step without an end
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -41,9 +42,11 @@ def try_template(
         raise ConfigError(f"chat template is not done after {_MAX_WALL_S:.0f} s with one plain message") from None
     if done.returncode == _REFUSED:
         raise ConfigError(str(json.loads(done.stdout)))
+    if done.returncode == -signal.SIGXCPU:
+        raise ConfigError(f"chat template needs more than {allowance.cpu_s} s for one plain message")
     if done.returncode:
-        most = f"{allowance.cpu_s} s or {allowance.num_bytes >> 20} MiB"
-        raise ConfigError(f"chat template needs more than {most} for one plain message")
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise ConfigError(f"chat template ends the process that tries it: {said[:100]}")
 
 
 def main() -> int:
