@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.compose import free_port
+from deltaserve.cli.compose import Checkpoint, free_port
 from deltaserve.cli.serve import compose
 from tests.cli.test_bad_settings import BAD_FILES, BAD_FLAGS, BAD_VARIABLES
 
@@ -94,9 +94,36 @@ def _cut(num_bytes: int) -> Damage:
     return lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - num_bytes)
 
 
-def _folder(name: str) -> Damage:
+def _pipe(name: str) -> Damage:
     def damage(folder: Path) -> None:
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def _link(name: str, target: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return damage
+
+
+def _optional(name: str) -> dict[str, tuple[Damage, tuple[str, ...]]]:
+    """A file that need not be there, but is not what it should be."""
+    return {
+        f"{name} a link to nothing": (_link(name, "nothing"), (f"{name}: a link to nothing",)),
+        f"{name} a link to itself": (_link(name, name), (f"{name}: Too many levels of symbolic links",)),
+        f"{name} a device": (_link(name, "/dev/zero"), (f"{name}: not a regular file",)),
+        f"{name} a pipe": (_pipe(name), (f"{name}: not a regular file",)),
+        f"{name} a folder": (_new_folder(name), (f"{name}: Is a directory",)),
+    }
+
+
+def _new_folder(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
         (folder / name).mkdir()
 
     return damage
@@ -113,7 +140,7 @@ _GROW = "{% set n = namespace(s='x' * 99) %}{% for i in range(60) %}{% set n.s =
 BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     # config.json
     "config missing": (_remove("config.json"), ("config.json: not found",)),
-    "config a folder": (_folder("config.json"), ("config.json: Is a directory",)),
+    "config a folder": (_new_folder("config.json"), ("config.json: Is a directory",)),
     "config empty": (_write("config.json", ""), ("config.json: not readable as JSON",)),
     "config cut": (_write("config.json", '{"a": '), ("config.json: not readable as JSON",)),
     "config not UTF-8": (_write("config.json", b"\xff\xfe{}"), ("config.json: not readable as JSON",)),
@@ -141,6 +168,11 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "type": (_config(dtype="float64"), ("dtype is 'float64'", "bfloat16")),
     "epsilon": (_config(rms_norm_eps=-1), ("rms_norm_eps is -1", "positive")),
     "epsilon not a number": (_config(rms_norm_eps=float("nan")), ("rms_norm_eps is nan", "positive")),
+    "epsilon endless": (_config(rms_norm_eps=10**400), ("rms_norm_eps is 1000", "floating point")),
+    "rope endless": (_config(rope_parameters={"rope_theta": 10**400}), ("rope_theta is 1000", "floating point")),
+    "end id endless": (_config(eos_token_id=10**400), ("eos_token_id 1000", "is outside")),
+    "config a pipe": (_pipe("config.json"), ("config.json: not a regular file",)),
+    "config a device": (_link("config.json", "/dev/zero"), ("config.json: not a regular file",)),
     "quantised": (_config(quantization_config={"quant_method": "awq"}), ("'awq'", "not supported")),
     "rope unknown": (_config(rope_parameters={"rope_type": "su"}), ("config.json", "'su'")),
     "end id outside": (_config(eos_token_id=272), ("eos_token_id 272 is outside",)),
@@ -168,7 +200,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "only .gguf": (_rename(WEIGHTS, "model.gguf"), ("model.gguf", "only safetensors")),
     "only .pkl": (_rename(WEIGHTS, "model.pkl"), ("model.pkl", "only safetensors")),
     "only .pth": (_rename(WEIGHTS, "consolidated.00.pth"), ("consolidated.00.pth", "only safetensors")),
-    "weights a folder": (_folder(WEIGHTS), ("model.safetensors: not found",)),
+    "weights a folder": (_new_folder(WEIGHTS), ("model.safetensors: not found",)),
     "weights empty": (_write(WEIGHTS, b""), (WEIGHTS, "header")),
     "weights text": (_write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), (WEIGHTS, "header")),
     "header huge": (_write(WEIGHTS, (1 << 40).to_bytes(8, "little")), (WEIGHTS, "header of 1099511627776 bytes")),
@@ -202,6 +234,15 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "tokenizer config cut": (_write("tokenizer_config.json", "{"), ("tokenizer_config.json", "not readable as JSON")),
     "tokenizer config deep": (_write("tokenizer_config.json", "[" * 100_000), ("tokenizer_config.json", "JSON")),
     "end token a number": (_json("tokenizer_config.json", eos_token=5), ("eos_token is '5'", "a string")),
+    "end token half a pair": (_json("tokenizer_config.json", eos_token="\ud800"), ("eos_token holds half a",)),
+    "first token half a pair": (_json("tokenizer_config.json", bos_token="\ud800"), ("bos_token holds half a",)),
+    "template half a pair": (_json("tokenizer_config.json", chat_template="\ud800"), ("chat_template holds half a",)),
+    # files that may be left out
+    **_optional(INDEX),
+    **_optional("generation_config.json"),
+    **_optional("tokenizer_config.json"),
+    **_optional("chat_template.jinja"),
+    **_optional("chat_template.json"),
     # generation_config.json
     "generation a list": (_write("generation_config.json", "[]"), ("generation_config.json", "object")),
     "generation cut": (_write("generation_config.json", "{"), ("generation_config.json", "not readable as JSON")),
@@ -210,6 +251,8 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "top_p": (_json("generation_config.json", top_p=1.5), ("top_p is 1.5",)),
     "top_p not a number": (_json("generation_config.json", top_p=float("nan")), ("top_p is nan",)),
     "top_k": (_json("generation_config.json", top_k=-5), ("top_k is -5",)),
+    "top_k in part": (_json("generation_config.json", top_k=1.5), ("top_k is 1.5", "whole number")),
+    "temperature endless": (_json("generation_config.json", temperature=10**400), ("temperature is 1000",)),
     "penalty": (_json("generation_config.json", repetition_penalty=0), ("repetition_penalty is 0",)),
     "generation end id": (_json("generation_config.json", eos_token_id=[1, 999]), ("eos_token_id 999",)),
     "generation end text": (_json("generation_config.json", eos_token_id="x"), ("eos_token_id is 'x'",)),
@@ -238,6 +281,25 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "template pads": (_template("{{ 'x'.ljust(10000000000) }}"), ("chat template fails",)),
     "template centers": (_template("{{ 'x' | center(10000000000) }}"), ("chat template fails",)),
     "template formats": (_template("{{ '{:10000000000}'.format(1) }}"), ("chat template fails",)),
+    "template renders half a pair": (
+        _template('{{ "\\ud800" }}{{ messages[0].content }}'),
+        ("chat template fails on one plain message", "half a surrogate pair"),
+    ),
+    "template doubles": (
+        _template(_GROW + "[n.s, n.s, n.s, n.s] %}{% endfor %}{{ n.s }}"),
+        ("too many steps or too much memory",),
+    ),
+    "template indents": (
+        _template("{{ ('\\n' * 99999) | indent('x' * 99999, blank=true) }}"),
+        ("chat template fails",),
+    ),
+    "template deep": (_template("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}"), ("not compile (RecursionError)",)),
+    "template deep loops": (
+        _template("{% for i in [1] %}" * 1500 + "{% endfor %}" * 1500),
+        ("chat template does not compile",),
+    ),
+    "template long chain": (_template("{{ a" + ".b" * 30_000 + " }}"), ("chat template does not compile",)),
+    "template long number": (_template("{{ " + "9" * 60_000 + " }}"), ("chat template does not compile",)),
     "template of another type": (_json("tokenizer_config.json", chat_template=5), ("chat_template is neither",)),
     "template list": (_json("tokenizer_config.json", chat_template=[{"name": []}]), ("chat_template is neither",)),
     "template file": (_json("chat_template.json", chat_template=5), ("chat_template.json: chat_template is neither",)),
@@ -263,6 +325,12 @@ def test_the_folder_undamaged_is_served(small_model: Path, tmp_path: Path) -> No
     assert len(_compose(small_model, tmp_path / "specs").children) == 3
 
 
+@pytest.mark.parametrize("folder", ["a" * 300, "a" * 200 + "/" + "b" * 256, "a\0b", "/dev/null", "/proc/self/mem/x"])
+def test_a_name_of_no_folder_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="not a folder"):
+        Checkpoint.open(folder)
+
+
 def test_code_in_a_folder_is_not_run(small_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(small_model, tmp_path / "model"))
     (folder / "modeling_x.py").write_text("raise SystemExit('this was run')")
@@ -278,6 +346,11 @@ def _compose(folder: Path, private: Path) -> Any:
 COMMANDS: Mapping[str, tuple[list[str], Damage, str]] = {
     "flag": (["--page-sise", "16"], lambda folder: None, "--page-sise"),
     "value": (["--page-size", "48"], lambda folder: None, "--page-size 48"),
+    "override": (
+        ["--json-model-override-args", '{"rms_norm_eps": 1' + "0" * 400 + "}"],
+        lambda folder: None,
+        "rms_norm_eps is 1000",
+    ),
     "door": (["--host", "0.0.0.0"], lambda folder: None, "--host 0.0.0.0"),
     "weights": ([], _tensors(lambda t: t.pop(_NORM)), "norm.weight"),
     "tokenizer": ([], _write("tokenizer.json", "{}"), "tokenizer.json"),

@@ -1,5 +1,6 @@
 """Wrong settings, one row each: the error names what is wrong, its value and what is allowed, on one line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,15 @@ def test_bad_variables(environ: dict[str, str], parts: tuple[str, ...]) -> None:
     expect_line("serve", [M], environ, parts)
 
 
+def _bomb(brackets: str, item: str) -> bytes:
+    """A value of a few hundred bytes that stands for a thousand million."""
+    levels = [f"&a0 {brackets % (item % ((0, 'x') if '%d' in item else 'x'))}"]
+    for level in range(1, 9):
+        items = (item % ((i, f"*a{level - 1}") if "%d" in item else f"*a{level - 1}") for i in range(10))
+        levels.append(f"&a{level} {brackets % ', '.join(items)}")
+    return f"host: [{', '.join(levels)}]".encode()
+
+
 BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"page-sise: 16", ("page-sise in", "unknown key", "did you mean page-size?")),
     (b"page-size: 16\npage-size: 32", (":2:", "page-size occurs twice")),
@@ -208,6 +218,20 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"? [a, b]\n: 1", (":1:", "unhashable key")),
     (b"#" * (1 << 20) + b"#", ("more than 1048576 bytes",)),
     (b"a: " + b"[" * 5000, ("nested too deeply",)),
+    (b"page-size: !!int abc", (":1:", "no value of the type int")),
+    (b"page-size: !!float abc", (":1:", "no value of the type float")),
+    (b"page-size: !!bool abc", (":1:", "no value of the type bool")),
+    (b"page-size: !!timestamp abc", (":1:", "no value of the type timestamp")),
+    (b"page-size: !!timestamp 2020-99-99", (":1:", "no value of the type timestamp")),
+    (b"port: 1\npage-size: !!int ''", (":2:", "no value of the type int")),
+    (b"page-size: !!int 0x" + b"f" * 5000, (":1:", "no value of the type int")),
+    (b"page-size: " + b"9" * 5000, (":1:", "no value of the type int")),
+    (b"page-size: " + b"9" * 60, ("page-size in", "999", "power of two")),
+    (b"page-size: &a 16\nport: *a", (":1:", "anchors and aliases")),
+    (b"page-size: *nope", (":1:", "anchors and aliases")),
+    (b"<<: {page-size: 16}\npage-size: 32", (":1:", "<< has no use")),
+    (_bomb("[%s]", "%s"), (":1:", "anchors and aliases")),
+    (_bomb("{%s}", "k%d: %s"), (":1:", "anchors and aliases")),
 ]
 
 
@@ -218,8 +242,17 @@ def test_bad_files(content: bytes, parts: tuple[str, ...], tmp_path: Path) -> No
     expect_line("serve", [M, "--config", str(path)], {}, parts)
 
 
-def test_a_device_without_an_end_is_not_read_to_it() -> None:
-    expect_line("serve", [M, "--config", "/dev/zero"], {}, ("/dev/zero", "more than 1048576 bytes"))
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    pipe, loop, nowhere = tmp_path / "pipe", tmp_path / "loop", tmp_path / "nowhere"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    nowhere.symlink_to(tmp_path / "missing")
+    expect_line("serve", [M, "--config", "/dev/zero"], {}, ("/dev/zero", "not a regular file"))
+    expect_line("serve", [M, "--config", str(pipe)], {}, ("pipe", "not a regular file"))
+    expect_line("serve", [M, "--config", str(tmp_path)], {}, ("Is a directory",))
+    expect_line("serve", [M, "--config", str(loop)], {}, ("Too many levels of symbolic links",))
+    expect_line("serve", [M, "--config", str(nowhere)], {}, ("a link to nothing",))
+    expect_line("serve", [M, "--config", "a" * 300], {}, ("File name too long",))
 
 
 def test_an_overridden_value_is_checked_all_the_same(tmp_path: Path) -> None:

@@ -282,3 +282,10 @@ def test_redirected_tables_have_no_blanks_at_the_end_of_a_line(capsys: pytest.Ca
     lines = capsys.readouterr().out.splitlines()
     assert any("b" * 20 in line for line in lines)
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("port", ["99999", "65535", "0", "-1", "http", ""])
+def test_a_port_that_is_none_ends_with_one_line(capsys: pytest.CaptureFixture[str], port: str) -> None:
+    assert main(["demo", f"--port={port}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("deltaserve: --port ") and "a port from 1 to 65534" in line

@@ -66,6 +66,8 @@ def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) ->
         (("count", "--cuont=4"), ("--cuont: unknown flag; did you mean --count?",)),
         (("count", "--bogus"), ("--bogus: unknown flag\n",)),
         (("count", "4"), ("'4'", "not expected")),
+        (("count", "--c\n\x1b[31m"), ("--c \\x1b[31m: unknown flag",)),
+        (("count", "--" + "x" * 100_000), ("--xxx", "xxx: unknown flag")),
     ],
 )
 def test_errors_are_one_line_and_exit_2(
@@ -75,6 +77,7 @@ def test_errors_are_one_line_and_exit_2(
     assert (code, out) == (2, "")
     assert err.startswith("deltaserve: ")
     assert err.count("\n") == 1
+    assert len(err) < 420
     assert all(part in err for part in parts)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deltaserve.base.errors import ConfigError
 from deltaserve.cli.private_folder import private_folder, remove_orphans
 
 KILLED = """
@@ -60,3 +61,16 @@ def test_the_folder_of_a_living_start_and_folders_of_others_stay(own_tmp: Path) 
         "deltaserve-notes",
         "deltaserve-shared",
     ]
+
+
+def test_without_a_place_for_it_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nothing/here")
+    with pytest.raises(ConfigError, match="TMPDIR: no folder can be made"), private_folder():
+        pytest.fail("nobody gets here")
+
+
+def test_a_machine_without_a_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nothing/here"])
+    with pytest.raises(ConfigError, match="No usable temporary directory"), private_folder():
+        pytest.fail("nobody gets here")

@@ -122,7 +122,7 @@ def test_bad_config_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], t
         (b"\xff\xfe", "not readable as JSON"),
         (b"[1]", "expected a JSON object"),
         (b"[" * 100_000, "not readable as JSON"),
-        (b"{" + b" " * (17 << 20) + b"}", "larger than"),
+        (b"{" + b" " * (17 << 20) + b"}", "more than"),
     ],
 )
 def test_unreadable_config(tmp_path: Path, content: bytes, text: str) -> None:

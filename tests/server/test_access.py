@@ -141,6 +141,10 @@ def test_a_key_file_is_read(tmp_path: Path) -> None:
     assert read_api_keys(_key_file(tmp_path, text)) == (USER, ADMIN)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert read_api_keys(_key_file(tmp_path, f"\ufeff{USER.secret} acme\r\n")) == (USER,)
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
@@ -151,6 +155,11 @@ def test_a_key_file_is_read(tmp_path: Path) -> None:
         (f"{USER.secret} acme root", 0o600, "SECRET NAMESPACE"),
         ("short acme", 0o600, "5 bytes"),
         (f"{USER.secret} ac:me", 0o600, "namespace"),
+        (f"{USER.secret}\0 acme", 0o600, ":1: the key holds a character that cannot be printed"),
+        (f"{USER.secret}\x1b[31m acme", 0o600, "cannot be printed"),
+        (f"{USER.secret}\ufeff acme", 0o600, "cannot be printed"),
+        (f"{USER.secret} acme\x0b{ADMIN.secret} ops", 0o600, "SECRET NAMESPACE"),
+        (f"{USER.secret} acme\n\n{USER.secret} other", 0o600, ":3: this key stands in an earlier line"),
     ],
 )
 def test_a_bad_key_file_is_refused_without_telling_a_key(tmp_path: Path, text: str, mode: int, message: str) -> None:
@@ -163,6 +172,8 @@ def test_a_bad_key_file_is_refused_without_telling_a_key(tmp_path: Path, text: s
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing"):
         read_api_keys(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="a name that no file can have"):
+        read_api_keys(Path("a\0b"))
 
 
 def test_secrets_are_not_shown() -> None:

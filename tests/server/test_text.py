@@ -108,6 +108,12 @@ def test_a_template_may_refuse_messages() -> None:
         template.render([{"role": "user", "content": "a"}] * 2, {})
 
 
+def test_half_a_surrogate_pair_is_an_error_of_the_request() -> None:
+    template = _template("{% if messages|length > 1 %}{{ '\\ud800' }}{% endif %}ok")
+    with pytest.raises(TemplateError, match="half a surrogate pair"):
+        template.render([{"role": "user", "content": "a"}] * 2, {})
+
+
 def test_options_reach_the_template_as_text() -> None:
     template = _template("{{ bos_token }}{% if thinking is defined %}{{ thinking }}{% endif %}")
     assert template.render([{"role": "user", "content": "a"}], {}).text == "<|bos|>"

@@ -11,6 +11,16 @@ class ConfigError(DeltaserveError):
     """A flag, key, environment value or model folder is wrong. The command line exits 2 with the message."""
 
 
+_HEAD, _TAIL = 240, 140
+
+
+def one_line(error: object) -> str:
+    """A message as it is printed at last: names in it come from files, and could be long, or move the cursor."""
+    words = " ".join(str(error).split())
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} ... {text[-_TAIL:]}"
+
+
 class ProtocolError(DeltaserveError):
     """A frame from a peer is malformed or not allowed now. Never caused by a request's content."""
 

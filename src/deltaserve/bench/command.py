@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import codecs
 import json
 import sys
 from collections.abc import Sequence
@@ -210,7 +211,7 @@ def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conve
 def _authorization(path: Path) -> dict[str, str]:
     """The header that carries the file's first key. Raises ConfigError, which never shows it."""
     where = f"--api-key-file {path}"
-    lines = read_private(path, where, _MAX_KEY_BYTES).splitlines()
+    lines = read_private(path, where, _MAX_KEY_BYTES).removeprefix(codecs.BOM_UTF8).splitlines()
     keys = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
     if not keys or not keys[0].isascii():
         raise ConfigError(f"{where}: holds no key")

@@ -44,11 +44,11 @@ class Checkpoint:
         if folder is None:
             raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint")
         path = Path(folder)
-        if not path.is_dir():
+        if not os.path.isdir(path):  # pathlib's raises for a name that is too long
             raise ConfigError(f"MODEL {folder[:200]}: not a folder; models are never downloaded")
         try:
             return cls._read(path, overrides)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             raise ConfigError(f"MODEL {folder[:200]}: {error}") from None
 
     @classmethod

@@ -18,6 +18,7 @@ from deltaserve.cli.demo_chat import ask, commands, make_example
 from deltaserve.cli.demo_report import Comparison, in_words, make_table
 from deltaserve.cli.demo_server import DecodeCache, adjusted, demo_settings
 from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
+from deltaserve.cli.options import read_options
 from deltaserve.cli.session import ServerError, T, Work, serve_while
 
 MODEL = Path("models") / "recall-micro"
@@ -33,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `deltaserve demo`."""
     parser.add_argument("--keep", action="store_true", help="leave the server running until Ctrl-C, to talk to it")
     parser.add_argument("--quick", action="store_true", help="a sixth of the requests")
-    parser.add_argument("--port", type=int, metavar="PORT", help="of the API; by default any that is free")
+    parser.add_argument("--port", type=_port, metavar="PORT", help="of the API; by default any that is free")
+
+
+def _port(text: str) -> int:
+    """As every command's --port. Raises ConfigError."""
+    (option,) = (option for option in read_options() if option.flag == "--port")
+    return int(option.parse(text, option.flag))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import deltaserve
-from deltaserve.base.errors import ConfigError
+from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.cli.options import nearest
 from deltaserve.cli.settings import LineParser, load
 from deltaserve.cli.yaml_file import write_yaml
@@ -52,7 +52,7 @@ def dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     try:
         return _dispatch(argv, before_run)
     except ConfigError as error:
-        print(f"deltaserve: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"deltaserve: {one_line(error)}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

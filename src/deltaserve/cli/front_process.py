@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import disable_created_metrics
 
-from deltaserve.base.errors import ConfigError
+from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec, Kind
@@ -211,7 +211,7 @@ def main(argv: list[str]) -> None:
         parent = Parent.attach()
         code = run_front(Path(argv[1]), parent)
     except ConfigError as error:
-        message = " ".join(str(error).split())
+        message = one_line(error)
         say(message)
         if parent is not None:
             parent.refuse(message)

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from deltaserve.base.config import Group, Name, Settings, Text
 from deltaserve.base.errors import ConfigError
 
+_MAX_GUESSED = 80
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -87,7 +88,7 @@ def read_options() -> tuple[Option, ...]:
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for an unknown name, or nothing. What all names begin with makes none of them nearer."""
     full = {_bare(known): known for known in names}
-    found = difflib.get_close_matches(_bare(name), list(full), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(_bare(name)[:_MAX_GUESSED], list(full), n=1, cutoff=0.6)
     return f"; did you mean {full[found[0]]}?" if found else ""
 
 

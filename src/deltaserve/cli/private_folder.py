@@ -13,16 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deltaserve.base.errors import ConfigError
+
 _PREFIX = "deltaserve-"
 _LOCK = "owner"
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Only the owner can look into it. Removed in the end."""
-    remove_orphans(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = _lock(folder)
+    """Only the owner can look into it. Removed in the end. Raises ConfigError when there is no place for one."""
+    try:
+        remove_orphans(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = _lock(folder)
+    except OSError as error:
+        raise ConfigError(f"TMPDIR: no folder can be made for a start: {error.strerror or error}") from None
     try:
         yield folder
     finally:

@@ -4,15 +4,19 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import yaml
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.options import read_options
+from deltaserve.models.regular_file import read_regular
 
 MAX_FILE_BYTES = 1 << 20
 NOTHING: Mapping[str, str] = MappingProxyType({})
+_MAX_BITS = 256
+_NO_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _RESOLVED = {
     "tag:yaml.org,2002:bool": ("^(true|false)$", "tf"),
     "tag:yaml.org,2002:int": (r"^[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
@@ -23,12 +27,33 @@ _UNRESOLVED = frozenset({*_RESOLVED, "tag:yaml.org,2002:null", "tag:yaml.org,200
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader where a repeated key is an error, and only what looks like one is a number or a boolean."""
+    """SafeLoader where a repeated key is an error, and only what looks like one is a number or a boolean.
+
+    No aliases: a few lines of them stand for more values than any memory holds, and no option needs one.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.MarkedYAMLError(problem="anchors and aliases have no use here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+                raise ValueError
+        except _NO_VALUE:  # PyYAML calls int() and the like on any text behind a tag
+            problem = f"no value of the type {node.tag.rpartition(':')[2]}, or one too large"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
         for key, _ in node.value:
             name = str(key.value).replace("_", "-")
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem="<< has no use without anchors", problem_mark=key.start_mark)
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {name} occurs twice", problem_mark=key.start_mark)
             seen.add(name)
@@ -46,11 +71,7 @@ for _tag, (_pattern, _first) in _RESOLVED.items():
 def read_yaml(path: Path) -> dict[str, object]:
     """Key |-> value, keys with dashes. Raises ConfigError naming file and line; what keys mean is not checked here."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # a device tells no size and may have no end
-        if len(data) > MAX_FILE_BYTES:
-            raise ConfigError(f"--config {path}: more than {MAX_FILE_BYTES} bytes")
-        content = _Loader(data.decode()).get_single_data()
+        content = _Loader(read_regular(path, MAX_FILE_BYTES).decode()).get_single_data()
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from deltaserve.base.errors import ConfigError
+from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
@@ -58,7 +58,7 @@ def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
             raise ConfigError("usage: python -m deltaserve.engine.worker SPEC.json")
         code = _serve(read_spec(Path(argv[1])), parent, build)
     except ConfigError as error:
-        message = " ".join(str(error).split())
+        message = one_line(error)
         print(f"deltaserve: {message}", file=sys.stderr)
         if parent is not None:
             parent.refuse(message)

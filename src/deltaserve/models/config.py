@@ -6,10 +6,11 @@ from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
-from deltaserve.models.fields import Fields
+from deltaserve.models.fields import Fields, shown
 from deltaserve.models.llama import LLAMA
 from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
+from deltaserve.models.regular_file import read_if_there
 from deltaserve.models.spec import ModelSpec
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
@@ -24,13 +25,14 @@ def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
     """
     fields = _override(read_json(model_path / "config.json"), overrides)
     spec = family_of(fields).build(fields)
-    generation = model_path / "generation_config.json"
-    if generation.is_file():
-        eos = read_json(generation).integers("eos_token_id")
+    generation = _read_object(model_path / "generation_config.json")
+    if generation is not None:
+        eos = generation.integers("eos_token_id")
         spec = replace(spec, eos_token_ids=eos or spec.eos_token_ids)
     wrong = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
     if wrong:
-        raise ConfigError(f"config.json: eos_token_id {wrong[0]} is outside the vocabulary of {spec.vocab_size}")
+        found = shown(wrong[0])
+        raise ConfigError(f"config.json: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
     return spec
 
 
@@ -67,16 +69,23 @@ def family_of(fields: Fields) -> Family:
 
 def read_json(path: Path) -> Fields:
     """A JSON object. The message names the file, not its folder."""
+    fields = _read_object(path)
+    if fields is None:
+        raise ConfigError(f"{path.name}: not found in the model folder")
+    return fields
+
+
+def _read_object(path: Path) -> Fields | None:
+    """None when nothing has this name."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ConfigError(f"{path.name}: larger than {_MAX_JSON_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path.name}: not found in the model folder") from None
+        content = read_if_there(path, _MAX_JSON_BYTES)
+        values = None if content is None else json.loads(content.decode())
     except OSError as error:
         raise ConfigError(f"{path.name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
+    if content is None:
+        return None
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name}: expected a JSON object")
     return Fields(values, path.name)

@@ -8,6 +8,12 @@ from deltaserve.base.errors import ConfigError
 _SHOWN_LEN = 60
 
 
+def shown(value: object) -> str:
+    """A value of a file, for a message."""
+    found = repr(value)
+    return found if len(found) <= _SHOWN_LEN else f"{found[:_SHOWN_LEN]}..."
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """A JSON object of a model folder. `where` leads every message, e.g. `config.json`."""
@@ -32,7 +38,10 @@ class Fields:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(name, "a number of floating point") from None
 
     def positive(self, name: str, default: float | None = None) -> float:
         value = self.number(name, default)
@@ -72,10 +81,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def error(self, name: str, expected: str) -> ConfigError:
-        found = repr(self.values.get(name))
-        if len(found) > _SHOWN_LEN:
-            found = found[:_SHOWN_LEN] + "..."
-        return ConfigError(f"{self.where}: {name} is {found}, expected {expected}")
+        return ConfigError(f"{self.where}: {name} is {shown(self.values.get(name))}, expected {expected}")
 
     def _get(self, name: str, default: object) -> Any:
         value = self.values.get(name)

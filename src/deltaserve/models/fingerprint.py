@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.files import weight_files
+from deltaserve.models.regular_file import read_if_there
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -18,6 +19,8 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+MAX_FILE_BYTES = 256 << 20
+"""Of a tokenizer."""
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -35,8 +38,7 @@ def tokenizer_hash(model_path: Path) -> str:
     """sha256 (hex) of the tokenizer files that are there."""
     digest = hashlib.sha256()
     for name in _TOKENIZER_FILES:
-        if (model_path / name).is_file():
-            _add_file(digest, model_path / name)
+        _add_file(digest, model_path / name)
     return digest.hexdigest()
 
 
@@ -52,10 +54,13 @@ def _header(shard: Path) -> bytes:
 
 
 def _add_file(digest: "hashlib._Hash", path: Path) -> None:
+    """Nothing when it is not there."""
     try:
-        _add(digest, path.name, path.read_bytes())
-    except OSError:
-        raise ConfigError(f"{path.name}: not found in the model folder") from None
+        content = read_if_there(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path.name}: {error.strerror}") from None
+    if content is not None:
+        _add(digest, path.name, content)
 
 
 def _add(digest: "hashlib._Hash", name: str, data: bytes) -> None:

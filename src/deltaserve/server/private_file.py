@@ -19,6 +19,8 @@ def read_private(path: Path, where: str, max_bytes: int) -> bytes:
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{where}: a name that no file can have") from None
     if len(content) > max_bytes:
         raise ConfigError(f"{where}: more than {max_bytes} bytes, at most {max_bytes} are allowed")
     return content

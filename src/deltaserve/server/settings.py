@@ -110,17 +110,18 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
     where = f"--api-key-file {path}"
     try:
-        lines = read_private(path, where, _MAX_KEY_FILE_BYTES).decode().splitlines()
+        text = read_private(path, where, _MAX_KEY_FILE_BYTES).decode("utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: not UTF-8") from None
-    keys = tuple(
-        _parse_key(line, f"{path}:{number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    )
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            key = _parse_key(line, f"{path}:{number}")
+            if keys.setdefault(key.secret, key) is not key:
+                raise ConfigError(f"{path}:{number}: this key stands in an earlier line as well")
     if not keys:
         raise ConfigError(f"{where}: holds no key")
-    return keys
+    return tuple(keys.values())
 
 
 def _parse_key(line: str, where: str) -> ApiKey:
@@ -130,6 +131,8 @@ def _parse_key(line: str, where: str) -> ApiKey:
         raise ConfigError(f"{where}: a line is `SECRET NAMESPACE [admin]`")
     if not _NAMESPACE.match(rest[0]):
         raise ConfigError(f"{where}: a namespace is 1 to 64 of A-Z a-z 0-9 _ . -")
+    if not secret.isprintable():
+        raise ConfigError(f"{where}: the key holds a character that cannot be printed")
     if len(secret.encode()) < MIN_KEY_BYTES:
         raise ConfigError(f"{where}: the key has {len(secret.encode())} bytes, at least {MIN_KEY_BYTES} are needed")
     return ApiKey(secret, Namespace(rest[0]), frozenset(Right) if len(rest) == 2 else frozenset({Right.API}))

@@ -11,12 +11,16 @@ import jinja2
 from jinja2.ext import loopcontrols
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
-from deltaserve.server.sandbox import STEPS_KEY, Sandbox, Steps, TooMuchWork
+from deltaserve.server.sandbox import STEPS_KEY, Sandbox
+from deltaserve.server.template_work import Steps, TooMuchWork
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
+_MAX_INDENT = 16
 
 Message = Mapping[str, object]
+PLAIN_CHAT: Sequence[Message] = ({"role": "user", "content": "hello"},)
+"""What every template must be able to render."""
 
 
 class TemplateError(DeltaserveError):
@@ -36,6 +40,8 @@ def _refuse(message: object) -> str:
 
 
 def _to_json(value: object, indent: int | None = None) -> str:
+    if indent is not None and (not isinstance(indent, int) or indent > _MAX_INDENT):
+        raise TemplateError(f"the chat template indents JSON by more than {_MAX_INDENT}")
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -51,12 +57,11 @@ class ChatTemplate:
 
         Raises ConfigError when the template is too large, does not compile, or fails on one plain message.
         """
-        if len(source.encode()) > MAX_TEMPLATE_BYTES:
-            raise ConfigError(
-                f"chat template has {len(source.encode())} bytes, at most {MAX_TEMPLATE_BYTES} are allowed"
-            )
+        num_bytes = len(source.encode(errors="surrogatepass"))
+        if num_bytes > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"chat template has {num_bytes} bytes, at most {MAX_TEMPLATE_BYTES} are allowed")
         environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         self._names = dict(names)
         self._quote = _Quoter(control_tokens)
@@ -64,8 +69,10 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"chat template does not compile: {error}") from error
+        except Exception as error:  # nested too deeply, a number too long: Jinja and Python's compiler raise any type
+            raise ConfigError(f"chat template does not compile ({error.__class__.__name__})") from error
         try:
-            self.render([{"role": "user", "content": "hello"}], {})
+            self.render(PLAIN_CHAT, {})
         except TemplateError as error:
             raise ConfigError(f"chat template fails on one plain message: {error}") from error
 
@@ -100,7 +107,16 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can raise any type: it runs Python operators on user values
             raise TemplateError(f"the chat template fails on these messages ({error.__class__.__name__})") from error
-        return "".join(pieces)
+        return _checked("".join(pieces))
+
+
+def _checked(text: str) -> str:
+    """The text itself; half a surrogate pair is no character, and no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError("the chat template makes half a surrogate pair of these messages") from error
+    return text
 
 
 class _Quoter:

@@ -10,10 +10,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
+from deltaserve.models.fields import shown
+from deltaserve.models.fingerprint import MAX_FILE_BYTES
+from deltaserve.models.regular_file import read_if_there
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
-from deltaserve.server.template import ChatTemplate, Message, split_quoted
+from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
+from deltaserve.server.template_trial import try_template
 
 MAX_VOCAB = 1 << 22
+_MAX_JSON_BYTES = 16 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -79,7 +84,9 @@ class TextCodec:
         names = _special_names(tokenizer_config)
         eos_ids = _eos_ids(config, generation, tokenizer, names.get("eos_token"), vocab_size)
         template = _load_template(folder, tokenizer_config, tokenizer, names, broken_template)
-        return TextCodec(tokenizer, vocab_size, eos_ids, template, _sampling_defaults(generation))
+        codec = TextCodec(tokenizer, vocab_size, eos_ids, template, _sampling_defaults(generation))
+        _check_chat(codec)
+        return codec
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""
@@ -141,6 +148,16 @@ class TextCodec:
         return self._table.special_ids if skip_special_tokens else frozenset()
 
 
+def _check_chat(codec: TextCodec) -> None:
+    """A template may render what the tokenizer cannot take."""
+    if not codec.has_chat_template:
+        return
+    try:
+        codec.encode_chat(PLAIN_CHAT, {})
+    except Exception as error:  # the tokenizer raises plain Exception
+        raise ConfigError(f"chat template fails on one plain message: {str(error)[:200]}") from error
+
+
 def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
     ordered = sorted(strings, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
@@ -153,14 +170,23 @@ def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:
     return plain
 
 
+def _read_file(path: Path, max_bytes: int) -> bytes | None:
+    """None when nothing has this name."""
+    try:
+        return read_if_there(path, max_bytes)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
 def _read_json(path: Path, *, required: bool) -> dict[str, object]:
-    if not path.is_file():
+    content = _read_file(path, _MAX_JSON_BYTES)
+    if content is None:
         if required:
             raise ConfigError(f"{path.name} is missing in {path.parent}")
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: an object is expected, found {type(value).__name__}")
@@ -168,10 +194,11 @@ def _read_json(path: Path, *, required: bool) -> dict[str, object]:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
+    content = _read_file(path, MAX_FILE_BYTES)
+    if content is None:
         raise ConfigError(f"{path.name} is missing in {path.parent}; only fast tokenizers are supported")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception for every kind of damage
         raise ConfigError(f"{path}: not a tokenizer: {str(error)[:200]}") from error
     try:
@@ -189,7 +216,7 @@ def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
     value = text_config.get("vocab_size") if isinstance(text_config, dict) else None
     value = config.get("vocab_size", value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_VOCAB:
-        raise ConfigError(f"config.json: vocab_size is {value!r}, allowed is 1..{MAX_VOCAB}")
+        raise ConfigError(f"config.json: vocab_size is {shown(value)}, allowed is 1..{MAX_VOCAB}")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= value:
         raise ConfigError(f"tokenizer.json: id {largest} is outside the model's vocabulary of {value}")
@@ -203,10 +230,19 @@ def _special_names(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, dict):
             value = value.get("content")
         if key.endswith("_token") and isinstance(value, str):
-            names[key] = value
+            names[key] = _whole(value, f"tokenizer_config.json: {key[:40]}")
         elif key in SPECIAL_NAMES and value is not None:
             raise ConfigError(f"tokenizer_config.json: {key} is {str(value)[:40]!r}, a string is expected")
     return names
+
+
+def _whole(text: str, where: str) -> str:
+    """The text itself. JSON can spell half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where} holds half a surrogate pair") from None
+    return text
 
 
 def _eos_ids(
@@ -230,14 +266,16 @@ def _eos_ids(
             if token is None:
                 continue
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise ConfigError(f"{name}: eos_token_id {token!r} is outside 0..{vocab_size - 1}")
+                raise ConfigError(f"{name}: eos_token_id {shown(token)} is outside 0..{vocab_size - 1}")
             ids.add(token)
     return ids
 
 
 def _sampling_defaults(generation: Mapping[str, object]) -> SamplingDefaults:
     neutral = SamplingDefaults()
-    top_k = _default(generation, "top_k", 0, 0, MAX_VOCAB)
+    top_k = _default(generation, "top_k", 0.0, 0, MAX_VOCAB)
+    if not top_k.is_integer():
+        raise ConfigError(f"generation_config.json: top_k is {top_k}, a whole number is expected")
     return SamplingDefaults(
         temperature=_default(generation, "temperature", neutral.temperature, 0.0, 2.0),
         top_p=_default(generation, "top_p", neutral.top_p, 1e-9, 1.0),
@@ -252,7 +290,7 @@ def _default(generation: Mapping[str, object], name: str, neutral: float, low: f
     if value is None:
         return neutral
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(f"generation_config.json: {name} is {value!r}, allowed is {low:g}..{high:g}")
+        raise ConfigError(f"generation_config.json: {name} is {shown(value)}, allowed is {low:g}..{high:g}")
     return float(value)
 
 
@@ -268,6 +306,7 @@ def _load_template(
         return None
     control = [added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special]
     try:
+        try_template(source, control, names)
         return ChatTemplate(source, control, names)
     except ConfigError:
         if broken is BrokenTemplate.REFUSE:
@@ -286,10 +325,11 @@ def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> st
     }
     given = [_template_entry(name, values.get("chat_template")) for name, values in entries.items()]
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    content = _read_file(path, _MAX_JSON_BYTES)
+    if content is not None:
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return content.decode()
+        except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: {error.__class__.__name__}") from error
     return given[0] if given[0] is not None else given[1]
 
@@ -301,4 +341,4 @@ def _template_entry(name: str, value: object) -> str | None:
         value = next((e.get("template") for e in value if isinstance(e, dict) and e.get("name") == "default"), None)
     if not isinstance(value, str):
         raise ConfigError(f"{name}: chat_template is neither a string nor a list with a default")
-    return value
+    return _whole(value, f"{name}: chat_template")
