@@ -1,11 +1,10 @@
 """Each check on this machine, with and without something in its way."""
 
 import json
-import random
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -22,20 +21,11 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
 from deltaserve.server.settings import read_api_keys
+from tests.ports import two_free_ports
 
 
 def levels(lines: Iterator[Line]) -> list[Level]:
     return [line.level for line in lines]
-
-
-def two_free_ports() -> int:
-    """The lower of two free neighbours, from below the range that the kernel draws other tests' ports from."""
-    for port in random.Random().sample(range(20_000, 32_000, 2), 100):
-        with suppress(OSError), socket.socket() as lower, socket.socket() as upper:
-            lower.bind(("127.0.0.1", port))
-            upper.bind(("127.0.0.1", port + 1))
-            return port
-    raise AssertionError("no two free ports beside each other")
 
 
 def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:

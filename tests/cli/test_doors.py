@@ -8,7 +8,7 @@ import pytest
 from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.serve import require_free_doors
-from tests.cli.test_doctor import two_free_ports
+from tests.ports import two_free_ports
 
 
 def settings(port: int, keys: Path | None = None) -> Settings:

@@ -17,6 +17,7 @@ from deltaserve.cli.compose import free_port
 from deltaserve.layout.dtype import DType
 from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
+from tests.ports import two_free_ports
 
 PAGES = ("--page-size", "16")
 FLAGS = (*PAGES, "--chunked-prefill-size", "32", "--num-pages", "256")
@@ -75,7 +76,7 @@ def test_keys_of_two_tenants_do_not_share(tiny_models: Path, folder: Path) -> No
     path = folder / "keys"
     path.touch(mode=0o600)
     path.write_text("".join(f"{key} {name}\n" for name, key in keys.items()))
-    port = free_port()
+    port = two_free_ports()
     server = Process(folder, "serve", str(model), "--port", str(port), *CHECKED, "--api-key-file", str(path))
     try:
         server.wait_for_log("all processes are ready")
