@@ -96,9 +96,10 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     )
 
 
-def auto_values(settings: Settings, resolved: ResolvedConfig) -> dict[str, str]:
-    """Field |-> what it came to, of all that are "auto" and that a worker reads."""
+def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict[str, str]:
+    """Field |-> what it came to, of all that are "auto" and that a worker reads. `mode`: what the command runs."""
     found: dict[str, object] = {
+        "disaggregation_mode": mode,
         "dtype": resolved.dtype,
         "context_length": resolved.context_len,
         "device": resolved.device,

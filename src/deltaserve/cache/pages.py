@@ -17,6 +17,11 @@ MAX_QUARANTINED_SHARE = 0.25
 """A worker with more of a pool in quarantine is not well: it gets no requests, and starts anew if that lasts."""
 
 
+def is_crowded(quarantined: float, total: float) -> bool:
+    """Whether too many of `total` pages are in quarantine."""
+    return quarantined > MAX_QUARANTINED_SHARE * total
+
+
 class PageState(Enum):
     """Who may touch a page."""
 

@@ -18,7 +18,7 @@ from deltaserve.cli.demo_chat import ask, commands, make_example
 from deltaserve.cli.demo_report import Comparison, in_words, make_table
 from deltaserve.cli.demo_server import DecodeCache, adjusted, demo_settings
 from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
-from deltaserve.cli.options import read_options
+from deltaserve.cli.options import option_of
 from deltaserve.cli.session import ServerError, T, Work, serve_while
 
 MODEL = Path("models") / "recall-micro"
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _port(text: str) -> int:
     """As every command's --port. Raises ConfigError."""
-    (option,) = (option for option in read_options() if option.flag == "--port")
-    return int(option.parse(text, option.flag))
+    return int(option_of("--port").parse(text, "--port"))
 
 
 def run(arguments: argparse.Namespace) -> int:

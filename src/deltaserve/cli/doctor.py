@@ -10,9 +10,8 @@ from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line, verdict
 from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
+from deltaserve.cli.options import option_of
 from deltaserve.server.settings import ApiKey, read_api_keys
-
-_MAX_PORT = 65534
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0, or 1 when a check fails. One line per finding, as it is found."""
-    if not 1 <= arguments.port <= _MAX_PORT:
-        raise ConfigError(f"--port {arguments.port}: must be a port from 1 to {_MAX_PORT}")
+    option_of("--port").check(arguments.port, "--port")
     for flag, value in (("--admin-url", arguments.admin_url), ("--api-key-file", arguments.api_key_file)):
         if value is not None and arguments.base_url is None:
             raise ConfigError(f"{flag} {value}: needs --base-url, the server to look at")

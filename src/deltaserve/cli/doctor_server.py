@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from deltaserve.base.urls import server_root
-from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
+from deltaserve.cache.pages import is_crowded
 from deltaserve.cli.doctor_admin import AdminAnswer, ask_admin
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.peer.table import PeerState
@@ -60,6 +60,6 @@ def _worker(worker: dict[str, Any]) -> Line:
     total, quarantined = sum(status["num_pages"]), sum(status["quarantined_pages"])
     free = sum(status["free_pages"]) + sum(status["evictable_pages"])
     text = f"{name}: fits, {status['num_running']} running, {free} of {total} pages free or evictable"
-    if quarantined > MAX_QUARANTINED_SHARE * total:
+    if is_crowded(quarantined, total):
         return Line(Level.FAIL, "worker", f"{text}, {quarantined} quarantined")
     return Line(Level.WARN if status["draining"] or worker["breaker"] != "closed" else Level.OK, "worker", text)

@@ -85,6 +85,12 @@ def read_options() -> tuple[Option, ...]:
     )
 
 
+def option_of(flag: str) -> Option:
+    """The option that is set by `flag`: commands without settings have flags of the same meaning."""
+    (found,) = (option for option in read_options() if option.flag == flag)
+    return found
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` for an unknown name, or nothing. What all names begin with makes none of them nearer."""
     full = {_bare(known): known for known in names}

@@ -77,9 +77,7 @@ def keep_logs(folder: Path) -> Path:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
-    mode = {"disaggregation_mode": "prefill and decode apart"}
-    is_auto = settings.disaggregation.disaggregation_mode == "auto"
-    return auto_values(settings, prepare(settings).resolved) | (mode if is_auto else {})
+    return auto_values(settings, prepare(settings).resolved, "prefill and decode apart")
 
 
 def as_resolved(spec: WorkerSpec) -> WorkerSpec:

@@ -46,9 +46,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
 
 def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as the command does; whether ports are free is not looked at."""
-    mode = {"disaggregation_mode": role.value}
-    is_auto = settings.disaggregation.disaggregation_mode == "auto"
-    return auto_values(settings, _prepare(settings).resolved) | (mode if is_auto else {})
+    return auto_values(settings, _prepare(settings).resolved, role.value)
 
 
 @dataclass(frozen=True, slots=True)

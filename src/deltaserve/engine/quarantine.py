@@ -4,16 +4,16 @@ A fence frees quarantined pages within moments. Where none is possible they stay
 process may end, and with it everything that could still be written to.
 """
 
-import re
 from collections.abc import Mapping
 
-from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
+from deltaserve.base.metrics import read_samples
+from deltaserve.cache.pages import is_crowded
 
 MAX_AGE_S = 60.0
 SHARE_PATIENCE_S = 5.0
 """Many requests that end at once put many pages into quarantine for a moment: that alone is no reason."""
 _FENCE_TIMES = 3.0
-_PAGES = re.compile(r'deltaserve_pages\{pool="(\d+)",state="(\w+)"\}')
+_PAGES = "deltaserve_pages"
 _AGE = "deltaserve_quarantine_age_seconds"
 
 
@@ -24,7 +24,7 @@ def why_restart(metrics: Mapping[str, float], fence_after_s: float) -> str | Non
         return f"pages are in quarantine for {age_s:.0f} s"
     if age_s > max(SHARE_PATIENCE_S, patience_s):
         for pool, (quarantined, total) in sorted(_pools(metrics).items()):
-            if quarantined > MAX_QUARANTINED_SHARE * total:
+            if is_crowded(quarantined, total):
                 return f"{quarantined:.0f} of {total:.0f} pages of pool {pool} are in quarantine"
     return None
 
@@ -32,9 +32,9 @@ def why_restart(metrics: Mapping[str, float], fence_after_s: float) -> str | Non
 def _pools(metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Pool |-> pages in quarantine, and all."""
     pools: dict[str, tuple[float, float]] = {}
-    for name, value in metrics.items():
-        found = _PAGES.fullmatch(name)
-        if found is not None:
-            quarantined, total = pools.get(found[1], (0.0, 0.0))
-            pools[found[1]] = (quarantined + value * (found[2] == "quarantined"), total + value)
+    for sample in read_samples(metrics):
+        if sample.name == _PAGES:
+            pool, in_quarantine = sample.labels["pool"], sample.labels["state"] == "quarantined"
+            quarantined, total = pools.get(pool, (0.0, 0.0))
+            pools[pool] = (quarantined + sample.value * in_quarantine, total + sample.value)
     return pools

@@ -1,5 +1,6 @@
 """Which files of a model folder hold the weights. No torch: the supervisor and the front ask, too."""
 
+import os
 import re
 from pathlib import Path
 
@@ -15,10 +16,10 @@ _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
 def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
     """The safetensors files in name order, and the index's tensor -> file map (empty without an index)."""
     index = model_path / INDEX_NAME
-    if index.exists() or index.is_symlink():
+    if os.path.lexists(index):  # a link that leads nowhere is there, and wrong
         mapping = _read_index(index)
         return [_inside(model_path, name) for name in sorted(set(mapping.values()))], mapping
-    if (model_path / SINGLE_NAME).exists() or (model_path / SINGLE_NAME).is_symlink():
+    if os.path.lexists(model_path / SINGLE_NAME):
         return [_inside(model_path, SINGLE_NAME)], {}
     unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
     if unsafe:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from deltaserve.cache.pages import MAX_QUARANTINED_SHARE
+from deltaserve.cache.pages import is_crowded
 from deltaserve.wire.messages import Status
 
 NO_PROGRESS_S = 10.0
@@ -50,6 +50,6 @@ class Wellness:
 
 def _crowded(status: Status) -> str | None:
     for quarantined, total in zip(status.quarantined_pages, status.num_pages, strict=False):
-        if quarantined > MAX_QUARANTINED_SHARE * total:
+        if is_crowded(quarantined, total):
             return f"{quarantined} of {total} pages in quarantine"
     return None

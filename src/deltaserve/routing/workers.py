@@ -331,9 +331,8 @@ def _is_sound(status: Status) -> bool:
     counts = (status.num_waiting, status.waiting_tokens, status.num_running)
     pools = (*status.free_pages, *status.evictable_pages, *status.quarantined_pages, *status.num_pages)
     measured = (status.prefill_tokens_per_s, status.decode_step_s)
-    return all(0 <= value < _MAX_REPORTED for value in (*counts, *pools, *measured)) and all(  # false for NaN too
-        value == 0 or value >= _MIN_MEASURED for value in measured
-    )
+    is_bounded = all(0 <= value < _MAX_REPORTED for value in (*counts, *pools, *measured))  # false for NaN too
+    return is_bounded and all(value == 0 or value >= _MIN_MEASURED for value in measured)
 
 
 _MAX_REPORTED = 1 << 53

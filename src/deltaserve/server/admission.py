@@ -11,9 +11,14 @@ from deltaserve.server.settings import ServerSettings
 
 MAX_INTERNAL_ERRORS = 3
 INTERNAL_ERROR_WINDOW_S = 60.0
-PLACES_PER_FREE_ONE = 4
+_PLACES_PER_FREE_ONE = 4
 """A tenant may have so many places for each one that is free: alone 4/5 of all, two that flood us 4/9 each, and so on.
 Whoever comes next always finds room."""
+
+
+def exceeds_share(settings: ServerSettings, mine: int, free: int) -> bool:
+    """Whether one tenant of several has as much as it may have while so much is free for all."""
+    return settings.num_tenants > 1 and mine >= _PLACES_PER_FREE_ONE * free
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +50,7 @@ class Admission:
         num_free = self.settings.max_queue - self.num_samples
         if num_free <= 0:
             raise self._full(f"{self.num_samples} of {self.settings.max_queue} places are taken")
-        if self.settings.num_tenants > 1 and self._samples[tenant] >= PLACES_PER_FREE_ONE * num_free:
+        if exceeds_share(self.settings, self._samples[tenant], num_free):
             message = f"this key has {self._samples[tenant]} places and {num_free} are left for all"
             raise ApiError(429, "rate_limited", message, headers=retry_after())
         self._samples[tenant] += 1

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deltaserve.base.ids import Namespace
-from deltaserve.server.admission import PLACES_PER_FREE_ONE
+from deltaserve.server.admission import exceeds_share
 from deltaserve.server.errors import ApiError, retry_after
 from deltaserve.server.settings import ServerSettings
 
@@ -44,8 +44,7 @@ class Bodies:
     def grow(self, held: Held, num_bytes: int) -> None:
         """More of it has come. Where there are several tenants each has a fair share. Raises ApiError 429."""
         free = self.settings.http.max_bodies_bytes - self.num_bytes
-        mine = self._held[held.tenant]
-        if num_bytes > free or (self.settings.num_tenants > 1 and mine >= PLACES_PER_FREE_ONE * free):
+        if num_bytes > free or exceeds_share(self.settings, self._held[held.tenant], free):
             message = f"the server is full: bodies of {self.num_bytes} bytes are being read"
             raise ApiError(429, "overloaded", message, headers={**retry_after(), "Connection": "close"})
         self._held[held.tenant] += num_bytes
