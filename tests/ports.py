@@ -1,8 +1,9 @@
-"""Ports for servers that tests start."""
+"""Ports for servers that tests start, and ports that somebody else has."""
 
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 
 def two_free_ports() -> int:
@@ -13,3 +14,13 @@ def two_free_ports() -> int:
             upper.bind(("127.0.0.1", port + 1))
             return port
     raise AssertionError("no two free ports beside each other")
+
+
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """By somebody else, while it lasts."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of its last owner may linger
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        yield

@@ -1,7 +1,6 @@
 """A worker process: three real threads around a small control plane."""
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from deltaserve.link.security import LinkSecurity
 from deltaserve.wire.messages import Finished
 from tests.engine.server import running
 from tests.engine.workers import ECHO, SECRET, Front, working, write_worker
+from tests.ports import taken, two_free_ports
 
 
 @pytest.fixture
@@ -121,13 +121,10 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(tmp_path: Path, model
 
 
 def test_a_taken_port_is_a_wrong_configuration(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with working(tmp_path, port=port) as worker:
-            assert worker.code() == Exit.CONFIG
-            assert f"127.0.0.1:{port}" in worker.log()
+    port = two_free_ports()
+    with taken(port), working(tmp_path, port=port) as worker:
+        assert worker.code() == Exit.CONFIG
+        assert f"127.0.0.1:{port}" in worker.log()
 
 
 def test_a_spec_with_an_unknown_or_wrong_field_is_refused(tmp_path: Path) -> None:
@@ -170,7 +167,7 @@ def supervised(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 def test_a_killed_worker_comes_back_where_it_was_and_is_found_there(tmp_path: Path, links: Links) -> None:
     with running(tmp_path, [supervised(tmp_path, "decode-0")]) as server:
         url = server.wait_for("IsReady")["url"]
-        front = Front(links, int(url.rpartition(":")[2]))
+        front = Front(links, _port(url))
         front.submit(5)
         assert front.answer() == (6,)
         psutil.Process(server.pid("decode-0")).kill()
@@ -185,7 +182,7 @@ def test_a_death_reaches_the_control_plane_of_the_others(tmp_path: Path, links: 
     with running(tmp_path, children) as server:
         url = server.wait_for("IsReady", "decode-0")["url"]
         server.wait_for("AllReady")
-        front = Front(links, int(url.rpartition(":")[2]))
+        front = Front(links, _port(url))
         front.submit(5)
         front.answer()
         psutil.Process(server.pid("decode-1")).kill()
@@ -208,3 +205,34 @@ def test_a_worker_whose_thread_died_is_started_again(tmp_path: Path, links: Link
         assert ended["code"] == Exit.THREAD_DIED
         assert any("the device is lost" in line for line in ended["tail"])
         assert server.wait_for("IsReady")["url"] == url
+
+
+def test_a_killed_worker_whose_port_was_taken_comes_back_elsewhere(tmp_path: Path, links: Links) -> None:
+    """The kernel gave it that port, and may give it to any program while it is away."""
+    with running(tmp_path, [supervised(tmp_path, "decode-0")], first_delay_s=1.0) as server:
+        port = _port(server.wait_for("IsReady")["url"])
+        psutil.Process(server.pid("decode-0")).kill()
+        server.wait_for("Ended")
+        with taken(port):
+            elsewhere = _port(server.wait_for("IsReady")["url"])
+        assert elsewhere != port
+        front = Front(links, elsewhere)
+        front.submit(5)
+        assert front.answer() == (6,)
+        assert server.end() == 0
+
+
+def test_a_killed_worker_returns_to_the_port_it_was_told_and_no_other(tmp_path: Path) -> None:
+    told = two_free_ports()
+    with running(tmp_path, [supervised(tmp_path, "decode-0", port=told)], first_delay_s=1.0) as server:
+        assert _port(server.wait_for("IsReady")["url"]) == told
+        psutil.Process(server.pid("decode-0")).kill()
+        server.wait_for("Ended")
+        with taken(told):
+            assert server.wait_for("Ended")["code"] == Exit.CONFIG
+        assert _port(server.wait_for("IsReady")["url"]) == told
+        assert server.end() == 0
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])

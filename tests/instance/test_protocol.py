@@ -20,10 +20,12 @@ from deltaserve.wire.messages import (
     Drain,
     Drained,
     Envelope,
+    Facts,
     Failed,
     Grant,
     Hello,
     Offer,
+    PeerAddress,
     Revoke,
     Starting,
     Submit,
@@ -310,3 +312,36 @@ def test_unequal_compat_fields_are_refused_with_both_values() -> None:
     duo.inject(PREFILL, DECODE, wrong)
     assert duo.prefill.links.refusals[DECODE] == "model: ours stamp model, theirs another"
     assert not duo.prefill.links.is_ready(DECODE)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("name", [PREFILL, DECODE])
+def test_a_refused_worker_that_is_started_again_as_it_should_be_is_taken(name: PeerName, is_seen: bool) -> None:
+    duo = Duo()
+    end = duo.world.kill if is_seen else duo.world.end
+
+    def start_again(**changes: object) -> None:
+        end(name)
+        duo.run(3.0)
+        duo.cluster.start(name, **changes)
+
+    start_again(compat=(("model", "another"),))
+    duo.run(5.0)
+    assert "model: ours" in duo.decode.links.refusals[PREFILL]
+    start_again()
+    duo.until(lambda: duo.cluster.front.core.ready() is None)
+    duo.serve(PROMPT, 3)
+    assert not duo.decode.links.refusals
+
+
+def test_another_address_alone_ends_no_link() -> None:
+    """The peer may be known by two, or has started anew there: its boot will tell."""
+    duo = Duo(fabric=slow_fabric(1.0))
+    asked = duo.ask(PROMPT, 3)
+    duo.until(lambda: len(duo.decode.receiver) > 0)
+    elsewhere = PeerAddress(name=PREFILL, url="sim://elsewhere")
+    duo.inject(DECODE, FRONT, Hello(role="front", compat={}, facts=Facts(), peers=(elsewhere,)))
+    assert duo.worker(DECODE).dialled[PREFILL] == elsewhere.url
+    assert duo.decode.links.is_ready(PREFILL)
+    duo.worker(PREFILL).url = elsewhere.url
+    duo.settle(asked)

@@ -214,6 +214,22 @@ MUTANTS = (
         "        if isinstance(report, EndpointFailed):\n            self.lose(report.peer)\n            return\n",
         "        if isinstance(report, EndpointFailed):\n            return\n",
     ),
+    # workers that come back elsewhere, or as something else
+    Mutant(
+        "refused_for_ever",
+        "F8",
+        _LINKS,
+        "                self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "greets_under_tickets",
+        "F8",
+        _LINKS,
+        "        if not peer.is_ready:\n            self.greet(name, now)\n",
+        "        self.greet(name, now)\n",
+    ),
+    Mutant("former_address", "F8", _WORKERS, "        worker.member = member\n", ""),
     # compatibility, hybrid state, tenancy
     Mutant(
         "uncomputed_page_cached",

@@ -1,5 +1,7 @@
 """The fault rig itself: equal runs, kept seeds, gates."""
 
+from dataclasses import replace
+
 import pytest
 
 from deltaserve.cache.pages import PageEvent, PageState
@@ -30,15 +32,26 @@ KEPT_SEEDS = {
     2086307: "an aux slot alone, of a peer that cannot be fenced, did not make the worker start anew",
     2086805: "the same, with what prefill remembers of that ticket",
     2094074: "a room that came again counted its attempts anew, and prefill held a later one",
+    7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 
 
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
 def test_kept_seeds(seed: int) -> None:
-    report = simulate(seed)
-    assert report.breach is None
-    assert report.num_requests > 0
+    """Also as they were when workers came back where they had been, and as what they had been."""
+    knobs = draw_knobs(seed)
+    for one in (knobs, replace(knobs, moves=False, misfits=0.0)):
+        report = simulate(seed, one)
+        assert report.breach is None
+        assert report.num_requests > 0
+
+
+def test_a_misfit_that_made_decode_one_is_replaced_elsewhere() -> None:
+    """The front took the wrong prefill worker for the measure, and so told decode of no other address."""
+    knobs = replace(draw_knobs(8003712), moves=True, misfits=1.0)
+    events = (*knobs.events, (172, FaultKind.CRASH))
+    assert simulate(8003712, replace(knobs, events=events)).breach is None
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -75,7 +75,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
     parts = build(spec, boot, _log.info if parent is None else parent.progress)
     links = Links(security)
-    port = links.listen(spec.host, _wanted_port(spec, parent))
+    port = _listen(links, spec, parent)
     answers: Mailbox[StepResult | Reports] = Mailbox()
     threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
@@ -99,11 +99,18 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     return code
 
 
-def _wanted_port(spec: WorkerSpec, parent: Parent | None) -> int:
-    """A restarted worker keeps its port: peers find it where it was."""
-    if parent is None or parent.welcome.url is None:
-        return spec.port
-    return int(parent.welcome.url.rpartition(":")[2])
+def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:
+    """A restarted worker keeps its port: peers find it where it was. Returns the port. Raises ConfigError.
+
+    A port nobody chose may have been given to another program meanwhile: then any other does, and peers are told.
+    """
+    former = parent.welcome.url if parent is not None else None
+    if spec.port == 0 and former is not None:
+        try:
+            return links.listen(spec.host, int(former.rpartition(":")[2]))
+        except ConfigError as error:
+            _log.warning("%s; taking another port", one_line(error))
+    return links.listen(spec.host, spec.port)
 
 
 def _start_log(spec: WorkerSpec, parent: Parent | None) -> None:

@@ -98,16 +98,21 @@ class Links:
     # ------------------------------------------------------------ greeting
 
     def dial(self, address: PeerAddress, now: float) -> None:
-        """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair."""
+        """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair.
+
+        Another address alone ends nothing: who answers there says by its boot whether it is the peer we know.
+        """
         name = PeerName(address.name)
-        role = _role(self.table.get(name))
+        peer = self.table.get(name)
         if self._dialled.get(name) == address or name == self.config.name:
             return
-        if role and not are_pair(self.config.role, role):
+        if _role(peer) and not are_pair(self.config.role, _role(peer)):
             return
         self._dialled[name] = address
+        self.refusals.pop(name, None)  # it was of whoever was at the other address
         self._out.append(Dial(address))
-        self.greet(name, now)
+        if not peer.is_ready:
+            self.greet(name, now)
 
     def greet(self, name: PeerName, now: float) -> None:
         """Open an endpoint for a dialled peer; the Hello follows when it is open."""
@@ -142,6 +147,7 @@ class Links:
             is_gone = peer.boot is not None
             self._end_life(peer)
             self._marks.pop(peer.name, None)  # tickets are numbered per pair of boots
+            self.refusals.pop(peer.name, None)  # and another start may have another configuration
             self.table.rebooted(peer, Boot(envelope.src_boot), now)
         if hello is not None:
             return self._on_hello(peer, hello, now, is_gone)
@@ -268,6 +274,8 @@ class Links:
                     self.send(peer.name, self._hello(greeting.ours))
             elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
                 self.greet(peer.name, now)
+            elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
+                self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew
         return silent
 
     def _forget_strangers(self, now: float) -> None:

@@ -176,8 +176,9 @@ class Workers:
             self._reset(worker)
             self._greet(worker, now)
         if member.role is Role.PREFILL:
-            for decode in self.of(Role.DECODE):
-                self._send_hello(decode)  # tells it where the prefill worker is
+            for decode in self._workers.values():
+                if decode.role is Role.DECODE and decode.peer.state in _THERE:
+                    self._send_hello(decode)  # tells it where the prefill worker is
 
     def flush(self) -> None:
         """Everyone who is there drops what no lease protects."""

@@ -1,7 +1,8 @@
 """Small simulated clusters: one front, P prefill and D decode workers, the stamp model."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from deltaserve.base.ids import Namespace, PeerName, Role, Room
 from deltaserve.base.sampling import SamplingParams
@@ -102,15 +103,20 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
     )
 
 
-def member_of(name: PeerName, role: Role) -> Member:
-    return Member(PeerAddress(name=name, url=f"sim://{name}"), role)
+def url_of(name: PeerName, place: int = 0) -> str:
+    """Where a worker listens: in its first place, or another one."""
+    return f"sim://{name}/{place}"
 
 
-def front_config(shape: Shape, roles: Mapping[PeerName, Role], life: int) -> FrontConfig:
+def member_of(name: PeerName, role: Role, place: int = 0) -> Member:
+    return Member(PeerAddress(name=name, url=url_of(name, place)), role)
+
+
+def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontConfig:
     return FrontConfig(
         FRONT,
         boot_of(FRONT, life),
-        tuple(member_of(name, role) for name, role in roles.items()),
+        tuple(members),
         SECRET,
         FINGERPRINT,
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
@@ -134,13 +140,14 @@ class Cluster:
         self.roles = shape.roles()
         for name in self.roles:
             self.start(name)
-        self.front = SimFront(self.world, front_config(shape, self.roles, 1))
+        members = [member_of(name, role) for name, role in self.roles.items()]
+        self.front = SimFront(self.world, front_config(shape, members, 1))
 
-    def start(self, name: PeerName) -> SimWorker:
-        """A process of that name starts, with a boot of its own."""
+    def start(self, name: PeerName, **changes: Any) -> SimWorker:
+        """A process of that name starts, with a boot of its own. `changes`: fields of its configuration."""
         self.lives[name] = self.lives.get(name, 0) + 1
-        config = worker_config(self.shape, name, self.roles[name], self.lives[name])
-        return SimWorker(self.world, config, stall_s=self.shape.stall_s)
+        config = replace(worker_config(self.shape, name, self.roles[name], self.lives[name]), **changes)
+        return SimWorker(self.world, config, url_of(name), stall_s=self.shape.stall_s)
 
     def warm_up(self) -> None:
         """Run until the front is ready."""

@@ -49,6 +49,10 @@ class FaultKind(Enum):
     CLOCK_JUMP = "clock_jump"
     DRAIN = "drain"
     LATE_REGISTRATION = "late_registration"
+    MOVE = "move"
+    """A worker starts again at another address: its port was taken meanwhile."""
+    MISFIT = "misfit"
+    """A worker starts again with another model, and then once more with the right one."""
 
     CLIENT_LEAVES = "client_leaves"
     STOP_STRING = "stop_string"

@@ -54,11 +54,15 @@ class Knobs:
     """False: shared memory. Bytes land although the endpoint is gone; the supervisor restarts who cannot free pages."""
     late_starts: bool
     """Processes start in any order over a second, and are registered late."""
+    moves: bool = False
+    """A worker that starts again listens elsewhere."""
+    misfits: float = 0.0
+    """Of the workers that start again: so many have another model at first."""
 
 
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
-    chance = Chance(seed, "knobs")
+    chance, comebacks = Chance(seed, "knobs"), Chance(seed, "comebacks")
     evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
     page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
     largest = _largest(chance, page_size)
@@ -83,6 +87,8 @@ def draw_knobs(seed: int) -> Knobs:
         land_s=chance.log_uniform(0.0002, 0.02),
         can_fence=not chance.hits(0.04),
         late_starts=chance.hits(0.2),
+        moves=comebacks.hits(0.1),
+        misfits=0.5 if comebacks.hits(0.1) else 0.0,
     )
 
 

@@ -92,6 +92,8 @@ class SimProcess(ABC):
         self.is_alive = True
         self._is_stopped = False
         self._backlog: list[Callable[[], None]] = []
+        self.dialled: dict[PeerName, str] = {}
+        """Where it looks for a peer; a peer it does not dial is answered over the peer's own connection."""
         self.world = world
         self._next_tick: float | None = None
         world.admit(self)
@@ -128,6 +130,12 @@ class SimProcess(ABC):
         for call in backlog:
             self._turn_to(call)
 
+    def _connect(self, action: Dial | HangUp) -> None:
+        if isinstance(action, Dial):
+            self.dialled[PeerName(action.address.name)] = action.address.url
+        else:
+            self.dialled.pop(action.peer, None)
+
     @abstractmethod
     def handle(self, event: FrameIn | PeerDied) -> None:
         """Deal with it, at once."""
@@ -150,6 +158,7 @@ class SimWorker(SimProcess):
         self,
         world: Surroundings,
         config: InstanceConfig,
+        url: str,
         pace: Pace | None = None,
         fence_result: FenceResult = FenceResult.CLOSED,
         stall_s: float = 5.0,
@@ -158,6 +167,7 @@ class SimWorker(SimProcess):
         self.memory = StampMemory(config.cache, config.num_pages, config.num_aux_slots)
         config = replace(config, regions=region_infos(self.memory))
         self.config = config
+        self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
         self.transport = SimTransport(config.name, world.fabric, self.memory.memory, fence_result, config.evidence)
         self.transport.on_news = self._news
@@ -192,7 +202,7 @@ class SimWorker(SimProcess):
                 case SendFrame():
                     self.world.send(self.name, action.peer, action.envelope)
                 case Dial() | HangUp():
-                    pass  # names are addresses here
+                    self._connect(action)
                 case command:
                     self._commands.append(command)
         if self._commands:
@@ -305,14 +315,14 @@ class SimFront(SimProcess):
             match action:
                 case SendFrame():
                     self.world.send(self.name, action.peer, action.envelope)
+                case Dial() | HangUp():
+                    self._connect(action)
                 case Deliver():
                     _deliver(self.answers[action.room], action.delta)
                 case Fail():
                     answer = self.answers[action.room]
                     answer.error, answer.ends = action.error, answer.ends + 1
                     self.world.trace.note(self.world.now, "client", action.error.reason.value)
-                case _:
-                    pass
         self._tick_at(self.core.next_timer())
         self.world.touched(self)
 

@@ -7,7 +7,7 @@ The same seed gives the same run (I21: equal trace digests). A breach of an inva
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from deltaserve.base.errors import IntegrityError
@@ -15,7 +15,7 @@ from deltaserve.base.ids import Namespace, PeerName
 from deltaserve.cache.pages import PageEvent, PageState
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
-from deltaserve.routing.api import WorkerUp
+from deltaserve.routing.api import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
 from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, worker_config
@@ -50,6 +50,7 @@ _STRANDED_S = 6.0
 TicketMove = tuple[Enum, Enum]
 PageMove = tuple[PageState, PageEvent]
 """(state, event): a cell of a transition table."""
+Compat = tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ class FaultyWorld(World):
         self._links = links
 
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
+        if not self.reaches(src, dst):
+            return
         for copy in self._links.copies(src, dst, encode(envelope), self.now):
             self.carry(src, dst, copy.frame, copy.delay)
 
@@ -121,6 +124,10 @@ class Run:
         self._roles = knobs.shape.roles()
         self._disorder = Disorder(self, list(self._roles), FRONT, Chance(seed, "disorder"), self._links)
         self._lives: Counter[PeerName] = Counter()
+        self._comebacks = Chance(seed, "misfits")
+        self._misfit_rate = knobs.misfits
+        self._misfits: set[PeerName] = set()
+        """Who runs with another model."""
         self._unregistered = set(self._roles) if knobs.late_starts else set()
         self._upcoming = list(reversed(knobs.events))
         self._page_moves: Counter[PageMove] = Counter()
@@ -178,14 +185,16 @@ class Run:
         """From now on nothing goes wrong any more. What is on its way keeps its fate."""
         self._links.heal()
         self._writes.heal()
-        self._non_finite = 0.0
+        self._non_finite = self._misfit_rate = 0.0
         self._upcoming.clear()
         self._unregistered.clear()
         self._disorder.heal()
         for worker in self.world.workers.values():
             worker.executor.spoil_next = False
-        for name, role in self._roles.items():
-            self._front.register(WorkerUp(member_of(name, role)))
+        for name in sorted(self._misfits & self.world.workers.keys()):
+            self._start_rightly(name, self._lives[name])
+        for name in self._roles:
+            self._front.register(WorkerUp(self._member(name)))
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
@@ -276,14 +285,14 @@ class Run:
         self._lives[name] += 1
         pace = self._pace()
         if name == FRONT:
-            known = {n: role for n, role in self._roles.items() if n not in self._unregistered}
+            known = [self._member(n) for n in self._roles if n not in self._unregistered]
             SimFront(self.world, front_config(self.knobs.shape, known, self._lives[name]), pace)
             return
-        role = self._roles[name]
-        config = worker_config(self.knobs.shape, name, role, self._lives[name])
+        config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
+        config = replace(config, compat=self._compat(name, config.compat))
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
-        SimWorker(self.world, config, pace, fence, self.knobs.shape.stall_s)
-        if name in self._unregistered or self._chance.hits(0.5):
+        SimWorker(self.world, config, self._member(name).address.url, pace, fence, self.knobs.shape.stall_s)
+        if name in self._unregistered or self._chance.hits(0.5) or self.knobs.moves:
             if name in self._unregistered:
                 self.faults[FaultKind.LATE_REGISTRATION] += 1
             self._unregistered.discard(name)
@@ -291,7 +300,36 @@ class Run:
 
     def _register(self, name: PeerName) -> None:
         if self._front.is_alive and name in self.world.workers:
-            self._front.register(WorkerUp(member_of(name, self._roles[name])))
+            self._front.register(WorkerUp(self._member(name)))
+
+    def _member(self, name: PeerName) -> Member:
+        """The worker, where it listens in its latest life."""
+        place = max(0, self._lives[name] - 1) if self.knobs.moves else 0
+        return member_of(name, self._roles[name], place)
+
+    def _compat(self, name: PeerName, right: Compat) -> Compat:
+        """Of the life that begins."""
+        is_back = self._lives[name] > 1
+        self.faults[FaultKind.MOVE] += is_back and self.knobs.moves
+        if not (is_back and name not in self._misfits and self._comebacks.hits(self._misfit_rate)):
+            self._misfits.discard(name)
+            return right
+        self.faults[FaultKind.MISFIT] += 1
+        self._misfits.add(name)
+        life, when = self._lives[name], self.world.now + self._comebacks.log_uniform(0.05, 3.0)
+        self.world.at(when, lambda: self._start_rightly(name, life))
+        return (("model", "another"),)
+
+    def _start_rightly(self, name: PeerName, life: int) -> None:
+        """Whoever runs it has seen why it is not used."""
+        worker = self.world.workers.get(name)
+        if worker is None or self._lives[name] != life:
+            return
+        self.world.end(name)
+        if self._comebacks.hits(0.5):
+            self.world.tell_death(name)
+        self.bury(worker)
+        self.start(name)
 
     def bury(self, process: SimProcess) -> None:
         if isinstance(process, SimFront):

@@ -85,10 +85,18 @@ class World:
     # ------------------------------------------------------------ links
 
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
-        """Through the real codec, with whatever the link does to it."""
+        """Through the real codec, with whatever the link does to it. Lost when the peer is not where it was dialled."""
+        if not self.reaches(src, dst):
+            return
         frame = encode(envelope)
         for delay in self.link(src, dst, envelope):
             self.carry(src, dst, frame, delay)
+
+    def reaches(self, src: PeerName, dst: PeerName) -> bool:
+        """Whether a connection that was dialled leads to the process of that name."""
+        sender, peer = self.process(src), self.workers.get(dst)
+        url = None if sender is None else sender.dialled.get(dst)
+        return url is None or peer is None or peer.url == url
 
     def carry(self, src: PeerName, dst: PeerName, frame: bytes, delay: float) -> None:
         """A copy of a frame arrives after `delay`, and after those sent before it; lost when the connection breaks."""
