@@ -2,13 +2,20 @@
 
 import socket as sockets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from deltaserve.base.ids import PeerName
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope, Heartbeat, Message, PeerAddress
 
 PATIENCE_S = 20.0
 """Far beyond what anything here takes: a test that needs it fails."""
+
+
+MakeLinks = Callable[..., Links]
+"""The fixture that makes links and closes them after the test."""
+PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 
 
 def envelope(src: str, body: Message | None = None, boot: int = 1) -> Envelope:
@@ -47,3 +54,13 @@ def send_garbage(listener: sockets.socket) -> None:
         connection.sendall(bytes(range(64)))
         while connection.recv(1 << 16):
             pass
+
+
+def connect(make_links: MakeLinks, **options: object) -> tuple[Links, Links]:
+    """(listening as prefill-0, dialled to it as decode-0), with one frame already received by the listener."""
+    listener, dialer = make_links(**options), make_links(**options)
+    port = listener.listen("127.0.0.1", 0)
+    dialer.dial(address(PREFILL, port))
+    dialer.send(PREFILL, envelope(DECODE))
+    assert [e.src for e in receive(listener)] == [DECODE]
+    return listener, dialer

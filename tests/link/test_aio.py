@@ -133,3 +133,22 @@ def test_a_front_hears_over_a_link_that_was_dialled_again(make_links: Callable[.
             assert [heard.src for heard in await inbox.take(1)] == [WORKER]
 
     asyncio.run(talk())
+
+
+def test_a_front_hears_that_a_connection_ended(make_links: Callable[..., Links]) -> None:
+    worker = make_links()
+    port = worker.listen("127.0.0.1", 0)
+
+    async def talk() -> None:
+        broken: asyncio.Queue[PeerName] = asyncio.Queue()
+        links = AsyncLinks(Links(), lambda heard: None, broken.put_nowait)
+        try:
+            links.dial(address(WORKER, port))
+            assert links.send(WORKER, envelope(FRONT))
+            await asyncio.to_thread(receive, worker)
+            worker.close()
+            assert await asyncio.wait_for(broken.get(), PATIENCE_S) == WORKER
+        finally:
+            links.close()
+
+    asyncio.run(talk())

@@ -2,7 +2,6 @@
 
 import socket as sockets
 import time
-from collections.abc import Callable
 
 import pytest
 import zmq
@@ -11,24 +10,23 @@ from deltaserve.base.errors import ConfigError, FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.link.limits import LinkLimits
-from deltaserve.link.links import Links
 from deltaserve.link.security import LinkSecurity
 from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import Cancel, Offer, PeerAddress
-from tests.link.frames import PATIENCE_S, address, envelope, is_silent, receive, send_garbage
+from tests.link.frames import (
+    DECODE,
+    PATIENCE_S,
+    PREFILL,
+    MakeLinks,
+    address,
+    connect,
+    envelope,
+    is_silent,
+    receive,
+    send_garbage,
+)
 
-MakeLinks = Callable[..., Links]
-PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
-
-
-def connect(make_links: MakeLinks, **options: object) -> tuple[Links, Links]:
-    """(listening as prefill-0, dialled to it as decode-0), with one frame already received by the listener."""
-    listener, dialer = make_links(**options), make_links(**options)
-    port = listener.listen("127.0.0.1", 0)
-    dialer.dial(address(PREFILL, port))
-    dialer.send(PREFILL, envelope(DECODE))
-    assert [e.src for e in receive(listener)] == [DECODE]
-    return listener, dialer
+FRONT = PeerName("front")
 
 
 def raw_dealer(port: int) -> tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]:

@@ -6,7 +6,7 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Boot, PeerName
-from deltaserve.peer.table import PEER_TRANSITIONS, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.peer.table import PEER_TRANSITIONS, Patience, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.wire.messages import Envelope, Facts, Heartbeat, Hello
 
 OURS, EARLIER, THEIRS, LATER = Boot(1), Boot(6), Boot(7), Boot(8)
@@ -24,7 +24,7 @@ PATHS: dict[PeerState, tuple[PeerEvent, ...]] = {
 
 
 def table_in(state: PeerState) -> PeerTable:
-    table = PeerTable(PeerName("decode-0"), OURS, lost_after_s=1.5)
+    table = PeerTable(PeerName("decode-0"), OURS, Patience(lost_s=5.0, suspect_s=1.5))
     for event in PATHS[state]:
         table.move(table.get(PEER), event)
     return table
@@ -126,8 +126,32 @@ def test_dead_boots_are_bounded_and_the_oldest_goes_first() -> None:
 def test_only_live_peers_can_fall_silent(state: PeerState) -> None:
     table = table_in(state)
     is_live = state in (PeerState.READY, PeerState.GREETING)
-    assert table.silent(1.5) == []
-    assert [p.name for p in table.silent(1.6)] == ([PEER] if is_live else [])
+    assert table.silent(4.9) == []
+    assert [p.name for p in table.silent(5.0)] == ([PEER] if is_live else [])
+    table.broke(PEER, 1.0)
+    assert table.silent(2.4) == []
+    assert [p.name for p in table.silent(2.5)] == ([PEER] if is_live else [])
+
+
+def test_a_frame_heals_a_broken_connection() -> None:
+    table = table_in(PeerState.READY)
+    table.get(PEER).boot = THEIRS
+    table.broke(PEER, 1.0)
+    table.judge(frame(THEIRS), 2.0)
+    assert table.silent(6.9) == []
+    assert [p.name for p in table.silent(7.0)] == [PEER]
+
+
+def test_time_in_which_this_process_stood_still_counts_against_nobody() -> None:
+    table = table_in(PeerState.READY)
+    table.broke(PEER, 1.0)
+    table.excuse(10.0, 11.5)
+    assert table.silent(12.4) == []
+    assert [p.name for p in table.silent(12.5)] == [PEER]
+    table.judge(frame(THEIRS), 12.0)
+    table.rebooted(table.get(PEER), THEIRS, 12.0)
+    table.excuse(10.0, 13.0)
+    assert table.lost_at(table.get(PEER)) == 18.0, "nobody was heard of in the future"
 
 
 def test_a_sealed_frame_names_both_boots() -> None:

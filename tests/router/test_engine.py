@@ -22,7 +22,7 @@ from tests.routing.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation
 class House:
     """A front and its workers, in one event loop."""
 
-    def __init__(self, workers: Sequence[ScriptedWorker], peer_lost_s: float = 1.5) -> None:
+    def __init__(self, workers: Sequence[ScriptedWorker], peer_lost_s: float = 5.0) -> None:
         self.workers = {worker.name: worker for worker in workers}
         config = FrontConfig(
             name=FRONT,
@@ -47,7 +47,12 @@ class House:
         return asyncio.create_task(deltas())
 
     async def ready(self) -> None:
-        await until(lambda: self.engine.ready() is None)
+        """Every worker is, not just a pair."""
+
+        def states() -> set[str]:
+            return {worker["state"] for worker in self.engine.stats()["workers"]}  # type: ignore[attr-defined]
+
+        await until(lambda: self.engine.ready() is None and states() == {"ready"})
 
     async def restart(self, name: str) -> None:
         """The same worker again, same port, another life."""
@@ -56,7 +61,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(*names: str, peer_lost_s: float = 1.5) -> AsyncIterator[House]:
+async def house(*names: str, peer_lost_s: float = 5.0) -> AsyncIterator[House]:
     made = House([ScriptedWorker(name, 100 + i) for i, name in enumerate(names)], peer_lost_s)
     try:
         await made.ready()
@@ -192,10 +197,10 @@ def test_a_slow_client_gets_everything_in_fewer_deltas() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_restart(is_told: bool) -> None:
-    """By a death notice at once, without one by the missing heartbeats."""
+    """By a death notice at once; without one by its broken connection, after which no heartbeat came."""
 
     async def scenario() -> None:
-        async with house("prefill-0", "decode-0") as h:
+        async with house("prefill-0", "decode-0", peer_lost_s=600.0) as h:
             task = h.collect(generation(1))
             await h["decode-0"].hears(Submit)
             h["decode-0"].tokens(room(1), 0, [7])

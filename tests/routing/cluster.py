@@ -7,7 +7,7 @@ from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
 from deltaserve.base.keys import seed_check
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
+from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied, SendFrame
 from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerUp
 from deltaserve.routing.front import FrontCore
@@ -135,6 +135,9 @@ class Cluster:
 
     def die(self, name: str) -> None:
         self._take(self.front.handle(PeerDied(PeerName(name)), self.now))
+
+    def broken(self, name: str) -> None:
+        self._take(self.front.handle(LinkBroken(PeerName(name)), self.now))
 
     def up(self, worker: Member) -> None:
         self._take(self.front.handle(WorkerUp(worker), self.now))

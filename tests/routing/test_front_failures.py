@@ -79,7 +79,7 @@ def test_a_lost_decode_worker_is_replaced_before_the_first_token(how: str) -> No
     if how == "death":
         cluster.die("decode-0")
     elif how == "silence":
-        cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+        cluster.run_until(5.1, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
     else:
         cluster.reboot("decode-0")
         cluster.hello("decode-0")
@@ -124,7 +124,7 @@ def test_the_only_decode_worker_lost_ends_its_rooms() -> None:
 def test_a_decode_worker_back_from_a_pause_is_told_to_drop_what_it_lost() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.submit(1)
-    cluster.run_until(1.6, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
+    cluster.run_until(5.1, heartbeats_of=["prefill-0", "prefill-1", "decode-1"])
     cluster.hello("decode-0")  # the same boot: it was only paused
     cluster.tokens("decode-0", 1, 0, [66])
     cluster.tokens("decode-1", 1, 0, [5])

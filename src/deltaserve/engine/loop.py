@@ -20,7 +20,17 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.transfer_thread import Reports, TransferThread
-from deltaserve.instance.api import Action, Dial, DrainRequested, FrameIn, HangUp, Instance, PeerDied, SendFrame
+from deltaserve.instance.api import (
+    Action,
+    Dial,
+    DrainRequested,
+    FrameIn,
+    HangUp,
+    Instance,
+    LinkBroken,
+    PeerDied,
+    SendFrame,
+)
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown
 from deltaserve.link.parent import Parent
@@ -130,6 +140,8 @@ class Loop:
         for socket in readable:
             for envelope in self._links.receive(socket):
                 self._perform(self._instance.handle(FrameIn(envelope), now))
+        for peer in self._links.take_broken():
+            self._perform(self._instance.handle(LinkBroken(peer), now))
         if self._num_stop_signals:
             self._drain(now)
         timer = self._instance.next_timer()

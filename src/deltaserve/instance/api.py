@@ -15,7 +15,7 @@ import msgspec
 
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkEvent, PeerDied, SendFrame
+from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkBroken, LinkEvent, PeerDied, SendFrame
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transport.base import Evidence
@@ -31,6 +31,7 @@ __all__ = [
     "Instance",
     "InstanceConfig",
     "InstanceOptions",
+    "LinkBroken",
     "PeerDied",
     "SendFrame",
 ]
@@ -63,8 +64,10 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A name in sched.policy.POLICIES."""
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
-    peer_lost_s: float = 1.5
+    peer_lost_s: float = 5.0
     """On decode: a prefill worker silent for so long fails its requests and is fenced."""
+    peer_suspect_s: float = 1.5
+    """The same when the connection to it broke, and nothing was heard since."""
     peer_lease_s: float = 5.0
     """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
     drain_timeout_s: float = 1.0

@@ -7,7 +7,7 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.checks import Refusal, refuse_submit
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.instance.links import Links
@@ -72,6 +72,8 @@ class DecodeInstance:
             case PeerDied():
                 self.links.died(event.peer)
                 self._drop_peer(event.peer, FailReason.PEER_LOST, now)
+            case LinkBroken():
+                self.links.table.broke(event.peer, now)
             case DrainRequested():
                 self._is_draining = True
             case _:

@@ -17,7 +17,7 @@ import xxhash
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, Dial, InstanceConfig, SendFrame
 from deltaserve.instance.checks import are_pair, may_say
-from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
@@ -59,9 +59,11 @@ class _Greeting:
 class Links:
     """All links of one instance. Actions go to `out`, which the instance empties."""
 
-    def __init__(self, config: InstanceConfig, facts: Facts, lost_after_s: float, out: list[Action]) -> None:
+    def __init__(self, config: InstanceConfig, facts: Facts, lost_s: float, out: list[Action]) -> None:
+        """`lost_s`: silence after which a peer is given up while its connection stands."""
         self.config = config
-        self.table = PeerTable(config.name, Boot(config.boot), lost_after_s)
+        self.table = PeerTable(config.name, Boot(config.boot), Patience(lost_s, config.options.peer_suspect_s))
+        self._next_beat: float | None = None
         self._facts = facts
         self._out = out
         self._compat = dict(config.compat)
@@ -261,6 +263,9 @@ class Links:
 
     def beat(self, now: float) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns peers that fell silent."""
+        if self._next_beat is not None:
+            self.table.excuse(max(0.0, now - self._next_beat), now)
+        self._next_beat = now + self.config.options.heartbeat_s
         silent = [p for p in self.table.silent(now) if p.is_ready]
         self._forget_strangers(now)
         for peer in self.table:

@@ -8,7 +8,7 @@ last; a prefix only this side had cached goes out first, before the rest is comp
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, PeerDied
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.checks import Refusal, grant_fits, refuse_offer
 from deltaserve.instance.links import Links
 from deltaserve.instance.meter import Meter
@@ -73,6 +73,8 @@ class PrefillInstance:
             case PeerDied():
                 self.links.died(event.peer)
                 self._drop_peer(event.peer)
+            case LinkBroken():
+                self.links.table.broke(event.peer, now)
             case DrainRequested():
                 self._is_draining = True
             case _:

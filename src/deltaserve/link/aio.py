@@ -15,10 +15,16 @@ class AsyncLinks:
     ZeroMQ's file descriptor signals changes, not readiness: after each send the socket is looked at again.
     """
 
-    def __init__(self, links: Links, on_envelope: Callable[[Envelope], None]) -> None:
-        """Takes over `links`, which may be listening already."""
+    def __init__(
+        self,
+        links: Links,
+        on_envelope: Callable[[Envelope], None],
+        on_broken: Callable[[PeerName], None] | None = None,
+    ) -> None:
+        """Takes over `links`, which may be listening already. `on_broken`: a dialled peer's connection ended."""
         self._links = links
         self._on_envelope = on_envelope
+        self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._watched: dict[Socket, int] = {}
         """Socket |-> its file descriptor."""
@@ -55,7 +61,7 @@ class AsyncLinks:
 
     def _watch(self) -> None:
         """Follow the set of sockets."""
-        current = set(self._links.sockets())
+        current = {*self._links.sockets(), *self._links.monitors()}
         for socket in self._watched.keys() - current:
             self._loop.remove_reader(self._watched.pop(socket))
         for socket in current - self._watched.keys():
@@ -71,10 +77,13 @@ class AsyncLinks:
     def _look(self) -> None:
         """Read every socket that has something; come back soon for what a bounded turn left."""
         self._is_look_due = False
-        for socket in list(self._watched):
+        for socket in self._links.sockets():
             if socket not in self._watched or not is_readable(socket):
                 continue
             for envelope in self._links.receive(socket):
                 self._on_envelope(envelope)
+        for peer in self._links.take_broken():
+            if self._on_broken is not None:
+                self._on_broken(peer)
         if any(is_readable(socket) for socket in self._watched):
             self._look_soon()

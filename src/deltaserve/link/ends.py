@@ -21,6 +21,8 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 200
 """A restarted peer is found again that soon. A try costs a packet."""
 _HANG_UP_LINGER_MS = 500
+_MAX_BREAKS = 100
+"""Read of a connection in a turn."""
 
 
 class Sent(Enum):
@@ -84,6 +86,8 @@ class Dialer:
         if not _is_tcp(url):
             raise ConfigError(f"worker links are tcp://host:port, not {url[:80]!r}")
         self.socket = _open(context, zmq.DEALER, limits)
+        self.monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        """Readable when the connection ended; ZeroMQ makes a new one by itself."""
         self.socket.reconnect_ivl = _RECONNECT_MS
         self.socket.reconnect_ivl_max = _RECONNECT_MAX_MS
         self.socket.ipv6 = "[" in url
@@ -92,7 +96,7 @@ class Dialer:
         try:
             self.socket.connect(url)
         except zmq.ZMQError as error:
-            self.socket.close(linger=0)
+            self.close(linger_ms=0)
             raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
 
     def send(self, frame: bytes) -> Sent:
@@ -100,7 +104,13 @@ class Dialer:
 
     def close(self, linger_ms: int = _HANG_UP_LINGER_MS) -> None:
         """What was accepted for sending has that long to leave; this call does not wait for it."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
+
+    def take_broken(self) -> bool:
+        """Whether the connection ended since this was last asked."""
+        return is_readable(self.monitor) and bool(receive_parts(self.monitor, _MAX_BREAKS))
 
 
 def receive_parts(socket: Socket, limit: int) -> list[list[bytes]]:

@@ -119,16 +119,25 @@ class Links:
         listening = [self._listener.socket] if self._listener is not None else []
         return listening + list(self._names)
 
+    def monitors(self) -> list[Socket]:
+        """Readable when `take_broken` has something to tell. They change as `sockets` does."""
+        return [dialer.monitor for dialer in self._dialled.values()]
+
+    def take_broken(self) -> list[PeerName]:
+        """Dialled peers whose connection ended since this was last asked: they are dialled again, and may be gone."""
+        return [name for name, dialer in self._dialled.items() if dialer.take_broken()]
+
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> list[Socket]:
-        """Block until a socket or one of the file descriptors is readable, or the time is over.
+        """Block until a socket, a monitor or one of the file descriptors is readable, or the time is over.
 
         Returns the readable sockets.
         """
         poller = zmq.Poller()
-        for source in (*self.sockets(), *fds):
+        sockets = self.sockets()
+        for source in (*sockets, *self.monitors(), *fds):
             poller.register(source, zmq.POLLIN)
-        ready = poller.poll(max(0, round(timeout_s * 1000 + 0.5)))
-        return [source for source, _ in ready if isinstance(source, zmq.Socket)]
+        ready = {source for source, _ in poller.poll(max(0, round(timeout_s * 1000 + 0.5)))}
+        return [socket for socket in sockets if socket in ready]
 
     def receive(self, socket: Socket) -> list[Envelope]:
         """Frames that are there now, a bounded number. Call again while the socket polls readable."""

@@ -24,6 +24,13 @@ class PeerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkBroken:
+    """The connection dialled to the peer ended. The link dials again by itself: only silence from now on means much."""
+
+    peer: PeerName
+
+
+@dataclass(frozen=True, slots=True)
 class SendFrame:
     """Send over the link to `peer` (dialled, or learned from the peer's Hello). Dropped when there is none."""
 
@@ -45,5 +52,5 @@ class HangUp:
     peer: PeerName
 
 
-LinkEvent = FrameIn | PeerDied
+LinkEvent = FrameIn | PeerDied | LinkBroken
 LinkAction = SendFrame | Dial | HangUp

@@ -7,6 +7,10 @@
 Everything known about a peer dies with its boot. Frames of an old life may arrive late over another connection: they
 change nothing once it is known to be dead, and while the present one is heard of. A life believed over too early (a
 frame of an older one came first) may come back when the present one falls silent: no belief lasts for ever.
+
+Silence is weak evidence: a machine with too much to do is silent as well, and so is everybody to a process that stood
+still itself. So a peer whose connection stands is given long, one whose connection broke little, and time in which this
+process did not get its turn counts against nobody (local pause detection: CASSANDRA-9183).
 """
 
 from collections import OrderedDict
@@ -79,6 +83,16 @@ class Verdict(Enum):
     """Meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How much silence, in seconds."""
+
+    lost_s: float
+    """Of a peer whose connection stands, as far as we know: it is lost."""
+    suspect_s: float
+    """Since its connection broke: it is lost. Else others are preferred."""
+
+
 @dataclass(slots=True)
 class Peer:
     """What is known of one peer."""
@@ -88,6 +102,8 @@ class Peer:
     boot: Boot | None = None
     hello: Hello | None = None
     last_heard: float = 0.0
+    broken_since: float | None = None
+    """When its connection ended; None: it was heard of since."""
     dead_boots: OrderedDict[Boot, None] = field(default_factory=OrderedDict)
 
     @property
@@ -103,10 +119,10 @@ _TAKE_OVER_S = 1.0
 class PeerTable:
     """All peers of the process `name`, which runs as `boot`."""
 
-    def __init__(self, name: PeerName, boot: Boot, lost_after_s: float) -> None:
+    def __init__(self, name: PeerName, boot: Boot, patience: Patience) -> None:
         self.name = name
         self.boot = boot
-        self._lost_after_s = lost_after_s
+        self._patience = patience
         self._peers: dict[PeerName, Peer] = {}
 
     def __iter__(self) -> Iterator[Peer]:
@@ -145,17 +161,18 @@ class PeerTable:
             return Verdict.WRONG_ADDRESSEE
         if peer.boot != boot:
             return Verdict.NEW_BOOT
-        peer.last_heard = now
+        peer.last_heard, peer.broken_since = now, None
         return Verdict.CURRENT
 
     def _is_rival(self, peer: Peer, boot: Boot, now: float) -> bool:
         """Whether the peer's name is taken by another process that is heard of."""
         silence = now - peer.last_heard
-        return peer.boot is not None and peer.boot != boot and silence < min(_TAKE_OVER_S, self._lost_after_s)
+        return peer.boot is not None and peer.boot != boot and silence < min(_TAKE_OVER_S, self._patience.lost_s)
 
     def rebooted(self, peer: Peer, boot: Boot, now: float) -> None:
         """`boot` is the peer's process start from now on. State UNKNOWN again."""
-        peer.boot, peer.hello, peer.state, peer.last_heard = boot, None, PeerState.UNKNOWN, now
+        peer.boot, peer.hello, peer.state = boot, None, PeerState.UNKNOWN
+        peer.last_heard, peer.broken_since = now, None
 
     def bury(self, peer: Peer) -> None:
         """The peer's current boot is known to be over: its frames are ignored from now on."""
@@ -166,10 +183,30 @@ class PeerTable:
             peer.dead_boots.popitem(last=False)
         peer.boot, peer.hello = None, None
 
+    def broke(self, peer: PeerName, now: float) -> None:
+        """The connection to a peer ended."""
+        if peer in self._peers:
+            self._peers[peer].broken_since = now
+
+    def excuse(self, pause_s: float, now: float) -> None:
+        """This process stood still for so long: it heard of nobody, and cannot say that nobody spoke."""
+        for peer in self._peers.values():
+            peer.last_heard = min(now, peer.last_heard + pause_s)
+            if peer.broken_since is not None:
+                peer.broken_since = min(now, peer.broken_since + pause_s)
+
+    def lost_at(self, peer: Peer) -> float:
+        """When the peer is lost if it stays silent."""
+        when = peer.last_heard + self._patience.lost_s
+        return when if peer.broken_since is None else min(when, peer.broken_since + self._patience.suspect_s)
+
+    def is_suspect(self, peer: Peer, now: float) -> bool:
+        return now - peer.last_heard > self._patience.suspect_s
+
     def silent(self, now: float) -> list[Peer]:
-        """Ready or greeted peers not heard of for `lost_after_s`."""
+        """Ready or greeted peers that are to be given up."""
         live = (PeerState.READY, PeerState.GREETING)
-        return [p for p in self._peers.values() if p.state in live and now - p.last_heard > self._lost_after_s]
+        return [p for p in self._peers.values() if p.state in live and now >= self.lost_at(p)]
 
     def seal(self, peer: PeerName, body: Message, closed_below: int = 1) -> Envelope:
         """Address a message: to the peer's known boot; a Hello may go to an unknown one."""

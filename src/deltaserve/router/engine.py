@@ -13,7 +13,7 @@ from deltaserve.base.errors import FailReason, IntegrityError
 from deltaserve.base.ids import PeerName, Room
 from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
-from deltaserve.peer.link import Dial, FrameIn, HangUp, PeerDied, SendFrame
+from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.router.stream import Stream
 from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
@@ -34,7 +34,7 @@ class RouterEngine:
         """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
         self._core = FrontCore(config)
         self._loop = asyncio.get_running_loop()
-        self._links = AsyncLinks(links, self._on_envelope)
+        self._links = AsyncLinks(links, self._on_envelope, lambda peer: self._handle(LinkBroken(peer)))
         self._streams: dict[Room, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._num_ticks = 0

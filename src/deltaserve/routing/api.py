@@ -87,7 +87,10 @@ class FrontConfig:
     max_resident_keys: int = 1 << 20
     """Page keys remembered per worker."""
     heartbeat_s: float = 0.5
-    peer_lost_s: float = 1.5
+    peer_lost_s: float = 5.0
+    """A worker silent for so long is lost, and with it what has begun there."""
+    peer_suspect_s: float = 1.5
+    """One whose connection broke is lost after so much silence; for others new rooms go elsewhere if they can."""
     stale_report_s: float = 1.0
     """From this age on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0

@@ -13,7 +13,7 @@ from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, Requ
 from deltaserve.base.ids import Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.tokens import token_len, unpack_u32
-from deltaserve.peer.link import FrameIn, PeerDied
+from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
@@ -76,6 +76,8 @@ class FrontCore:
                 if worker is not None:
                     self.workers.died(worker, now)
                     self._on_gone(worker, now)
+            case LinkBroken(peer):
+                self.workers.broke(peer, now)
             case FrameIn(envelope):
                 delivery = self.workers.receive(envelope, now)
                 if delivery is not None and delivery.is_gone:
@@ -209,7 +211,9 @@ class FrontCore:
         if not tokens:
             return
         if not live.is_started:
-            self._on_first_token(live, now)
+            live.first_token_s = now - live.submitted_at
+            self.placer.succeeded(live.placement)
+            self._advance(live, RoomEvent.TOKENS)
         live.num_tokens += len(tokens)
         live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=tuple(logprobs)))
         self._deliver_held(live)
@@ -219,11 +223,6 @@ class FrontCore:
         if live.has_prompt_logprobs:
             self._out.extend(Deliver(live.room, delta) for delta in live.held)
             live.held.clear()
-
-    def _on_first_token(self, live: LiveRoom, now: float) -> None:
-        live.first_token_s = now - live.submitted_at
-        self.placer.succeeded(live.placement)
-        self._advance(live, RoomEvent.TOKENS)
 
     def _on_prompt_logprobs(self, worker: Worker, message: PromptLogprobs, now: float) -> None:
         live = self._live(worker, Room(message.room), now)

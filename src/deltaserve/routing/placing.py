@@ -103,8 +103,10 @@ class Placer:
         return self._policy.choose(sample.prompt_len, pairs, self._prices)
 
     def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
-        names = set(self.breakers.advised([w.name for w in workers], now))
-        return [w for w in workers if w.name in names]
+        """Those who are heard of and whose circuit is closed; whoever is there where nobody is."""
+        heard = [w for w in workers if not self._workers.is_suspect(w, now)] or workers
+        names = set(self.breakers.advised([w.name for w in heard], now))
+        return [w for w in heard if w.name in names]
 
     def _hit_len(self, sample: Sample, worker: Worker) -> int:
         if sample.generation.cache is CacheUse.BYPASS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
-from deltaserve.peer.table import Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.routing.api import FrontConfig, Member
 from deltaserve.routing.load import Report
 from deltaserve.routing.wellness import Wellness
@@ -115,7 +115,7 @@ class Workers:
     def __init__(self, config: FrontConfig, emit: Callable[[LinkAction], None]) -> None:
         self._config = config
         self._emit = emit
-        self._table = PeerTable(config.name, config.boot, config.peer_lost_s)
+        self._table = PeerTable(config.name, config.boot, Patience(config.peer_lost_s, config.peer_suspect_s))
         self._workers: dict[PeerName, Worker] = {}
         for spec in config.workers:
             name = PeerName(spec.address.name)
@@ -310,7 +310,8 @@ class Workers:
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
-        silent = [w for w in self._workers.values() if w.peer.state in _THERE and now >= self._lost_at(w)]
+        self._table.excuse(max(0.0, now - self._next_beat), now)
+        silent = [w for w in self._workers.values() if w.peer.state in _THERE and now >= self._table.lost_at(w.peer)]
         if now >= self._next_beat:
             self._next_beat = now + self._config.heartbeat_s
             for worker in self._workers.values():
@@ -321,11 +322,17 @@ class Workers:
         return silent
 
     def next_timer(self) -> float:
-        return min([self._next_beat, *(self._lost_at(w) for w in self._workers.values() if w.peer.state in _THERE)])
+        return min(
+            [self._next_beat, *(self._table.lost_at(w.peer) for w in self._workers.values() if w.peer.state in _THERE)]
+        )
 
-    def _lost_at(self, worker: Worker) -> float:
-        """When it is lost if it stays silent. One number for timer and check: rounding must not make the timer spin."""
-        return worker.peer.last_heard + self._config.peer_lost_s
+    def broke(self, name: PeerName, now: float) -> None:
+        """The connection to a worker ended."""
+        self._table.broke(name, now)
+
+    def is_suspect(self, worker: Worker, now: float) -> bool:
+        """It was silent for longer than it should be."""
+        return self._table.is_suspect(worker.peer, now)
 
 
 def _is_sound(status: Status) -> bool:

@@ -47,7 +47,8 @@ class Shape:
     verify_checksums: bool = True
     evidence: Evidence = Evidence.COMPLETION
     heartbeat_s: float = 0.5
-    peer_lost_s: float = 1.5
+    peer_lost_s: float = 5.0
+    peer_suspect_s: float = 1.5
     peer_lease_s: float = 5.0
     drain_timeout_s: float = 1.0
     share_wait_s: float = 2.0
@@ -96,6 +97,7 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,
             peer_lost_s=shape.peer_lost_s,
+            peer_suspect_s=shape.peer_suspect_s,
             peer_lease_s=shape.peer_lease_s,
             drain_timeout_s=shape.drain_timeout_s,
             share_wait_s=shape.share_wait_s,
@@ -122,6 +124,7 @@ def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontCon
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
         heartbeat_s=shape.heartbeat_s,
         peer_lost_s=shape.peer_lost_s,
+        peer_suspect_s=shape.peer_suspect_s,
     )
 
 

@@ -91,7 +91,15 @@ class _Writes(WriteFaults):
 
 def small_knobs() -> Knobs:
     """1 prefill, 1 decode, two requests."""
-    shape = Shape(decode_pages=12, prefill_pages=12, context_len=40, heartbeat_s=0.1, peer_lost_s=0.3, peer_lease_s=1.0)
+    shape = Shape(
+        decode_pages=12,
+        prefill_pages=12,
+        context_len=40,
+        heartbeat_s=0.1,
+        peer_lost_s=0.3,
+        peer_suspect_s=0.2,
+        peer_lease_s=1.0,
+    )
     traffic = Traffic(2, 0.02, largest=24, max_output=4, share=0.9, num_namespaces=1, max_samples=1, oddity=0.0)
     return Knobs(
         shape,

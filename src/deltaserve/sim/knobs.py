@@ -1,7 +1,7 @@
 """One run's conditions, drawn from its seed: sizes, times, which faults and how often (BUGGIFY)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import Shape
@@ -62,11 +62,12 @@ class Knobs:
 
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
-    chance, comebacks = Chance(seed, "knobs"), Chance(seed, "comebacks")
+    chance, more = Chance(seed, "knobs"), Chance(seed, "more knobs")
     evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
     page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
     largest = _largest(chance, page_size)
     shape = _shape(chance, page_size, largest, evidence)
+    shape = replace(shape, peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s)
     traffic = Traffic(
         num_requests=chance.between(2, 9),
         window_s=chance.log_uniform(0.01, 1.5),
@@ -87,8 +88,8 @@ def draw_knobs(seed: int) -> Knobs:
         land_s=chance.log_uniform(0.0002, 0.02),
         can_fence=not chance.hits(0.04),
         late_starts=chance.hits(0.2),
-        moves=comebacks.hits(0.1),
-        misfits=0.5 if comebacks.hits(0.1) else 0.0,
+        moves=more.hits(0.1),
+        misfits=0.5 if more.hits(0.1) else 0.0,
     )
 
 
@@ -126,7 +127,7 @@ def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> 
         verify_checksums=evidence is Evidence.CONTENTS or chance.hits(0.7),
         evidence=evidence,
         heartbeat_s=heartbeat_s,
-        peer_lost_s=3 * heartbeat_s,
+        peer_suspect_s=2 * heartbeat_s,
         peer_lease_s=chance.choose((3.0, 10.0)) * heartbeat_s,
         drain_timeout_s=chance.choose((0.05, 0.3, 1.0)),
         share_wait_s=chance.choose((0.05, 2.0)),

@@ -13,14 +13,13 @@ from deltaserve.instance.api import (
     Dial,
     DrainRequested,
     Event,
-    FrameIn,
     HangUp,
     InstanceConfig,
-    PeerDied,
     SendFrame,
 )
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.peer.link import LinkEvent
 from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front import FrontCore
@@ -107,7 +106,7 @@ class SimProcess(ABC):
         """Call after `delay` of the world's time: later while the process is stopped, never once it has ended."""
         self.world.at(self.world.now + delay, lambda: self._turn_to(call))
 
-    def receive(self, event: FrameIn | PeerDied) -> None:
+    def receive(self, event: LinkEvent) -> None:
         """Something arrives."""
         self._turn_to(lambda: self.handle(event))
 
@@ -137,7 +136,7 @@ class SimProcess(ABC):
             self.dialled.pop(action.peer, None)
 
     @abstractmethod
-    def handle(self, event: FrameIn | PeerDied) -> None:
+    def handle(self, event: LinkEvent) -> None:
         """Deal with it, at once."""
 
     def _tick_at(self, when: float) -> None:
@@ -306,7 +305,7 @@ class SimFront(SimProcess):
     def register(self, up: WorkerUp) -> None:
         self._perform(self.core.handle(up, self.now))
 
-    def handle(self, event: FrameIn | PeerDied) -> None:
+    def handle(self, event: LinkEvent) -> None:
         if self.is_alive:
             self._perform(self.core.handle(event, self.now))
 

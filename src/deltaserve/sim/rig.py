@@ -204,7 +204,8 @@ class Run:
         self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
         shape = self.knobs.shape
-        settled = max(self.world.now, self.world.last_arrival()) + 2 * shape.peer_lease_s + shape.stall_s
+        patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s
+        settled = max(self.world.now, self.world.last_arrival()) + patience_s
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
         self._until(limit, lambda: front.core.ready() is None, lambda: f"not ready: {front.core.ready()}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.ids import Boot, PeerName
-from deltaserve.instance.api import FrameIn, PeerDied
+from deltaserve.instance.api import FrameIn, LinkBroken, PeerDied
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.trace import Trace, describe
 from deltaserve.transport.loopback import Fabric
@@ -126,6 +126,12 @@ class World:
         for connection in ((one, other), (other, one)):
             self._resets[connection] = self._resets.get(connection, 0) + 1
             self._in_order.pop(connection, None)
+            self._tell_break(*connection)
+
+    def _tell_break(self, dialler: PeerName, dialled: PeerName) -> None:
+        process = self.process(dialler)
+        if process is not None and dialled in process.dialled:
+            self.at(self.now, lambda: process.receive(LinkBroken(dialled)))
 
     def _arrive(self, src: PeerName, dst: PeerName, frame: bytes) -> None:
         process = self.process(dst)
@@ -168,6 +174,8 @@ class World:
             return
         self.trace.note(self.now, name, "ends")
         process.is_alive = False
+        for other in (*self.workers, *([self.front.name] if self.front is not None else [])):
+            self._tell_break(other, name)
         if isinstance(process, SimWorker):
             del self.workers[name]
             self.fabric.sever(process.transport, still_lands_s)

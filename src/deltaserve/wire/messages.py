@@ -92,7 +92,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Every 0.5 s; a peer not heard of for 1.5 s is lost. Any frame counts as one."""
+    """Every 0.5 s; a peer not heard of for long is lost (peer.table.Patience). Any frame counts as one."""
 
     is_ready: bool = True
     """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must greet again."""

@@ -1,0 +1,40 @@
+"""Connections that end: whoever dialled them is told."""
+
+import time
+
+from deltaserve.base.ids import PeerName
+from deltaserve.link.links import Links
+from tests.link.frames import DECODE, PATIENCE_S, PREFILL, MakeLinks, connect, envelope, receive
+
+
+def until_broken(links: Links) -> list[PeerName]:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (broken := links.take_broken()):
+        assert time.monotonic() < deadline
+        links.wait(0.1)
+    return broken
+
+
+def test_an_ended_connection_is_told_once_and_to_whoever_dialled_it(make_links: MakeLinks) -> None:
+    listener, dialer = connect(make_links)
+    assert dialer.take_broken() == []
+    port = listener.port
+    listener.close()
+    assert until_broken(dialer) == [PREFILL]
+    dialer.wait(0.5)  # while it dials in vain
+    assert dialer.take_broken() == []
+    again = make_links()
+    again.listen("127.0.0.1", port)
+    dialer.send(PREFILL, envelope(DECODE))
+    assert [e.src for e in receive(again)] == [DECODE]
+    again.close()
+    assert until_broken(dialer) == [PREFILL]
+    assert listener.take_broken() == again.take_broken() == []
+
+
+def test_a_peer_that_is_given_up_is_not_told_of(make_links: MakeLinks) -> None:
+    listener, dialer = connect(make_links)
+    dialer.hang_up(PREFILL)
+    listener.close()
+    dialer.wait(0.2)
+    assert dialer.take_broken() == []
