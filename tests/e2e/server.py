@@ -165,6 +165,10 @@ class Server(Process, Api):
         found = re.findall(r"deltaserve: (\S+): starting, process (\d+)", self.log())
         return {"supervisor": self.popen.pid, **{name: int(pid) for name, pid in found}}
 
+    def worker_port(self, name: str) -> int:
+        """Where a worker listened last."""
+        return int(re.findall(rf"deltaserve: {re.escape(name)}: ready at tcp://\S+:(\d+)", self.log())[-1])
+
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
 
