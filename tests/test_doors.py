@@ -74,6 +74,7 @@ from starlette.routing import Route
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.ids import Namespace
+from deltaserve.cli.compose import free_port
 from deltaserve.cli.dispatch import COMMANDS
 from deltaserve.cli.doctor_machine import check_doors
 from deltaserve.cli.options import read_options
@@ -83,7 +84,6 @@ from deltaserve.server.settings import ApiKey, ServerSettings
 from deltaserve.server.text import TextCodec
 from deltaserve.wire.messages import Message
 from tests.fixtures.tiny_tokenizer import build_tokenizer
-from tests.ports import two_free_ports
 from tests.server.oracle import OracleEngine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,7 +229,7 @@ async def test_only_listed_methods_and_no_origin_is_let_in(codec: TextCodec) -> 
 
 
 def test_doctor_prints_every_door() -> None:
-    port = two_free_ports()
+    port = free_port()
     doors = "\n".join(line.text for line in check_doors("127.0.0.1", port))
     by_hand = Settings().disaggregation.disaggregation_bootstrap_port
     for wanted in (

@@ -19,7 +19,7 @@ import msgspec
 
 from deltaserve.base.config import DisaggregationSettings, MemorySettings, ModelSettings, NetworkSettings, Settings
 from deltaserve.base.config import SchedulingSettings as Scheduling
-from deltaserve.cli.compose import Checkpoint, free_port, resolve_settings, worker_child, worker_names, worker_spec
+from deltaserve.cli.compose import Checkpoint, free_ports, resolve_settings, worker_child, worker_names, worker_spec
 from deltaserve.cli.front_process import FrontWorker, front_child
 from deltaserve.cli.serve import cluster_secret, front_spec
 from deltaserve.engine.child import Child, ChildSpec
@@ -32,6 +32,8 @@ MODEL = ROOT / "models" / "recall-micro"
 FRONT = "front"
 MAX_QUEUE = 48
 """Requests the front admits at a time: an overload is refused, not queued for minutes."""
+NUM_WORKERS = 4
+"""Half of them prefill, half decode."""
 NUM_PAGES = 256
 """Six documents: most questions find their document evicted on one side or the other, so pages move all the time."""
 _START_S = 60.0
@@ -49,7 +51,7 @@ def settings(port: int) -> Settings:
             num_reserved_decode_tokens=32,
             num_threads=1,
         ),
-        disaggregation=DisaggregationSettings(prefill=2, decode=2, verify="crc"),
+        disaggregation=DisaggregationSettings(prefill=NUM_WORKERS // 2, decode=NUM_WORKERS // 2, verify="crc"),
         network=NetworkSettings(port=port),
     )
 
@@ -130,7 +132,7 @@ class Cluster:
         self, folder: Path, draw: Random, adjust: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec
     ) -> None:
         """`adjust`: the last word about each worker."""
-        self.port = free_port()
+        self.port, *self._worker_ports = free_ports(1 + NUM_WORKERS)
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.proxies: dict[str, Proxy] = {}
         self.processes: dict[str, Process] = {}
@@ -146,12 +148,11 @@ class Cluster:
         resolved = resolve_settings(wanted, checkpoint, len(names))
         secret = cluster_secret(wanted, self._folder)
         doors = []
-        for name, role in names:
+        for (name, role), port in zip(names, self._worker_ports, strict=True):
             made = worker_spec(name, role, wanted, checkpoint, resolved, secret)
-            spec = msgspec.structs.replace(self._adjust(made), port=free_port())
-            doors.append(FrontWorker(name=name, role=role, url=await self._open_proxy(name, spec.port)))
-            url = f"tcp://127.0.0.1:{spec.port}"
-            self._add(worker_child(spec, self._folder), url)
+            spec = msgspec.structs.replace(self._adjust(made), port=port)
+            doors.append(FrontWorker(name=name, role=role, url=await self._open_proxy(name, port)))
+            self._add(worker_child(spec, self._folder), f"tcp://127.0.0.1:{port}")
         front = msgspec.structs.replace(front_spec(wanted, checkpoint, secret), workers=tuple(doors))
         self._add(front_child(front, self._folder), self.base_url)
         for process in self.processes.values():

@@ -1,4 +1,4 @@
-"""What this machine offers, as the settings' resolution is told."""
+"""What this machine offers: memory, as the settings' resolution is told, and ports."""
 
 import subprocess
 
@@ -8,9 +8,12 @@ import pytest
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli import compose
-from deltaserve.cli.compose import machine_facts
+from deltaserve.cli.compose import free_port, free_ports, machine_facts
+from tests.ports import taken
 
 MIB = 1 << 20
+LOWEST_OF_KERNEL = 32_768
+"""Linux: net.ipv4.ip_local_port_range, unless somebody has changed it."""
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
@@ -36,3 +39,19 @@ def test_a_gpu_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, to
     with_gpus(monkeypatch, told)
     with pytest.raises(ConfigError, match="nvidia-smi does not tell"):
         machine_facts(Settings(), 2)
+
+
+def test_free_ports_are_different_and_none_that_the_kernel_gives_away() -> None:
+    """Nor are they neighbours: each has one to itself above it."""
+    ports = free_ports(50)
+    assert len({*ports, *(port + 1 for port in ports)}) == 100
+    assert max(ports) + 1 < LOWEST_OF_KERNEL
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_that_somebody_has_is_not_free(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(compose, "_PORTS", range(port, port + 2, 2))
+    with taken(port + offset), pytest.raises(ConfigError, match="no 1 free ports"):
+        free_port()
+    assert free_port() == port

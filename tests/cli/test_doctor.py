@@ -21,7 +21,6 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
 from deltaserve.server.settings import read_api_keys
-from tests.ports import two_free_ports
 
 
 def levels(lines: Iterator[Line]) -> list[Level]:
@@ -29,7 +28,7 @@ def levels(lines: Iterator[Line]) -> list[Level]:
 
 
 def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(tiny_models / "llama"), "--port", str(two_free_ports())]) == 0
+    assert main(["doctor", str(tiny_models / "llama"), "--port", str(free_port())]) == 0
     out = capsys.readouterr().out
     for subject in ("python", "library", "cpu", "door", "transfer", "model", "pages", "tokenizer", "template"):
         assert f"ok    {subject}" in out
@@ -37,7 +36,7 @@ def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_failure_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(tmp_path / "none"), "--port", str(two_free_ports())]) == 1
+    assert main(["doctor", str(tmp_path / "none"), "--port", str(free_port())]) == 1
     assert capsys.readouterr().out.endswith("\n1 failed\n")
 
 
@@ -73,7 +72,7 @@ def test_a_door_that_another_http_server_took() -> None:
 
 
 def test_doors_that_a_deltaserve_server_took() -> None:
-    port = two_free_ports()
+    port = free_port()
     with answering(200, {}, None, port) as url, answering(404, {}, None, port + 1):
         lines = list(check_doors("127.0.0.1", port))
     assert [line.level for line in lines[:2]] == [Level.WARN, Level.WARN]
@@ -200,7 +199,7 @@ def key_file(tmp_path: Path) -> Path:
 @contextmanager
 def guarded_pair() -> Iterator[str]:
     """A server with keys: the API does not know the info, the admin port one above does."""
-    port = two_free_ports()
+    port = free_port()
     info = {"engine": {"workers": [worker()]}}
     with answering(200, {}, None, port, key=ADMIN_KEY) as url, answering(200, {}, info, port + 1, key=ADMIN_KEY):
         yield url

@@ -7,8 +7,8 @@ import pytest
 
 from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
 from deltaserve.base.errors import ConfigError
+from deltaserve.cli.compose import free_port
 from deltaserve.cli.serve import require_free_doors
-from tests.ports import two_free_ports
 
 
 def settings(port: int, keys: Path | None = None) -> Settings:
@@ -17,7 +17,7 @@ def settings(port: int, keys: Path | None = None) -> Settings:
 
 
 def test_a_port_in_use_is_named_with_its_flag() -> None:
-    port = two_free_ports()
+    port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
@@ -26,7 +26,7 @@ def test_a_port_in_use_is_named_with_its_flag() -> None:
 
 
 def test_that_of_the_admin_routes_counts_where_they_have_one(tmp_path: Path) -> None:
-    port = two_free_ports()
+    port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))
         taken.listen()

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.ports import two_free_ports
+from deltaserve.cli.compose import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -152,7 +152,7 @@ class Server(Process, Api):
     """`deltaserve serve MODEL FLAGS`, ready when made."""
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
-        self.port = two_free_ports()  # the admin routes may have the second
+        self.port = free_port()  # the admin routes may have the second
         Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name)
         Process.__init__(self, folder, "serve", str(model), "--port", str(self.port), *flags)
 
@@ -164,6 +164,10 @@ class Server(Process, Api):
         """Of the supervisor and its children."""
         found = re.findall(r"deltaserve: (\S+): starting, process (\d+)", self.log())
         return {"supervisor": self.popen.pid, **{name: int(pid) for name, pid in found}}
+
+    def worker_port(self, name: str) -> int:
+        """Where a worker listened last."""
+        return int(re.findall(rf"deltaserve: {re.escape(name)}: ready at tcp://\S+:(\d+)", self.log())[-1])
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)

@@ -1,4 +1,4 @@
-"""Killed and stopped processes: clients are answered, the others serve on, the dead come back on the same port."""
+"""Killed and stopped processes: clients are answered, the others serve on, the dead come back and are found."""
 
 import json
 import signal
@@ -114,10 +114,9 @@ def addresses(server: Server, name: str) -> list[str]:
 
 
 def wait_back(server: Server, name: str) -> None:
-    """It was started again, on the same port, and requests are taken again."""
+    """It was started again, wherever it listens now, and requests are taken again."""
     deaths = sum(line.startswith(f"{name}:") for line in server.deaths())
     wait_until(lambda: len(addresses(server, name)) > max(1, deaths), f"{name} to be back", server)
-    assert len(set(addresses(server, name))) == 1
     wait_until(server.is_ready, "readiness", server)
 
 

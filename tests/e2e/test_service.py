@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.server import ROOT, Server, serving, wait_until
+from tests.ports import taken
 
 MODEL = ROOT / "models" / "recall-micro"
 FLAGS = ("--page-size", "16", "--num-pages", "2048", "--context-length", "2048")
@@ -152,6 +153,19 @@ def test_a_prefill_death_is_about_readiness_not_life(folder: Path) -> None:
             assert server.http.get("/livez").status_code == 200
         assert {name for name, pid in server.pids().items() if pid != before[name]} == {"prefill-0"}
         server.complete(PROMPT)
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(folder: Path, name: str) -> None:
+    with serving(folder, MODEL, *FLAGS, deaths=1) as server:
+        answer = server.complete(PROMPT)
+        port = server.worker_port(name)
+        server.signal(name, signal.SIGKILL)
+        wait_until(lambda: len(server.deaths()) == 1, "the death to be noticed")
+        with taken(port):
+            wait_until(server.is_ready, "readiness", server)
+            assert server.worker_port(name) != port
+            assert server.complete(PROMPT, no_cache=True).tokens == answer.tokens
 
 
 def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) -> None:

@@ -13,11 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaserve.cli.compose import free_port
+from deltaserve.cli.compose import free_port, free_ports
 from deltaserve.layout.dtype import DType
 from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
-from tests.ports import two_free_ports
 
 PAGES = ("--page-size", "16")
 FLAGS = (*PAGES, "--chunked-prefill-size", "32", "--num-pages", "256")
@@ -76,7 +75,7 @@ def test_keys_of_two_tenants_do_not_share(tiny_models: Path, folder: Path) -> No
     path = folder / "keys"
     path.touch(mode=0o600)
     path.write_text("".join(f"{key} {name}\n" for name, key in keys.items()))
-    port = two_free_ports()
+    port = free_port()
     server = Process(folder, "serve", str(model), "--port", str(port), *CHECKED, "--api-key-file", str(path))
     try:
         server.wait_for_log("all processes are ready")
@@ -133,7 +132,7 @@ def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[
     key = folder / "cluster.key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(48))
-    ports = {name: free_port() for name in ("prefill", "decode", "router")}
+    ports = dict(zip(("prefill", "decode", "router"), free_ports(3), strict=True))
     parts: dict[str, Process] = {}
     with ExitStack() as stack:
         for role in ("prefill", "decode"):
@@ -199,7 +198,7 @@ def by_hand_mixed(folder: Path, tiny_models: Path) -> Iterator[Api]:
     key = folder / "cluster.key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(48))
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     secret = ["--cluster-key-file", str(key)]
     commands = [
         ["prefill", str(tiny_models / "llama_bias_mha"), "--disaggregation-bootstrap-port", str(ports[0])],

@@ -8,13 +8,14 @@ from typing import Any
 import psutil
 import pytest
 
+from deltaserve.cli.compose import free_port
 from deltaserve.engine.exits import Exit
 from deltaserve.link.links import Links
 from deltaserve.link.security import LinkSecurity
 from deltaserve.wire.messages import Finished
 from tests.engine.server import running
 from tests.engine.workers import ECHO, SECRET, Front, working, write_worker
-from tests.ports import taken, two_free_ports
+from tests.ports import taken
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(tmp_path: Path, model
 
 
 def test_a_taken_port_is_a_wrong_configuration(tmp_path: Path) -> None:
-    port = two_free_ports()
+    port = free_port()
     with taken(port), working(tmp_path, port=port) as worker:
         assert worker.code() == Exit.CONFIG
         assert f"127.0.0.1:{port}" in worker.log()
@@ -223,7 +224,7 @@ def test_a_killed_worker_whose_port_was_taken_comes_back_elsewhere(tmp_path: Pat
 
 
 def test_a_killed_worker_returns_to_the_port_it_was_told_and_no_other(tmp_path: Path) -> None:
-    told = two_free_ports()
+    told = free_port()
     with running(tmp_path, [supervised(tmp_path, "decode-0", port=told)], first_delay_s=1.0) as server:
         assert _port(server.wait_for("IsReady")["url"]) == told
         psutil.Process(server.pid("decode-0")).kill()

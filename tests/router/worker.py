@@ -17,7 +17,6 @@ from deltaserve.wire.messages import (
     Heartbeat,
     Hello,
     Message,
-    PeerAddress,
     TokenRun,
     Tokens,
     Usage,
@@ -49,7 +48,7 @@ class ScriptedWorker:
 
     @property
     def member(self) -> Member:
-        return Member(PeerAddress(name=self.name, url=f"tcp://127.0.0.1:{self.port}"), self.role)
+        return Member(PeerName(self.name), self.role, f"tcp://127.0.0.1:{self.port}")
 
     def say(self, message: Message) -> None:
         dst_boot = None if isinstance(message, Hello) else self._front_boot

@@ -1,6 +1,6 @@
 """A FrontCore among workers that exist only as frames: the tests play the workers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
@@ -20,7 +20,6 @@ from deltaserve.wire.messages import (
     FinishReason,
     Hello,
     Message,
-    PeerAddress,
     Status,
     Submit,
     TokenRun,
@@ -82,7 +81,12 @@ def room(number: int) -> Room:
 
 
 def member(name: str) -> Member:
-    return Member(PeerAddress(name=name, url=f"tcp://127.0.0.1/{name}"), role_of(name))
+    return Member(PeerName(name), role_of(name), f"tcp://127.0.0.1/{name}")
+
+
+def member_somewhere(name: str) -> Member:
+    """Where is to be said by WorkerUp."""
+    return Member(PeerName(name), role_of(name), None)
 
 
 def role_of(name: str) -> Role:
@@ -92,11 +96,16 @@ def role_of(name: str) -> Role:
 class Cluster:
     """Time stands where `now` says. Every action of the front is kept in `actions`, and checked for lone ends."""
 
-    def __init__(self, names: Iterable[str] = ("prefill-0", "decode-0"), **settings: object) -> None:
+    def __init__(
+        self,
+        names: Iterable[str] = ("prefill-0", "decode-0"),
+        describe: Callable[[str], Member] = member,
+        **settings: object,
+    ) -> None:
         config = FrontConfig(
             name=PeerName("front"),
             boot=FRONT_BOOT,
-            workers=tuple(member(name) for name in names),
+            workers=tuple(describe(name) for name in names),
             cluster_secret=SECRET,
             fingerprint=FINGERPRINT,
             kv_bytes_per_token=1e5,

@@ -8,8 +8,8 @@ from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp
 from deltaserve.routing.api import Member
-from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, PeerAddress, Status
-from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, status
+from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, Status
+from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, member_somewhere, status
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -18,10 +18,13 @@ def hellos(cluster: Cluster, to: str, since: int = 0) -> list[Hello]:
     return [m for m in cluster.messages(to, Hello, since) if isinstance(m, Hello)]
 
 
+def dialled(cluster: Cluster, since: int = 0) -> list[str]:
+    return [action.address.name for action in cluster.actions[since:] if isinstance(action, Dial)]
+
+
 def test_every_worker_is_dialled_and_greeted_and_decode_learns_of_prefill() -> None:
     cluster = Cluster(("prefill-0", "prefill-1", "decode-0"))
-    dialled = [action.address.name for action in cluster.actions if isinstance(action, Dial)]
-    assert dialled == ["prefill-0", "prefill-1", "decode-0"]
+    assert dialled(cluster) == ["prefill-0", "prefill-1", "decode-0"]
     assert [p.name for p in hellos(cluster, "decode-0")[0].peers] == ["prefill-0", "prefill-1"]
     assert hellos(cluster, "prefill-0")[0].peers == ()
     assert {hellos(cluster, name)[0].role for name in cluster.boots} == {"front"}
@@ -265,7 +268,7 @@ def test_a_restarted_worker_is_greeted_at_once_where_it_listens_now() -> None:
     cluster.run_until(10.0, heartbeats_of=["decode-0"])
     cluster.reboot("prefill-0")
     before = len(cluster.actions)
-    moved = Member(PeerAddress(name="prefill-0", url="tcp://127.0.0.1/moved"), Role.PREFILL)
+    moved = Member(PeerName("prefill-0"), Role.PREFILL, "tcp://127.0.0.1/moved")
     cluster.up(moved)
     assert Dial(moved.address) in cluster.actions[before:]
     assert len(hellos(cluster, "prefill-0", before)) == 1
@@ -277,9 +280,80 @@ def test_a_restarted_worker_is_greeted_at_once_where_it_listens_now() -> None:
     assert cluster.actions[before:] == []
 
 
+def test_nobody_is_dialled_or_greeted_whose_address_is_not_known() -> None:
+    cluster = Cluster(PAIR, member_somewhere)
+    assert cluster.actions == []
+    assert cluster.front.ready() == "prefill-0: not started yet; decode-0: not started yet"
+    cluster.run_until(20.0)
+    cluster.die("prefill-0")  # it never came up
+    assert not dialled(cluster) and not cluster.sent()
+    with pytest.raises(RequestFailed) as caught:
+        cluster.submit(1)
+    assert caught.value.reason is FailReason.NO_PEER
+    assert "prefill-0: not started yet" in caught.value.message
+
+
+def test_a_worker_whose_address_is_not_known_is_a_stranger() -> None:
+    """No link leads to it: whoever speaks in its name is somebody else."""
+    cluster = Cluster(PAIR, member_somewhere)
+    cluster.hello("prefill-0")
+    cluster.say("prefill-0", status())
+    assert cluster.actions == []
+    assert cluster.front.ready() == "prefill-0: not started yet; decode-0: not started yet"
+    assert cluster.front.stats()["stale_frames"] == 2
+
+
+@pytest.mark.parametrize("order", [PAIR, PAIR[::-1]])
+def test_a_worker_is_dialled_and_greeted_when_its_address_is_told(order: tuple[str, str]) -> None:
+    cluster = Cluster(PAIR, member_somewhere)
+    cluster.run_until(20.0)
+    for name in order:
+        before = len(cluster.actions)
+        cluster.up(member(name))
+        assert dialled(cluster, before) == [name]
+        assert len(hellos(cluster, name, before)) == 1
+        assert name in (cluster.front.ready() or "")
+        cluster.hello(name)
+    assert cluster.front.ready() is None
+    assert hellos(cluster, "decode-0")[-1].peers == (member("prefill-0").address,)
+    assert cluster.submit(1).prefill == member("prefill-0").address
+
+
+def test_a_decode_worker_is_told_of_known_addresses_only() -> None:
+    cluster = Cluster(("prefill-0", "prefill-1", "decode-0"), member_somewhere)
+    for name in ("prefill-1", "decode-0"):
+        cluster.up(member(name))
+    assert [p.name for p in hellos(cluster, "decode-0")[-1].peers] == ["prefill-1"]
+
+
+def test_a_decode_worker_that_is_about_to_answer_is_told_of_a_prefill_worker_too() -> None:
+    """Its answer ends the greeting: nothing would be repeated to it."""
+    cluster = Cluster(PAIR, member_somewhere)
+    cluster.up(member("decode-0"))
+    cluster.up(member("prefill-0"))
+    cluster.hello("decode-0")
+    assert [hello.peers for hello in hellos(cluster, "decode-0")] == [(), (member("prefill-0").address,)]
+
+
+def test_a_worker_that_was_found_once_is_looked_for_where_it_was() -> None:
+    cluster = Cluster(PAIR, member_somewhere)
+    for name in PAIR:
+        cluster.up(member(name))
+        cluster.hello(name)
+    before = len(cluster.actions)
+    cluster.die("prefill-0")
+    assert dialled(cluster, before) == ["prefill-0"]
+    assert "prefill-0: starting or unreachable" in (cluster.front.ready() or "")
+
+
+def test_it_cannot_come_up_nowhere() -> None:
+    with pytest.raises(ValueError, match="nobody has said yet where prefill-0 listens"):
+        Cluster().up(member_somewhere("prefill-0"))
+
+
 def test_a_worker_keeps_its_role() -> None:
     with pytest.raises(ValueError, match="decode-0 is a decode worker, not prefill"):
-        Cluster().up(Member(PeerAddress(name="decode-0", url="tcp://127.0.0.1/x"), Role.PREFILL))
+        Cluster().up(Member(PeerName("decode-0"), Role.PREFILL, "tcp://127.0.0.1/x"))
 
 
 def test_a_hello_is_not_answered_with_a_hello() -> None:

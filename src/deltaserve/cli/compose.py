@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import psutil
 
@@ -25,6 +27,9 @@ from deltaserve.models.files import weight_files
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.spec import ModelSpec
 from deltaserve.models.tensors import Inventory, check_weights
+
+_PORTS = range(20_000, 32_000, 2)
+"""Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +108,27 @@ def _gpu_bytes() -> tuple[int, int]:
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port nobody listens on now, and the one above it neither: admin routes may have that."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """As `free_port`, all different. Raises ConfigError."""
+    candidates = Random().sample(_PORTS, len(_PORTS))
+    found = list(islice(filter(_has_room, candidates), count))
+    if len(found) < count:
+        raise ConfigError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    return found
+
+
+def _has_room(port: int) -> bool:
+    try:
+        with socket.socket() as lower, socket.socket() as upper:
+            lower.bind(("127.0.0.1", port))
+            upper.bind(("127.0.0.1", port + 1))
+    except OSError:
+        return False
+    return True
 
 
 def resolve_settings(settings: Settings, checkpoint: Checkpoint, num_workers: int) -> ResolvedConfig:

@@ -5,7 +5,7 @@ import gc
 import logging
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from deltaserve.server.app import create_app
 from deltaserve.server.serve import Listening, serve
 from deltaserve.server.settings import ServerSettings, read_api_keys
 from deltaserve.server.text import TextCodec
-from deltaserve.wire.messages import PeerAddress
 
 _READY_POLL_S = 0.05
 _LIFE_S = 0.5
@@ -38,11 +37,12 @@ _STUCK_AFTER_S = 10
 
 
 class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker the front dials."""
+    """A worker the front dials: where it is told to, or where the supervisor says that the worker listens."""
 
     name: str
     role: Role
-    url: str
+    url: str | None = None
+    """None: the supervisor will say."""
 
 
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,14 +102,15 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     boot = Boot(secrets.randbits(64))
     secret = read_cluster_key(Path(spec.secret_path))
     links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
-    engine = RouterEngine(_front_config(spec, boot, secret), links)
+    members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
+    engine = RouterEngine(_front_config(spec, boot, secret, members), links)
     app = create_app(engine, text, settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     if parent is not None:
-        roles = {worker.name: worker.role for worker in spec.workers}
+        roles = {member.name: member.role for member in members}
         loop.add_reader(parent.fileno(), _hear, parent, engine, roles, stop)
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
@@ -168,13 +169,19 @@ async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event) -> Non
     say(Stopping())
 
 
-def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[str, Role], stop: asyncio.Event) -> None:
+def members_of(workers: Sequence[FrontWorker], ups: Sequence[PeerUp]) -> tuple[Member, ...]:
+    """Each worker where the supervisor last said that it listens, else where the front is told to look for it."""
+    urls = {up.name: up.url for up in ups}
+    return tuple(Member(PeerName(w.name), w.role, urls.get(w.name, w.url)) for w in workers)
+
+
+def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[PeerName, Role], stop: asyncio.Event) -> None:
     for notice in parent.receive():
         match notice:
             case PeerDown(name):
                 engine.peer_died(PeerName(name))
             case PeerUp(name, url) if name in roles:
-                engine.worker_up(Member(PeerAddress(name=name, url=url), roles[name]))
+                engine.worker_up(Member(PeerName(name), roles[PeerName(name)], url))
     if parent.is_gone:
         asyncio.get_running_loop().remove_reader(parent.fileno())
         stop.set()
@@ -193,11 +200,11 @@ def _settings(spec: FrontSpec) -> ServerSettings:
     )
 
 
-def _front_config(spec: FrontSpec, boot: Boot, secret: bytes) -> FrontConfig:
+def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Member, ...]) -> FrontConfig:
     return FrontConfig(
         name=PeerName("front"),
         boot=boot,
-        workers=tuple(Member(PeerAddress(name=w.name, url=w.url), w.role) for w in spec.workers),
+        workers=members,
         cluster_secret=secret,
         fingerprint=spec.fingerprint,
         kv_bytes_per_token=spec.kv_bytes_per_token,

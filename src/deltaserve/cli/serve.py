@@ -16,7 +16,6 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
     Checkpoint,
-    free_port,
     resolve_settings,
     worker_child,
     worker_names,
@@ -95,10 +94,9 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     secret_path = cluster_secret(settings, folder)
     names = worker_names(settings)
     specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
-    placed = [msgspec.structs.replace(adjust(spec), port=free_port()) for spec in specs]
     front = front_spec(settings, checkpoint, secret_path)
-    workers = tuple(FrontWorker(name=s.name, role=s.role, url=f"tcp://127.0.0.1:{s.port}") for s in placed)
-    children = [worker_child(spec, folder) for spec in placed]
+    workers = tuple(FrontWorker(name=name, role=role) for name, role in names)  # each listens on any port, and says so
+    children = [worker_child(adjust(spec), folder) for spec in specs]
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
 

@@ -38,10 +38,19 @@ FrontAction = LinkAction | Deliver | Fail
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker: where it listens and what it does."""
+    """A worker: what it does and where it listens."""
 
-    address: PeerAddress
+    name: PeerName
     role: Role
+    url: str | None
+    """None: whoever starts it will say, by WorkerUp. Until then it is neither dialled nor heard."""
+
+    @property
+    def address(self) -> PeerAddress:
+        """Raises ValueError while it is not known."""
+        if self.url is None:
+            raise ValueError(f"nobody has said yet where {self.name} listens")
+        return PeerAddress(name=self.name, url=self.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class FrontConfig:
     name: PeerName
     boot: Boot
     workers: tuple[Member, ...]
-    """Known from the start; others may come by WorkerUp."""
+    """Known from the start, with or without their addresses; others may come by WorkerUp."""
     cluster_secret: bytes
     fingerprint: str
     """Of the model; with the secret it seeds every page key chain."""

@@ -45,7 +45,7 @@ class FrontCore:
         """Raises ConfigError for an unknown load balance method or two workers of one name."""
         if config.load_balance_method not in POLICIES:
             raise ConfigError(f"load_balance_method: {config.load_balance_method!r}, allowed: {', '.join(POLICIES)}")
-        if len({spec.address.name for spec in config.workers}) < len(config.workers):
+        if len({member.name for member in config.workers}) < len(config.workers):
             raise ConfigError("two workers have the same name")
         self._config = config
         self._out: list[FrontAction] = []

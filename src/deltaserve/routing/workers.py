@@ -1,8 +1,8 @@
 """The registry: which workers there are, whether they are there, fit together, and how loaded they are.
 
-A configured worker is dialled at the start and greeted until it answers. Its answer is checked against the others: all
-workers in use have equal `compat` maps and equal page sizes; the first ready one in configuration order is the measure.
-Who differs is refused, with both values named, until the measure or the worker itself is gone.
+A worker is dialled as soon as it is known where it listens, and greeted until it answers. Its answer is checked against
+the others: all workers in use have equal `compat` maps and equal page sizes; the first ready one in configuration order
+is the measure. Who differs is refused, with both values named, until the measure or the worker itself is gone.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,6 +58,11 @@ class Worker:
         return self.member.role
 
     @property
+    def is_found(self) -> bool:
+        """Whether it is known where it listens."""
+        return self.member.url is not None
+
+    @property
     def is_ready(self) -> bool:
         return self.peer.is_ready
 
@@ -93,6 +98,8 @@ class Worker:
         """One clause for `ready()`: why this worker takes no rooms."""
         if self.refusal is not None:
             return f"{self.name}: {self.refusal}"
+        if not self.is_found:
+            return f"{self.name}: not started yet"
         if not self.is_ready:
             return f"{self.name}: {STATE_WORDS[self.peer.state]}"
         return f"{self.name}: {self.complaint or ('draining' if self.status and self.status.draining else 'not ready')}"
@@ -117,9 +124,8 @@ class Workers:
         self._emit = emit
         self._table = PeerTable(config.name, config.boot, Patience(config.peer_lost_s, config.peer_suspect_s))
         self._workers: dict[PeerName, Worker] = {}
-        for spec in config.workers:
-            name = PeerName(spec.address.name)
-            self._workers[name] = Worker(spec, self._table.get(name))
+        for member in config.workers:
+            self._workers[member.name] = Worker(member, self._table.get(member.name))
         self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
         self._next_beat = 0.0
         self.num_stale_frames = 0
@@ -154,15 +160,15 @@ class Workers:
         self._emit(SendFrame(worker.name, self._table.seal(worker.name, message)))
 
     def start(self, now: float) -> None:
-        """Dial and greet everyone."""
+        """Dial and greet everyone whose address is known."""
         for worker in self._workers.values():
-            self._emit(Dial(worker.member.address))
+            self._dial(worker)
             self._greet(worker, now)
         self._next_beat = now + self._config.heartbeat_s
 
     def register(self, member: Member, now: float) -> None:
-        """A worker is known to listen there now. Raises ValueError when it had another role."""
-        name = PeerName(member.address.name)
+        """A worker is known to listen there now. Raises ValueError when it had another role, or nobody says where."""
+        name, address = member.name, member.address
         worker = self._workers.get(name)
         if worker is None:
             worker = self._workers[name] = Worker(member, self._table.get(name))
@@ -171,13 +177,13 @@ class Workers:
         elif worker.member == member and worker.peer.state in _THERE:
             return
         worker.member = member
-        self._emit(Dial(member.address))
+        self._emit(Dial(address))
         if worker.peer.state not in _THERE:
             self._reset(worker)
             self._greet(worker, now)
         if member.role is Role.PREFILL:
             for decode in self._workers.values():
-                if decode.role is Role.DECODE and decode.peer.state in _THERE:
+                if decode.role is Role.DECODE and decode.is_found:  # also one whose answer is on its way
                     self._send_hello(decode)  # tells it where the prefill worker is
 
     def flush(self) -> None:
@@ -192,7 +198,13 @@ class Workers:
             worker.next_hello = now + self._config.echo_s
             self._send_hello(worker)
 
+    def _dial(self, worker: Worker) -> None:
+        if worker.is_found:
+            self._emit(Dial(worker.member.address))
+
     def _greet(self, worker: Worker, now: float) -> None:
+        if not worker.is_found:
+            return
         self._table.move(worker.peer, PeerEvent.GREET)
         pause_s = worker.hello_pause_s or self._config.heartbeat_s
         worker.next_hello = now + pause_s
@@ -200,7 +212,7 @@ class Workers:
         self._send_hello(worker)
 
     def _send_hello(self, worker: Worker) -> None:
-        prefills = tuple(w.member.address for w in self._workers.values() if w.role is Role.PREFILL)
+        prefills = tuple(w.member.address for w in self._workers.values() if w.role is Role.PREFILL and w.is_found)
         hello = Hello(
             role=Role.FRONT.value,
             compat={},
@@ -214,9 +226,9 @@ class Workers:
     # ------------------------------------------------------------ receiving
 
     def receive(self, envelope: Envelope, now: float) -> Delivery | None:
-        """Judge a frame by its boots and deal with Hellos. None: nobody we know."""
+        """Judge a frame by its boots and deal with Hellos. None: nobody we know, or not where."""
         worker = self._workers.get(PeerName(envelope.src))
-        if worker is None:
+        if worker is None or not worker.is_found:
             self.num_stale_frames += 1
             return None
         verdict = self._table.judge(envelope, now)
@@ -299,7 +311,7 @@ class Workers:
             self._table.move(worker.peer, PeerEvent.LOSE)
         self._reset(worker)
         self._emit(HangUp(worker.name))
-        self._emit(Dial(worker.member.address))
+        self._dial(worker)
         self._greet(worker, now)
         self._reconsider()
 

@@ -17,7 +17,7 @@ from deltaserve.sim.process import SimFront, SimWorker
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
 from deltaserve.transport.base import Evidence
 from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import CacheUse, PeerAddress
+from deltaserve.wire.messages import CacheUse
 
 VOCAB = 97
 SECRET = b"s" * 32
@@ -111,7 +111,7 @@ def url_of(name: PeerName, place: int = 0) -> str:
 
 
 def member_of(name: PeerName, role: Role, place: int = 0) -> Member:
-    return Member(PeerAddress(name=name, url=url_of(name, place)), role)
+    return Member(name, role, url_of(name, place))
 
 
 def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontConfig:

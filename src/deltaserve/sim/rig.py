@@ -286,8 +286,8 @@ class Run:
         self._lives[name] += 1
         pace = self._pace()
         if name == FRONT:
-            known = [self._member(n) for n in self._roles if n not in self._unregistered]
-            SimFront(self.world, front_config(self.knobs.shape, known, self._lives[name]), pace)
+            members = [self._known(n) for n in self._roles]
+            SimFront(self.world, front_config(self.knobs.shape, members, self._lives[name]), pace)
             return
         config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
         config = replace(config, compat=self._compat(name, config.compat))
@@ -307,6 +307,10 @@ class Run:
         """The worker, where it listens in its latest life."""
         place = max(0, self._lives[name] - 1) if self.knobs.moves else 0
         return member_of(name, self._roles[name], place)
+
+    def _known(self, name: PeerName) -> Member:
+        """What a front that starts now is told of the worker."""
+        return Member(name, self._roles[name], None) if name in self._unregistered else self._member(name)
 
     def _compat(self, name: PeerName, right: Compat) -> Compat:
         """Of the life that begins."""
