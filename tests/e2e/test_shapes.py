@@ -150,7 +150,7 @@ def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[
 
 
 def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
-    """Without a supervisor silence tells of a death; a new process on the same port is found."""
+    """Without a supervisor the broken connection tells of a death; a new process on the same port is found."""
     model = tiny_models / "llama"
     with by_hand(folder, model, *CHECKED) as (api, parts):
         prompt = random_prompt(100, seed=1)

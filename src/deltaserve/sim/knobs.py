@@ -88,8 +88,8 @@ def draw_knobs(seed: int) -> Knobs:
         land_s=chance.log_uniform(0.0002, 0.02),
         can_fence=not chance.hits(0.04),
         late_starts=chance.hits(0.2),
-        moves=more.hits(0.1),
-        misfits=0.5 if more.hits(0.1) else 0.0,
+        moves=more.hits(0.2),
+        misfits=0.5 if more.hits(0.25) else 0.0,
     )
 
 
