@@ -196,7 +196,9 @@ def test_a_slow_client_gets_everything_in_fewer_deltas() -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_restart(is_told: bool) -> None:
+def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_restart(
+    is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """By a death notice at once; without one by its broken connection, after which no heartbeat came."""
 
     async def scenario() -> None:
@@ -222,8 +224,12 @@ def test_a_dead_decode_worker_ends_its_streams_and_is_used_again_after_its_resta
             assert submit.room == room(3)
             h["decode-0"].finished(room(3), 0)
             assert isinstance(await outcome(task), list)
+            await until(lambda: is_told or "requests go to decode-0 again" in caplog.messages)
 
-    asyncio.run(scenario())
+    with caplog.at_level("INFO", "deltaserve.router"):
+        asyncio.run(scenario())
+    lost = "no requests for now to decode-0: starting or unreachable"
+    assert (lost in caplog.messages) is not is_told, "who tells of the death tells the user as well"
 
 
 def test_a_restart_nobody_noticed_ends_the_streams_of_the_former_life() -> None:

@@ -40,6 +40,8 @@ class RouterEngine:
         self._num_ticks = 0
         self._ticked_at = self._loop.time()
         self._num_errors = 0
+        self._used: dict[PeerName, bool] = {}
+        """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
         self._breach: str | None = None
         self.breached = asyncio.Event()
         """Set when two counts disagree: the process should drain and end."""
@@ -103,7 +105,8 @@ class RouterEngine:
         self._handle(WorkerUp(worker))
 
     def peer_died(self, worker: PeerName) -> None:
-        """A worker's process ended: known by whoever reaped it."""
+        """A worker's process ended: known by whoever reaped it, who also tells the user."""
+        self._used.pop(worker, None)
         self._handle(PeerDied(worker))
 
     def drain(self) -> None:
@@ -149,8 +152,20 @@ class RouterEngine:
             self._num_errors += 1
             _log.exception("bug: while handling a timer")
             self._timer = self._loop.call_later(_AFTER_BUG_S, self._tick)
+        self._tell_changes()
         if not self._streams or self._num_ticks % _CHECK_EVERY_TICKS == 0:
             self._check()
+
+    def _tell_changes(self) -> None:
+        """Log which worker gets no requests any more, and why, and when it gets them again."""
+        for worker in self._core.workers:
+            was_used, is_used = self._used.get(worker.name), worker.takes_rooms
+            if was_used and not is_used:
+                _log.warning("no requests for now to %s", worker.describe())
+            elif is_used and was_used is False:
+                _log.info("requests go to %s again", worker.name)
+            if is_used or was_used is not None:
+                self._used[worker.name] = is_used
 
     def _check(self) -> None:
         """A breach of accounting is reported and ends service in order; it fails no request."""
