@@ -1,6 +1,5 @@
 """Whoever can reach a worker's port but does not hold the cluster key changes nothing: not a frame of his is read."""
 
-import json
 import socket
 from pathlib import Path
 
@@ -24,8 +23,7 @@ NAMES = {"front": "front", "prefill-0": "prefill", "decode-0": "decode"}
 
 def urls(server: Server) -> list[str]:
     """Where the workers listen for links."""
-    specs = [json.loads(path.read_text()) for path in server.folder.glob("deltaserve-*/*-0.json")]
-    return [f"tcp://127.0.0.1:{spec['port']}" for spec in specs]
+    return [f"tcp://127.0.0.1:{server.worker_port(name)}" for name in ("prefill-0", "decode-0")]
 
 
 def pose(url: str, name: str, role: str) -> None:
@@ -86,7 +84,6 @@ def test_a_stranger_at_the_workers_ports(tiny_models: Path, folder: Path) -> Non
     with serving(folder, model, "--page-size", "16", "--num-pages", "64") as server:
         before = server.complete(PROMPT, 4)
         assert_true(model, PROMPT, before)
-        assert len(urls(server)) == 2
         for url in urls(server):
             for name, role in NAMES.items():
                 pose(url, name, role)
