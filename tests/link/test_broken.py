@@ -3,8 +3,9 @@
 import time
 
 from deltaserve.base.ids import PeerName
+from deltaserve.link.limits import LinkLimits
 from deltaserve.link.links import Links
-from tests.link.frames import DECODE, PATIENCE_S, PREFILL, MakeLinks, connect, envelope, receive
+from tests.link.frames import DECODE, PATIENCE_S, PREFILL, MakeLinks, address, connect, envelope, receive
 
 
 def until_broken(links: Links) -> list[PeerName]:
@@ -30,6 +31,19 @@ def test_an_ended_connection_is_told_once_and_to_whoever_dialled_it(make_links: 
     again.close()
     assert until_broken(dialer) == [PREFILL]
     assert listener.take_broken() == again.take_broken() == []
+
+
+def test_as_many_peers_as_names_are_remembered_can_be_dialled_and_more_are_refused(make_links: MakeLinks) -> None:
+    """A peer takes three ZeroMQ sockets, of which a context has 1023 unless told otherwise."""
+    limits = LinkLimits(max_names=100)
+    links = make_links(limits=limits)
+    for number in range(2 * limits.max_names):
+        links.dial(address(f"prefill-{number}", 20_000 + number))
+        assert number >= limits.max_names or links.stats.refused_dials == 0
+    assert links.stats.refused_dials > 0
+    num_dialled = len(links.monitors())
+    assert num_dialled + links.stats.refused_dials == 2 * limits.max_names
+    assert links.take_broken() == []
 
 
 def test_a_peer_that_is_given_up_is_not_told_of(make_links: MakeLinks) -> None:

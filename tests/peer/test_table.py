@@ -142,6 +142,18 @@ def test_a_frame_heals_a_broken_connection() -> None:
     assert [p.name for p in table.silent(7.0)] == [PEER]
 
 
+def test_connections_that_end_at_once_are_no_sign_of_life() -> None:
+    """Somebody accepts and resets, every fifth of a second, as a proxy does whose other end is gone."""
+    table = table_in(PeerState.READY)
+    table.get(PEER).boot = THEIRS
+    for tenth in range(10, 25):
+        table.broke(PEER, tenth / 10)
+    assert [p.name for p in table.silent(2.5)] == [PEER]
+    table.judge(frame(THEIRS), 2.6)
+    table.broke(PEER, 3.0)
+    assert table.silent(4.4) == []
+
+
 def test_time_in_which_this_process_stood_still_counts_against_nobody() -> None:
     table = table_in(PeerState.READY)
     table.broke(PEER, 1.0)

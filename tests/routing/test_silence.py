@@ -2,9 +2,10 @@
 
 import pytest
 
-from deltaserve.base.ids import PeerName
+from deltaserve.base.ids import Boot, PeerName
 from deltaserve.peer.link import HangUp
-from tests.routing.cluster import Cluster
+from deltaserve.wire.messages import Hello
+from tests.routing.cluster import COMPAT, Cluster, facts
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -30,6 +31,15 @@ def test_a_worker_heard_of_over_its_next_connection_is_given_as_long_as_before()
     cluster.broken("prefill-0")
     cluster.run_until(0.4, heartbeats_of=PAIR)
     cluster.run_until(5.2, heartbeats_of=["decode-0"])
+    assert cluster.front.ready() is None
+
+
+def test_a_hello_to_a_former_life_of_the_front_is_a_sign_of_life_too() -> None:
+    cluster = Cluster().all_ready()
+    cluster.broken("decode-0")
+    cluster.run_until(1.0, heartbeats_of=["prefill-0"])
+    cluster.say("decode-0", Hello(role="decode", compat=COMPAT, facts=facts()), dst_boot=Boot(99))
+    cluster.run_until(2.4, heartbeats_of=["prefill-0"])
     assert cluster.front.ready() is None
 
 

@@ -173,7 +173,7 @@ class Links:
         return Delivery(peer, None)
 
     def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> Delivery:
-        peer.last_heard = now
+        self.table.heard(peer, now)
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)

@@ -80,14 +80,17 @@ class Dialer:
     """
 
     def __init__(self, context: Context, url: str, limits: LinkLimits, security: LinkSecurity | None):
-        """Raises ConfigError for a url that is not `tcp://host:port`."""
+        """Raises ConfigError for a url that is not `tcp://host:port`, and when no more sockets are to be had."""
         self.url = url
         self._outbox = Outbox(limits.outbox_bytes)
         if not _is_tcp(url):
             raise ConfigError(f"worker links are tcp://host:port, not {url[:80]!r}")
-        self.socket = _open(context, zmq.DEALER, limits)
-        self.monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        """Readable when the connection ended; ZeroMQ makes a new one by itself."""
+        try:
+            self.socket = _open(context, zmq.DEALER, limits)
+            self.monitor = _monitor(self.socket)
+            """Readable when the connection ended; ZeroMQ makes a new one by itself."""
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
         self.socket.reconnect_ivl = _RECONNECT_MS
         self.socket.reconnect_ivl_max = _RECONNECT_MAX_MS
         self.socket.ipv6 = "[" in url
@@ -154,6 +157,16 @@ def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     return socket
+
+
+def _monitor(socket: Socket) -> Socket:
+    """Tells of connections that end. Closes the socket it cannot watch; raises ZMQError."""
+    try:
+        return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    except zmq.ZMQError:
+        socket.disable_monitor()
+        socket.close(linger=0)
+        raise
 
 
 def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> Sent:

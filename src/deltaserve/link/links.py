@@ -24,6 +24,10 @@ _LOG_EVERY_S = 5.0
 _DEFAULT_LIMITS = LinkLimits()
 _ROUTES_OF_A_NAME = 2
 """Connections remembered: a process that dials anew is heard over the former one for a moment longer."""
+_SOCKETS_OF_A_PEER = 3
+"""Of ZeroMQ: its own, and two through which its monitor speaks."""
+_SOCKETS_OF_A_PROCESS = 16
+"""The listener's, the authenticator's, and those that are being closed."""
 
 
 class Links:
@@ -42,6 +46,7 @@ class Links:
         self._security = security
         self._limits = limits
         self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS_OF_A_PEER * limits.max_names + _SOCKETS_OF_A_PROCESS)
         self._authenticator = security.authenticate(self._context) if security is not None else None
         self._listener: Listener | None = None
         self._clock = clock
@@ -197,7 +202,8 @@ class Links:
         self._log.warn(f"the link to {peer} takes no frame: dialled again")
         self._close_dialled(peer)
         self.dial(PeerAddress(name=peer, url=url))
-        return self._dialled[peer].send(frame)
+        dialer = self._dialled.get(peer)
+        return Sent.NO_LINK if dialer is None else dialer.send(frame)
 
     def _note_source(self, key: LinkKey, name: PeerName) -> None:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""

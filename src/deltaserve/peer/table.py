@@ -161,8 +161,12 @@ class PeerTable:
             return Verdict.WRONG_ADDRESSEE
         if peer.boot != boot:
             return Verdict.NEW_BOOT
-        peer.last_heard, peer.broken_since = now, None
+        self.heard(peer, now)
         return Verdict.CURRENT
+
+    def heard(self, peer: Peer, now: float) -> None:
+        """A frame of the peer's present life came: its connection stands."""
+        peer.last_heard, peer.broken_since = now, None
 
     def _is_rival(self, peer: Peer, boot: Boot, now: float) -> bool:
         """Whether the peer's name is taken by another process that is heard of."""
@@ -172,7 +176,7 @@ class PeerTable:
     def rebooted(self, peer: Peer, boot: Boot, now: float) -> None:
         """`boot` is the peer's process start from now on. State UNKNOWN again."""
         peer.boot, peer.hello, peer.state = boot, None, PeerState.UNKNOWN
-        peer.last_heard, peer.broken_since = now, None
+        self.heard(peer, now)
 
     def bury(self, peer: Peer) -> None:
         """The peer's current boot is known to be over: its frames are ignored from now on."""
@@ -184,9 +188,10 @@ class PeerTable:
         peer.boot, peer.hello = None, None
 
     def broke(self, peer: PeerName, now: float) -> None:
-        """The connection to a peer ended."""
-        if peer in self._peers:
-            self._peers[peer].broken_since = now
+        """The connection to a peer ended. Later ones may end too, before anything came over them: the first counts."""
+        known = self._peers.get(peer)
+        if known is not None and known.broken_since is None:
+            known.broken_since = now
 
     def excuse(self, pause_s: float, now: float) -> None:
         """This process stood still for so long: it heard of nobody, and cannot say that nobody spoke."""

@@ -257,7 +257,7 @@ class Workers:
         return Delivery(worker, envelope.body, is_gone)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
-        worker.peer.last_heard = now
+        self._table.heard(worker.peer, now)
         worker.peer.hello = hello
         worker.hello_pause_s = 0.0
         self._judge(worker)
