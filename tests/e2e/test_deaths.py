@@ -17,7 +17,7 @@ from tests.engine.server import is_alive, wait_until_gone
 PAGE = 4
 FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--num-pages", "4096")
 ANSWERED_S = 10.0
-"""Bound for an answer after a death; it takes a tenth of a second, and about two where only silence tells."""
+"""Bound for an answer after a death; it takes a tenth of a second, and five and a half where only silence tells."""
 
 
 @pytest.fixture(scope="module")
