@@ -334,14 +334,33 @@ def test_a_refused_worker_that_is_started_again_as_it_should_be_is_taken(name: P
     assert not duo.decode.links.refusals
 
 
-def test_another_address_alone_ends_no_link() -> None:
-    """The peer may be known by two, or has started anew there: its boot will tell."""
+def tell_address(duo: Duo, url: str) -> None:
+    """The front, or a frame of it that is long out of date."""
+    where = PeerAddress(name=PREFILL, url=url)
+    duo.inject(DECODE, FRONT, Hello(role="front", compat={}, facts=Facts(), peers=(where,)))
+
+
+def test_another_address_ends_no_link_and_is_where_the_peer_is_looked_for_next() -> None:
     duo = Duo(fabric=slow_fabric(1.0))
     asked = duo.ask(PROMPT, 3)
     duo.until(lambda: len(duo.decode.receiver) > 0)
-    elsewhere = PeerAddress(name=PREFILL, url="sim://elsewhere")
-    duo.inject(DECODE, FRONT, Hello(role="front", compat={}, facts=Facts(), peers=(elsewhere,)))
-    assert duo.worker(DECODE).dialled[PREFILL] == elsewhere.url
+    known = duo.worker(DECODE).dialled[PREFILL]
+    tell_address(duo, "sim://elsewhere")
+    assert duo.worker(DECODE).dialled[PREFILL] == known
     assert duo.decode.links.is_ready(PREFILL)
-    duo.worker(PREFILL).url = elsewhere.url
     duo.settle(asked)
+    duo.world.end(PREFILL)
+    duo.cluster.start(PREFILL).url = "sim://elsewhere"
+    duo.until(lambda: duo.worker(DECODE).dialled[PREFILL] == "sim://elsewhere")
+    duo.until(lambda: duo.decode.links.is_ready(PREFILL))
+
+
+def test_an_address_of_long_ago_is_given_up_again() -> None:
+    duo = Duo()
+    known = duo.worker(DECODE).dialled[PREFILL]
+    duo.world.kill(PREFILL)
+    tell_address(duo, "sim://long-ago")
+    assert duo.worker(DECODE).dialled[PREFILL] == "sim://long-ago"
+    duo.cluster.start(PREFILL)
+    duo.until(lambda: duo.decode.links.is_ready(PREFILL))
+    assert duo.worker(DECODE).dialled[PREFILL] == known

@@ -226,8 +226,8 @@ MUTANTS = (
         "greets_under_tickets",
         "F8",
         _LINKS,
-        "        if not peer.is_ready:\n            self.greet(name, now)\n",
-        "        self.greet(name, now)\n",
+        "        if peer.is_ready and places.known:\n",
+        "        if False:\n",
     ),
     Mutant("former_address", "F8", _WORKERS, "        worker.member = member\n", ""),
     # compatibility, hybrid state, tenancy

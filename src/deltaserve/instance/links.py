@@ -10,7 +10,7 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -30,6 +30,10 @@ from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbea
 
 _MAX_PEERS = 1024
 _NOT_READY = Heartbeat(is_ready=False)
+_MAX_PLACES = 4
+"""Addresses of one peer."""
+_PLACE_S = 5.0
+"""A peer that is not there is looked for at each of its addresses for so long."""
 _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
@@ -56,6 +60,34 @@ class _Greeting:
     theirs: Hello | None = None
 
 
+@dataclass(slots=True)
+class _Places:
+    """The addresses of a peer that we heard of; the first one is dialled."""
+
+    known: list[PeerAddress] = field(default_factory=list)
+    since: float = 0.0
+    """When the first one was dialled, or the peer was last there."""
+    has_news: bool = False
+    """The second one was heard of later than the first."""
+
+    def remember(self, address: PeerAddress) -> None:
+        """To be tried as soon as the peer is not where it was."""
+        others = [place for place in self.known[1:] if place != address]
+        self.known[1:] = [address, *others][: _MAX_PLACES - 1]
+        self.has_news = True
+
+    def put_first(self, address: PeerAddress, now: float) -> None:
+        others = [place for place in self.known if place != address]
+        self.known, self.since, self.has_news = [address, *others][:_MAX_PLACES], now, False
+
+    def next(self, now: float) -> PeerAddress | None:
+        """Another one to dial, when there is one and the first was tried for long enough."""
+        if len(self.known) < 2 or (now - self.since < _PLACE_S and not self.has_news):
+            return None
+        self.known, self.since, self.has_news = [*self.known[1:], self.known[0]], now, False
+        return self.known[0]
+
+
 class Links:
     """All links of one instance. Actions go to `out`, which the instance empties."""
 
@@ -67,7 +99,7 @@ class Links:
         self._facts = facts
         self._out = out
         self._compat = dict(config.compat)
-        self._dialled: dict[PeerName, PeerAddress] = {}
+        self._dialled: dict[PeerName, _Places] = {}
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
         self._marks: dict[PeerName, int] = {}
@@ -102,19 +134,22 @@ class Links:
     def dial(self, address: PeerAddress, now: float) -> None:
         """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair.
 
-        Another address alone ends nothing: who answers there says by its boot whether it is the peer we know.
+        Another address ends no link that is up, and may be one of long ago: it is remembered, and tried in its turn.
         """
         name = PeerName(address.name)
         peer = self.table.get(name)
-        if self._dialled.get(name) == address or name == self.config.name:
+        if name == self.config.name or (_role(peer) and not are_pair(self.config.role, _role(peer))):
             return
-        if _role(peer) and not are_pair(self.config.role, _role(peer)):
+        places = self._dialled.setdefault(name, _Places())
+        if places.known[:1] == [address]:
             return
-        self._dialled[name] = address
+        if peer.is_ready and places.known:
+            places.remember(address)
+            return
+        places.put_first(address, now)
         self.refusals.pop(name, None)  # it was of whoever was at the other address
         self._out.append(Dial(address))
-        if not peer.is_ready:
-            self.greet(name, now)
+        self.greet(name, now)
 
     def greet(self, name: PeerName, now: float) -> None:
         """Open an endpoint for a dialled peer; the Hello follows when it is open."""
@@ -269,6 +304,7 @@ class Links:
         silent = [p for p in self.table.silent(now) if p.is_ready]
         self._forget_strangers(now)
         for peer in self.table:
+            self._look_elsewhere(peer, now)
             greeting = self._greetings.get(peer.name)
             if peer.is_ready and _role(peer) != Role.FRONT.value:
                 self.send(peer.name, Heartbeat())
@@ -282,6 +318,16 @@ class Links:
             elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
                 self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew
         return silent
+
+    def _look_elsewhere(self, peer: Peer, now: float) -> None:
+        """A peer that does not answer where it was looked for may be at another address we heard of."""
+        places = self._dialled.get(peer.name)
+        if places is None:
+            return
+        if peer.is_ready:
+            places.since = now
+        elif (address := places.next(now)) is not None:
+            self._out.append(Dial(address))
 
     def _forget_strangers(self, now: float) -> None:
         away = (PeerState.UNKNOWN, PeerState.LOST, PeerState.REFUSED)

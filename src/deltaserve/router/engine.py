@@ -34,7 +34,7 @@ class RouterEngine:
         """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
         self._core = FrontCore(config)
         self._loop = asyncio.get_running_loop()
-        self._links = AsyncLinks(links, self._on_envelope, lambda peer: self._handle(LinkBroken(peer)))
+        self._links = AsyncLinks(links, self._on_envelope, self._on_broken)
         self._streams: dict[Room, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._num_ticks = 0
@@ -131,12 +131,18 @@ class RouterEngine:
     # ------------------------------------------------------------ driving
 
     def _on_envelope(self, envelope: Envelope) -> None:
-        """A bug met while handling one frame must not stop the frames behind it."""
+        self._try(FrameIn(envelope), f"{type(envelope.body).__name__} from {envelope.src[:80]}")
+
+    def _on_broken(self, peer: PeerName) -> None:
+        self._try(LinkBroken(peer), f"the broken connection to {peer}")
+
+    def _try(self, event: FrontEvent, what: str) -> None:
+        """A bug met while handling one thing must not stop those behind it."""
         try:
-            self._handle(FrameIn(envelope))
+            self._handle(event)
         except Exception:
             self._num_errors += 1
-            _log.exception("bug: while handling %s from %s", type(envelope.body).__name__, envelope.src[:80])
+            _log.exception("bug: while handling %s", what)
 
     def _handle(self, event: FrontEvent) -> None:
         self._perform(self._core.handle(event, self._loop.time()))
