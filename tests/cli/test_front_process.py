@@ -3,7 +3,7 @@
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.cli.front_process import FrontWorker, members_of
 from deltaserve.link.notices import PeerUp
-from deltaserve.routing.api import Member
+from deltaserve.routing.events import Member
 
 PREFILL = FrontWorker(name="prefill-0", role=Role.PREFILL)
 DECODE = FrontWorker(name="decode-0", role=Role.DECODE, url="tcp://10.0.0.2:8998")

@@ -12,8 +12,8 @@ from deltaserve.base.ids import Boot, PeerName
 from deltaserve.link.links import Links
 from deltaserve.request.client import Engine, Generation, OutputDelta
 from deltaserve.router.engine import RouterEngine
-from deltaserve.routing.api import FrontConfig
-from deltaserve.routing.front import FrontCore
+from deltaserve.routing.events import FrontConfig
+from deltaserve.routing.front_core import FrontCore
 from deltaserve.wire.messages import Cancel, Facts, Finish, FinishReason, Flush, Hello, Submit
 from tests.router.worker import FRONT, PATIENCE_S, ScriptedWorker, until
 from tests.routing.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room

@@ -8,7 +8,7 @@ from deltaserve.base.ids import PeerName, Role
 from deltaserve.base.tokens import pack_u32
 from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
-from deltaserve.routing.api import Member
+from deltaserve.routing.events import Member
 from deltaserve.wire.messages import (
     Envelope,
     Events,

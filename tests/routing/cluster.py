@@ -9,8 +9,8 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied, SendFrame
 from deltaserve.request.client import Generation, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerUp
-from deltaserve.routing.front import FrontCore
+from deltaserve.routing.events import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerUp
+from deltaserve.routing.front_core import FrontCore
 from deltaserve.wire.messages import (
     Cancel,
     Envelope,

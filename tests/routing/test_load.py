@@ -3,7 +3,7 @@
 import pytest
 
 from deltaserve.base.ids import PeerName
-from deltaserve.routing.load import Assumed, Report, decode_loads, prefill_loads, smooth
+from deltaserve.routing.load import Assumed, LoadReport, decode_loads, prefill_loads, smooth
 from deltaserve.wire.messages import Status
 
 ASSUMED = Assumed(prefill_tokens_per_s=2000.0, decode_step_s=0.03, stale_after_s=1.0)
@@ -25,8 +25,8 @@ def status(
     )
 
 
-def report(status: Status | None, age_s: float = 0.0, own_tokens: int = 0, own_rooms: int = 0) -> Report:
-    return Report(PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, unseen_tokens=10)
+def report(status: Status | None, age_s: float = 0.0, own_tokens: int = 0, own_rooms: int = 0) -> LoadReport:
+    return LoadReport(PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, unseen_tokens=10)
 
 
 def waiting(status: Status) -> float:

@@ -7,7 +7,7 @@ from deltaserve.base.errors import ConfigError, FailReason, RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp
-from deltaserve.routing.api import Member
+from deltaserve.routing.events import Member
 from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, Status
 from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, member_somewhere, status
 

@@ -25,7 +25,7 @@ from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
 from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
-from deltaserve.routing.api import FrontConfig, Member
+from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.serve import Listening, serve
 from deltaserve.server.settings import ServerSettings, read_api_keys

@@ -9,11 +9,11 @@ from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.checks import Refusal, refuse_submit
+from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
-from deltaserve.instance.links import Links
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
-from deltaserve.instance.rooms import DecodeRoom, Outbox, RoomBook, ends_with
+from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts, ends_with
 from deltaserve.peer.table import Peer
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled, StepPlan, StepResult
@@ -56,9 +56,9 @@ class DecodeInstance:
         pools, aux = self.parts.pools, self.parts.aux
         self.receiver = Receiver(Boot(config.boot), pools, aux, config.options.drain_timeout_s, config.evidence)
         self._out: list[Action] = []
-        self.links = Links(config, facts_of(config), config.options.peer_lost_s, self._out)
+        self.links = Greeter(config, facts_of(config), config.options.peer_lost_s, self._out)
         self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
-        self._outbox = Outbox(self.links)
+        self._outbox = ToFronts(self.links)
         self._rooms = RoomBook()
         self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False

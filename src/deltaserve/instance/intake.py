@@ -15,7 +15,7 @@ from deltaserve.base.ids import PeerName, PoolId
 from deltaserve.base.keys import KEY_BYTES, key_at
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import Action, InstanceConfig
-from deltaserve.instance.links import Links
+from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import DecodeRoom
 from deltaserve.layout.kv import pool_page_bytes
@@ -57,7 +57,7 @@ class Intake:
     """All attempts under way. Rooms belong to the instance; here they are found through their tickets."""
 
     def __init__(
-        self, config: InstanceConfig, parts: Parts, links: Links, receiver: Receiver, out: list[Action]
+        self, config: InstanceConfig, parts: Parts, links: Greeter, receiver: Receiver, out: list[Action]
     ) -> None:
         self._config = config
         self._parts = parts

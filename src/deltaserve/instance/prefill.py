@@ -10,7 +10,7 @@ from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.checks import Refusal, grant_fits, refuse_offer
-from deltaserve.instance.links import Links
+from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
 from deltaserve.instance.rooms import PrefillRoom, make_request
@@ -57,7 +57,7 @@ class PrefillInstance:
         self.parts = build_parts(config)
         self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux, config.evidence)
         self._out: list[Action] = []
-        self.links = Links(config, facts_of(config), config.options.peer_lease_s, self._out)
+        self.links = Greeter(config, facts_of(config), config.options.peer_lease_s, self._out)
         self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
         self._slotless: dict[PrefillRoom, None] = {}  # computed and granted, without an aux slot for the last chunk

@@ -11,7 +11,7 @@ from deltaserve.base.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.base.machine import advance
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, token_len
-from deltaserve.instance.links import Links
+from deltaserve.instance.greeting import Greeter
 from deltaserve.request.request import Request
 from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
 from deltaserve.sched.plan import Sampled
@@ -143,10 +143,10 @@ def _span(start: float | None, end: float | None) -> float:
 
 
 @dataclass(slots=True)
-class Outbox:
+class ToFronts:
     """Tokens of one step, gathered into one frame per front; endings right behind them."""
 
-    links: Links
+    links: Greeter
     runs: dict[PeerName, list[TokenRun]] = field(default_factory=dict)
 
     def token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:

@@ -16,8 +16,8 @@ from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.request.client import Generation, Limits, OutputDelta
 from deltaserve.router.stream import Stream
-from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
-from deltaserve.routing.front import FrontCore
+from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
+from deltaserve.routing.front_core import FrontCore
 from deltaserve.wire.messages import Envelope, Submit
 
 _log = logging.getLogger(__name__)

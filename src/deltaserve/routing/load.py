@@ -14,7 +14,7 @@ _HALF_LIFE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """What is known of one worker at one moment: its own words, and what this front put there."""
 
     worker: PeerName
@@ -64,7 +64,7 @@ class DecodeLoad:
     step_s: float
 
 
-def prefill_loads(reports: Sequence[Report], assumed: Assumed) -> list[PrefillLoad]:
+def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[PrefillLoad]:
     """In the order of `reports`."""
     stale = assumed.stale_after_s
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
@@ -75,7 +75,7 @@ def prefill_loads(reports: Sequence[Report], assumed: Assumed) -> list[PrefillLo
     ]
 
 
-def decode_loads(reports: Sequence[Report], assumed: Assumed) -> list[DecodeLoad]:
+def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[DecodeLoad]:
     """In the order of `reports`."""
     stale = assumed.stale_after_s
     rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
@@ -97,7 +97,7 @@ def decode_loads(reports: Sequence[Report], assumed: Assumed) -> list[DecodeLoad
 
 
 def smooth(
-    reports: Sequence[Report], pick: Callable[[Status], float | None], default: float, stale_after_s: float
+    reports: Sequence[LoadReport], pick: Callable[[Status], float | None], default: float, stale_after_s: float
 ) -> list[float]:
     """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet.
 

@@ -9,19 +9,19 @@ import msgspec
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.request.client import Limits
-from deltaserve.routing.api import FrontConfig
+from deltaserve.routing.balance import POLICIES, Choice
 from deltaserve.routing.breaker import Breakers
 from deltaserve.routing.estimate import Candidate, Prices
+from deltaserve.routing.events import FrontConfig
 from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
-from deltaserve.routing.policy import POLICIES, Choice
 from deltaserve.routing.residency import Residency
 from deltaserve.routing.retry import Cause, Remedy
-from deltaserve.routing.rooms import Placement, Rooms, RoomState, Sample
+from deltaserve.routing.streams import KeyedSample, Placement, Rooms, RoomState
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import CacheUse
 
 
-class Group(NamedTuple):
+class Eligible(NamedTuple):
     """Workers to choose among: any prefill with any decode, or a unified one alone."""
 
     prefills: list[Worker]
@@ -47,14 +47,14 @@ class Placer:
 
     # ------------------------------------------------------------ choosing
 
-    def choose(self, sample: Sample, now: float, without: PeerName | None = None) -> Choice:
+    def choose(self, sample: KeyedSample, now: float, without: PeerName | None = None) -> Choice:
         """The best pair now. Raises RequestFailed: NO_PEER, or TOO_LONG where pairs are there but too small."""
         prefills = self._workers.of(Role.PREFILL)
         decodes = [w for w in self._workers.of(Role.DECODE) if w.name != without]
         unified = [w for w in self._workers.of(Role.UNIFIED) if w.name != without]
         if not (prefills and decodes) and not unified:
             raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no worker is ready")
-        fitting = Group(
+        fitting = Eligible(
             [w for w in prefills if _holds(w, sample.prompt_len)],
             [w for w in decodes if _holds(w, sample.total_len)],
             [w for w in unified if _holds(w, sample.total_len)],
@@ -65,7 +65,7 @@ class Placer:
             raise RequestFailed(FailReason.TOO_LONG, text)
         return self._best(sample, fitting, now)
 
-    def choose_next(self, sample: Sample, failed: Placement, remedy: Remedy, now: float) -> Choice:
+    def choose_next(self, sample: KeyedSample, failed: Placement, remedy: Remedy, now: float) -> Choice:
         """Where to try a room again. Raises RequestFailed as `choose` does."""
         if remedy is Remedy.OTHER_DECODE:
             return self.choose(sample, now, without=failed.decode)
@@ -74,18 +74,18 @@ class Placer:
             try:
                 return self.choose(sample, now, without=failed.decode)
             except RequestFailed:
-                return self._best(sample, Group(others, [self._worker(failed.decode)], []), now)
+                return self._best(sample, Eligible(others, [self._worker(failed.decode)], []), now)
         again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
         prefills = others or again
-        return self._best(sample, Group(prefills, [self._worker(failed.decode)], []), now)
+        return self._best(sample, Eligible(prefills, [self._worker(failed.decode)], []), now)
 
-    def _prefills_for(self, sample: Sample, failed: Placement) -> list[Worker]:
+    def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
         """Prefill workers that could serve the decode worker that has the room."""
         if failed.prefill is None or not self._worker(failed.decode).is_ready:
             return []
         return [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
 
-    def _best(self, sample: Sample, fitting: Group, now: float) -> Choice:
+    def _best(self, sample: KeyedSample, fitting: Eligible, now: float) -> Choice:
         if not fitting.has_pair:
             raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
         prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
@@ -108,14 +108,14 @@ class Placer:
         names = set(self.breakers.advised([w.name for w in heard], now))
         return [w for w in heard if w.name in names]
 
-    def _hit_len(self, sample: Sample, worker: Worker) -> int:
+    def _hit_len(self, sample: KeyedSample, worker: Worker) -> int:
         if sample.generation.cache is CacheUse.BYPASS:
             return 0
         return self.residency.hit_len(worker.name, sample.keys, worker.facts.page_size)
 
     # ------------------------------------------------------------ accounts
 
-    def place(self, sample: Sample, choice: Choice, now: float) -> Placement:
+    def place(self, sample: KeyedSample, choice: Choice, now: float) -> Placement:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
         pair = choice.pair
         prefill = None if pair.is_unified else pair.prefill.worker

@@ -12,8 +12,8 @@ from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
 from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
-from deltaserve.routing.api import FrontConfig, Member
-from deltaserve.routing.load import Report
+from deltaserve.routing.events import FrontConfig, Member
+from deltaserve.routing.load import LoadReport
 from deltaserve.routing.wellness import Wellness
 from deltaserve.wire.messages import Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
 
@@ -82,8 +82,8 @@ class Worker:
         """Of the smallest pool; 0 while the worker tells of none."""
         return min(self.facts.pool_pages, default=0) * self.facts.page_size
 
-    def report(self, now: float) -> Report:
-        return Report(
+    def report(self, now: float) -> LoadReport:
+        return LoadReport(
             worker=self.name,
             status=self.status,
             age_s=now - self.status_at,
@@ -106,7 +106,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class FromWorker:
     """What a frame turned out to be."""
 
     worker: Worker
@@ -225,7 +225,7 @@ class Workers:
 
     # ------------------------------------------------------------ receiving
 
-    def receive(self, envelope: Envelope, now: float) -> Delivery | None:
+    def receive(self, envelope: Envelope, now: float) -> FromWorker | None:
         """Judge a frame by its boots and deal with Hellos. None: nobody we know, or not where."""
         worker = self._workers.get(PeerName(envelope.src))
         if worker is None or not worker.is_found:
@@ -237,7 +237,7 @@ class Workers:
             self.num_stale_frames += 1
             if verdict is Verdict.WRONG_ADDRESSEE:
                 self.ask_snapshot(worker, now)  # a Hello tells it who we are
-            return Delivery(worker, None)
+            return FromWorker(worker, None)
         is_gone = False
         if worker.peer.boot != envelope.src_boot:
             is_gone = worker.peer.boot is not None
@@ -245,16 +245,16 @@ class Workers:
             self._table.rebooted(worker.peer, Boot(envelope.src_boot), now)
         if hello is not None:
             self._on_hello(worker, hello, now)
-            return Delivery(worker, None, is_gone)
+            return FromWorker(worker, None, is_gone)
         if not worker.is_ready:
             if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
                 self._greet(worker, now)
-            return Delivery(worker, None, is_gone)
+            return FromWorker(worker, None, is_gone)
         if envelope.body == Heartbeat(is_ready=False):
             self._reset(worker)
             self._greet(worker, now)
-            return Delivery(worker, None, is_gone=True)
-        return Delivery(worker, envelope.body, is_gone)
+            return FromWorker(worker, None, is_gone=True)
+        return FromWorker(worker, envelope.body, is_gone)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
         self._table.heard(worker.peer, now)

@@ -10,7 +10,7 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.api import InstanceConfig, InstanceOptions
 from deltaserve.request.client import Generation
-from deltaserve.routing.api import FrontConfig, Member
+from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.sim.memory import STAMP_BYTES
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import SimFront, SimWorker

@@ -21,8 +21,8 @@ from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.peer.link import LinkEvent
 from deltaserve.request.client import Generation, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
-from deltaserve.routing.front import FrontCore
+from deltaserve.routing.events import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
+from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
 from deltaserve.sim.memory import StampMemory, region_infos
 from deltaserve.sim.oracle import OracleExecutor

@@ -15,7 +15,7 @@ from deltaserve.base.ids import Namespace, PeerName
 from deltaserve.cache.pages import PageEvent, PageState
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
-from deltaserve.routing.api import Member, WorkerUp
+from deltaserve.routing.events import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
 from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, worker_config

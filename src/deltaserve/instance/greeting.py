@@ -39,7 +39,7 @@ _STRANGER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class FromPeer:
     """What a frame turned out to be."""
 
     peer: Peer
@@ -88,7 +88,7 @@ class _Places:
         return self.known[0]
 
 
-class Links:
+class Greeter:
     """All links of one instance. Actions go to `out`, which the instance empties."""
 
     def __init__(self, config: InstanceConfig, facts: Facts, lost_s: float, out: list[Action]) -> None:
@@ -165,17 +165,17 @@ class Links:
         greeting = self._greetings[name] = _Greeting(self._num_greetings, theirs=theirs)
         return greeting
 
-    def receive(self, envelope: Envelope, now: float) -> Delivery:
+    def receive(self, envelope: Envelope, now: float) -> FromPeer:
         """Judge a frame by its boots and deal with Hellos."""
         if len(self.table) >= _MAX_PEERS and PeerName(envelope.src) not in self.table:
             self.stale_frames += 1
-            return Delivery(Peer(PeerName(envelope.src)), None)
+            return FromPeer(Peer(PeerName(envelope.src)), None)
         peer = self.table.get(PeerName(envelope.src))
         verdict = self.table.judge(envelope, now)
         hello = envelope.body if isinstance(envelope.body, Hello) else None
         if verdict is Verdict.DEAD_BOOT:
             self.stale_frames += 1
-            return Delivery(peer, None)
+            return FromPeer(peer, None)
         if verdict is Verdict.WRONG_ADDRESSEE and hello is None:
             self.stale_frames += 1
             return self._tell_boot(peer, Boot(envelope.src_boot))
@@ -193,46 +193,46 @@ class Links:
                 self.greet(peer.name, now)
             elif peer.name not in self._dialled and envelope.body != _NOT_READY:
                 self.send(peer.name, _NOT_READY)  # never an answer to itself
-            return Delivery(peer, None, is_gone)
+            return FromPeer(peer, None, is_gone)
         if peer.name in self._dialled and envelope.body == _NOT_READY:
             self.fence(peer.name)
             self.greet(peer.name, now)
-            return Delivery(peer, None, is_gone=True)
+            return FromPeer(peer, None, is_gone=True)
         if not may_say(_role(peer), envelope.body):  # above all heartbeats
-            return Delivery(peer, None, is_gone)
-        return Delivery(peer, envelope.body, is_gone)
+            return FromPeer(peer, None, is_gone)
+        return FromPeer(peer, envelope.body, is_gone)
 
-    def _tell_boot(self, peer: Peer, their_boot: Boot) -> Delivery:
+    def _tell_boot(self, peer: Peer, their_boot: Boot) -> FromPeer:
         envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=their_boot, body=Heartbeat())
         self._out.append(SendFrame(peer.name, envelope))
-        return Delivery(peer, None)
+        return FromPeer(peer, None)
 
-    def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> Delivery:
+    def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> FromPeer:
         self.table.heard(peer, now)
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
             self.send(peer.name, self._hello(b"", hello))
-            return Delivery(peer, hello, is_gone, is_greeted=True)
+            return FromPeer(peer, hello, is_gone, is_greeted=True)
         if self._refuses(peer, hello):
-            return Delivery(peer, None, is_gone)
+            return FromPeer(peer, None, is_gone)
         if peer.name in self._dialled:
             return self._on_answer(peer, hello, is_gone)
         known = self._greetings.get(peer.name)
         if peer.is_ready and peer.hello == hello and known is not None and known.ours is not None:
             self.send(peer.name, self._hello(known.ours, hello))
-            return Delivery(peer, None, is_gone)
+            return FromPeer(peer, None, is_gone)
         if known is not None and known.theirs == hello and not is_gone:
-            return Delivery(peer, None)  # its endpoint is being opened
+            return FromPeer(peer, None)  # its endpoint is being opened
         if peer.is_ready:
             is_gone = True
             self._end_life(peer)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
         greeting = self._new_greeting(peer.name, hello)
         self._out.append(OpenEndpoint(peer.name, greeting.number, hello.endpoint, hello.regions))
-        return Delivery(peer, None, is_gone)
+        return FromPeer(peer, None, is_gone)
 
-    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> Delivery:
+    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> FromPeer:
         greeting = self._greetings.get(peer.name)
         ours = greeting.ours if greeting is not None else None
         is_answer = ours is not None and hello.answers == _digest(ours)
@@ -245,7 +245,7 @@ class Links:
             self.fence(peer.name)
         if is_gone:
             self.greet(peer.name, peer.last_heard)
-        return Delivery(peer, None, is_gone)
+        return FromPeer(peer, None, is_gone)
 
     def _refuses(self, peer: Peer, hello: Hello) -> bool:
         differences = unequal_fields(self._compat, dict(hello.compat))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.instance.api import Action, InstanceConfig, InstanceOptions, SendFrame
-from deltaserve.instance.links import Links
+from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.parts import facts_of
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.transfer.commands import (
@@ -60,7 +60,7 @@ class Side:
     name: PeerName
     other: PeerName
     boot: int
-    links: Links = field(init=False)
+    links: Greeter = field(init=False)
     out: list[Action] = field(default_factory=list)
     reports: list[EndpointOpened | EndpointAttached | EndpointFailed | PeerFenced] = field(default_factory=list)
     num_endpoints: int = 0
@@ -69,7 +69,7 @@ class Side:
 
     def __post_init__(self) -> None:
         config = config_of(self.name, self.boot)
-        self.links = Links(config, facts_of(config), LOST_S, self.out)
+        self.links = Greeter(config, facts_of(config), LOST_S, self.out)
 
     def _has_no_end(self, command: Action) -> bool:
         """An attach for an endpoint that was fenced meanwhile."""

@@ -89,7 +89,7 @@ class FrontConfig:
     assumed_output_len: int = 256
     """Tokens a running request is assumed to produce in all: prices the wait for memory and rows on decode."""
     load_balance_method: str = "ttft"
-    """A name in policy.POLICIES."""
+    """A name in balance.POLICIES."""
     max_rooms: int = 4096
     max_waiting_tokens: int = 16 << 20
     """Prompt tokens of all rooms without a first token."""

@@ -72,7 +72,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class KeyedSample:
     """What is to be generated, with the page keys of its prompt."""
 
     generation: Generation
@@ -98,7 +98,7 @@ class Sample:
 class LiveRoom:
     """One sample on its way. Times are the driver's seconds."""
 
-    sample: Sample
+    sample: KeyedSample
     deadline: float
     submitted_at: float
     placement: Placement

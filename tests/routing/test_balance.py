@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from deltaserve.base.ids import PeerName
+from deltaserve.routing.balance import POLICIES, LowestTtft, RoundRobin
 from deltaserve.routing.estimate import Candidate, Prices
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
-from deltaserve.routing.policy import POLICIES, LowestTtft, RoundRobin
 
 PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9, assumed_output_len=256)
 PROMPT = 8000

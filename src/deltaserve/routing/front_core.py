@@ -15,11 +15,11 @@ from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.tokens import token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.request.client import Generation, Limits, OutputDelta
-from deltaserve.routing.api import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
+from deltaserve.routing.balance import POLICIES
+from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
-from deltaserve.routing.policy import POLICIES
 from deltaserve.routing.retry import Cause, Remedy, blame, cause_of, told
-from deltaserve.routing.rooms import Echoes, LiveRoom, RoomEvent, Rooms, RoomState, Sample, unseen
+from deltaserve.routing.streams import Echoes, KeyedSample, LiveRoom, RoomEvent, Rooms, RoomState, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
     Cancel,
@@ -168,7 +168,7 @@ class FrontCore:
         if page_size is None:
             raise RequestFailed(FailReason.NO_PEER, self.workers.shortage() or "no worker is ready")
         seed = seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
-        sample = Sample(generation, extend_keys(seed, generation.prompt, 0, page_size))
+        sample = KeyedSample(generation, extend_keys(seed, generation.prompt, 0, page_size))
         choice = self.placer.choose(sample, now)
         wait_s = choice.estimate.wait_s
         if wait_s > generation.deadline_s:
