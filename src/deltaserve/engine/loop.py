@@ -1,8 +1,8 @@
 """The control plane thread: one blocking poll, then a turn of the instance. Never calls torch or the transport.
 
-A turn: what the supervisor, the threads and the peers have said -> the timer -> a plan when the step thread is free.
-Every returned action is performed at once and in order. The loop has depth 0: a plan is made when the result of the
-one before is committed.
+A turn: what the supervisor, the threads and the peers have said -> the timer -> the instance's answer to all of it
+-> a plan when the step thread is free. Actions are performed at once and in order. The loop has depth 0: a plan is made
+when the result of the one before is committed.
 """
 
 import logging
@@ -139,14 +139,15 @@ class Loop:
         self._hear_threads(now)
         for socket in readable:
             for envelope in self._links.receive(socket):
-                self._perform(self._instance.handle(FrameIn(envelope), now))
+                self._instance.handle(FrameIn(envelope), now)
         for peer in self._links.take_broken():
-            self._perform(self._instance.handle(LinkBroken(peer), now))
+            self._instance.handle(LinkBroken(peer), now)
         if self._num_stop_signals:
             self._drain(now)
         timer = self._instance.next_timer()
         if timer is not None and timer <= now:
-            self._perform(self._instance.tick(now))
+            self._instance.tick(now)
+        self._perform(self._instance.turn(now))
         self._plan(now)
         self._tell_active()
         self._look_after(now)
@@ -162,17 +163,17 @@ class Loop:
             return
         for notice in self._parent.receive():
             if isinstance(notice, PeerDown):
-                self._perform(self._instance.handle(PeerDied(PeerName(notice.name)), now))
+                self._instance.handle(PeerDied(PeerName(notice.name)), now)
 
     def _hear_threads(self, now: float) -> None:
         for answer in self._threads.answers.take_all():
             if isinstance(answer, Reports):
                 for report in answer.reports:
-                    self._perform(self._instance.handle(report, now))
+                    self._instance.handle(report, now)
             else:
                 self._computing_since = None
                 self._num_steps += 1
-                self._perform(self._instance.commit(answer, now))
+                self._instance.commit(answer, now)
 
     def _plan(self, now: float) -> None:
         if self._computing_since is not None:
@@ -206,7 +207,7 @@ class Loop:
         if self._drain_deadline is None:
             self._drain_deadline = now + self._options.drain_grace_s
             _log.info("draining: requests in flight may end (a second signal: at once)")
-            self._perform(self._instance.handle(DrainRequested(), now))
+            self._instance.handle(DrainRequested(), now)
 
     def _look_after(self, now: float) -> None:
         is_idle = self._computing_since is None and not self._is_active

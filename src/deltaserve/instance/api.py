@@ -1,11 +1,13 @@
 """How a control plane is driven, by a worker's loop thread and by the simulator alike.
 
-    actions = instance.handle(event, now)        a frame, a transfer report, a death notice
-    actions = instance.tick(now)                 when next_timer() has passed
-    plan = instance.plan(now)                    when the executor is free; None: nothing to compute
-    actions = instance.commit(result, now)       the executor's answer to the last plan
+    instance.handle(event, now)              a frame, a transfer report, a death notice
+    instance.commit(result, now)             the executor's answer to the last plan
+    instance.tick(now)                       when next_timer() has passed
+    actions = instance.turn(now)             once, after all of the above that were there
+    plan = instance.plan(now)                when the executor is free; None: nothing to compute
 
-The driver performs every returned action, in order. No call blocks, sleeps or looks at a clock.
+Events are recorded as they come; admission, grants and outgoing frames are worked out once per turn, however many
+events it has. The driver performs every action of a turn, in order. No call blocks, sleeps or looks at a clock.
 """
 
 from dataclasses import dataclass
@@ -105,9 +107,9 @@ class InstanceConfig:
 class Instance(Protocol):
     """A control plane: prefill, decode or unified."""
 
-    def handle(self, event: Event, now: float) -> list[Action]: ...
+    def handle(self, event: Event, now: float) -> None: ...
 
-    def tick(self, now: float) -> list[Action]: ...
+    def tick(self, now: float) -> None: ...
 
     def next_timer(self) -> float | None:
         """When tick() is wanted at the latest."""
@@ -115,7 +117,11 @@ class Instance(Protocol):
 
     def plan(self, now: float) -> StepPlan | None: ...
 
-    def commit(self, result: StepResult, now: float) -> list[Action]: ...
+    def commit(self, result: StepResult, now: float) -> None: ...
+
+    def turn(self, now: float) -> list[Action]:
+        """What the events since the last turn lead to."""
+        ...
 
     def transfer_active(self) -> bool:
         """Whether a ticket is open or a write outstanding: then the transfer thread keeps polling."""

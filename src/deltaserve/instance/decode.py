@@ -65,7 +65,7 @@ class DecodeInstance:
 
     # ------------------------------------------------------------ driving
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> None:
         match event:
             case FrameIn():
                 self._on_frame(event, now)
@@ -78,9 +78,8 @@ class DecodeInstance:
                 self._is_draining = True
             case _:
                 self._on_report(event, now)
-        return self._pump(now)
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> None:
         if self._meter.is_due(now):
             for peer in self.links.beat(now):
                 self._lose(peer.name, now, FailReason.PEER_LOST)
@@ -91,7 +90,6 @@ class DecodeInstance:
             self._lose(name, now)
         for room in self._rooms:
             self._tick_room(room, now)
-        return self._pump(now)
 
     def _tick_room(self, room: DecodeRoom, now: float) -> None:
         if now >= room.request.deadline:
@@ -107,16 +105,15 @@ class DecodeInstance:
     def plan(self, now: float) -> StepPlan | None:
         return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
 
-    def commit(self, result: StepResult, now: float) -> list[Action]:
+    def commit(self, result: StepResult, now: float) -> None:
         progress = self.parts.scheduler.commit(result)
         self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
         for item in progress:
             room = self._rooms.of_request(item.request)
             if room is not None:
                 self._advance(room, item, now)
-        return self._pump(now)
 
-    def _pump(self, now: float) -> list[Action]:
+    def turn(self, now: float) -> list[Action]:
         for request in self.parts.scheduler.take_retracted():
             room = self._rooms.of_request(request)
             if room is not None:

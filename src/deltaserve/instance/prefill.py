@@ -66,7 +66,7 @@ class PrefillInstance:
 
     # ------------------------------------------------------------ driving
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> None:
         match event:
             case FrameIn():
                 self._on_frame(event, now)
@@ -79,9 +79,8 @@ class PrefillInstance:
                 self._is_draining = True
             case _:
                 self._on_report(event)
-        return self._pump(now)
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> None:
         if self._meter.is_due(now):
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
@@ -93,7 +92,6 @@ class PrefillInstance:
         for room in self._rooms.values():
             if room.is_announced and room.ticket is None and room.asks_again(now):
                 self._announce(room)  # a lost Cancel must not leave its pages parked
-        return self._pump(now)
 
     def next_timer(self) -> float | None:
         return self._meter.next_timer(is_busy=bool(self._rooms))
@@ -101,16 +99,15 @@ class PrefillInstance:
     def plan(self, now: float) -> StepPlan | None:
         return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
 
-    def commit(self, result: StepResult, now: float) -> list[Action]:
+    def commit(self, result: StepResult, now: float) -> None:
         progress = self.parts.scheduler.commit(result)
         self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
         for item in progress:
             room = self._by_request.get(item.request)
             if room is not None:
                 self._advance(room, item)
-        return self._pump(now)
 
-    def _pump(self, now: float) -> list[Action]:
+    def turn(self, now: float) -> list[Action]:
         admitted = self.parts.scheduler.admit(now, self._gate)
         while not admitted and self._retract_parked():
             admitted = self.parts.scheduler.admit(now, self._gate)

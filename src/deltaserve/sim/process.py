@@ -9,7 +9,6 @@ from typing import Protocol
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import PeerName, Role, Room
 from deltaserve.instance.api import (
-    Action,
     Dial,
     DrainRequested,
     Event,
@@ -190,13 +189,14 @@ class SimWorker(SimProcess):
 
     def handle(self, event: Event) -> None:
         if self.is_alive:
-            self._perform(self.instance.handle(event, self.now))
+            self.instance.handle(event, self.now)
+            self._take_turn()
 
     def drain(self) -> None:
         self.handle(DrainRequested())
 
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+    def _take_turn(self) -> None:
+        for action in self.instance.turn(self.now):
             match action:
                 case SendFrame():
                     self.world.send(self.name, action.peer, action.envelope)
@@ -230,7 +230,8 @@ class SimWorker(SimProcess):
     def _finish_step(self, plan: StepPlan) -> None:
         self._is_computing = False
         self.world.trace.note(self.world.now, self.name, "step", plan.step, len(plan.items))
-        self._perform(self.instance.commit(self.executor.execute(plan), self.now))
+        self.instance.commit(self.executor.execute(plan), self.now)
+        self._take_turn()
 
     # ------------------------------------------------------------ transfer thread
 
@@ -269,7 +270,8 @@ class SimWorker(SimProcess):
         self._next_tick = None
         timer = self.instance.next_timer()
         if timer is not None and timer <= self.now:
-            self._perform(self.instance.tick(self.now))
+            self.instance.tick(self.now)
+            self._take_turn()
         elif timer is not None:
             self._tick_at(timer)
 

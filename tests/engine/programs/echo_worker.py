@@ -36,36 +36,41 @@ class EchoInstance:
         self._front = PeerName("front")
         self._num_steps = 0
         self._num_fenced = 0
+        self._out: list[Action] = []
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> None:
         match event:
             case FrameIn(envelope):
-                return self._on_frame(envelope)
+                self._on_frame(envelope)
             case PeerDied(peer):
-                return [FencePeer(peer)]
+                self._out.append(FencePeer(peer))
             case PeerFenced(peer):
                 self._num_fenced += 1
-                return [self._tell(Finished(room=peer.encode(), usage=_usage(), message="fenced"))]
+                self._tell(Finished(room=peer.encode(), usage=_usage(), message="fenced"))
             case DrainRequested() | _:
-                return []
+                pass
 
-    def _on_frame(self, envelope: Envelope) -> list[Action]:
+    def turn(self, now: float) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+    def _on_frame(self, envelope: Envelope) -> None:
         self._front = PeerName(envelope.src)
         if self._folder == "loop-dies":
             raise RuntimeError("the loop meets something unforeseen")
         if self._folder == "loop-stops":
             time.sleep(3600)
         if self._folder == "transfer-dies":
-            return [FencePeer(self._front)]
+            self._out.append(FencePeer(self._front))
         if isinstance(envelope.body, Submit):
             self._waiting.append(envelope)
-        return []
 
-    def _tell(self, body: Message) -> SendFrame:
-        return SendFrame(self._front, Envelope(src=self._name, src_boot=self._boot, dst_boot=None, body=body))
+    def _tell(self, body: Message) -> None:
+        envelope = Envelope(src=self._name, src_boot=self._boot, dst_boot=None, body=body)
+        self._out.append(SendFrame(self._front, envelope))
 
-    def tick(self, now: float) -> list[Action]:
-        return []
+    def tick(self, now: float) -> None:
+        pass
 
     def next_timer(self) -> float | None:
         return None
@@ -84,7 +89,7 @@ class EchoInstance:
             work=WorkList(256),
         )
 
-    def commit(self, result: StepResult, now: float) -> list[Action]:
+    def commit(self, result: StepResult, now: float) -> None:
         assert self._running is not None
         submit, self._running = self._running.body, None
         assert isinstance(submit, Submit)
@@ -92,7 +97,8 @@ class EchoInstance:
         assert sampled is not None
         run = TokenRun(room=submit.room, start=0, tokens=pack_u32([sampled.token]))
         end = Finished(room=submit.room, usage=_usage(), finish=FinishReason.LENGTH)
-        return [self._tell(Tokens(runs=(run,))), self._tell(end)]
+        self._tell(Tokens(runs=(run,)))
+        self._tell(end)
 
     def transfer_active(self) -> bool:
         return False
