@@ -51,6 +51,11 @@ def test_defaults_and_older_names(tmp_path: Path) -> None:
     assert spec_of(tmp_path, dtype=...).dtype is DType.FLOAT32
 
 
+def test_head_dim_that_the_file_does_not_name_is_what_transformers_assumes(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == transformers.Qwen3Config().head_dim
+    assert spec_of(tmp_path, architectures=["LlamaForCausalLM"]).head_dim == 16
+
+
 def test_qwen3_moe(tmp_path: Path) -> None:
     moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     sparse = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
@@ -100,7 +105,11 @@ def test_cache_spec(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor is 0.5, expected 1.0 for this family"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.25}},
+            "config.json: rope_parameters: partial_rotary_factor is 0.25, expected 1.0",
+        ),
         ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "windowed attention"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts is missing"),
     ],

@@ -86,10 +86,23 @@ def test_tied_embeddings_are_one_tensor(tiny_models: Path) -> None:
     assert weights.lm_head is weights.embedding
 
 
-def test_a_tied_file_may_still_hold_the_head(tiny_models: Path, tmp_path: Path) -> None:
+def test_the_head_of_a_tied_file_is_used_where_it_differs(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = _copy(tiny_models / "qwen3", tmp_path / "q", num_layers=1)
     _edit(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(272, 64)}))
-    assert not torch.equal(load(folder).lm_head, torch.ones(272, 64))
+    assert torch.equal(load(folder).lm_head, torch.ones(272, 64))
+    assert "lm_head.weight differs from the embedding and is used" in caplog.text
+
+
+def test_the_head_of_a_tied_file_that_is_the_embedding_is_kept_once(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _copy(tiny_models / "qwen3", tmp_path / "q", num_layers=1)
+    _edit(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    weights = load(folder)
+    assert weights.lm_head is weights.embedding
+    assert not caplog.records
 
 
 def test_fused_and_single_experts_load_alike(tiny_models: Path) -> None:
@@ -110,9 +123,13 @@ def test_weights_are_cast(tiny_models: Path) -> None:
     assert load(tiny_models / "llama", torch.bfloat16).embedding.dtype == torch.bfloat16
 
 
-def test_known_leftovers_are_skipped(folder: Path) -> None:
-    _edit(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+def test_unused_tensors_are_named_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(10)]
+    _edit(folder, lambda t: t.update({name: torch.ones(8) for name in names}))
     load(folder)
+    (record,) = caplog.records
+    assert f"10 tensors of the files are not used: {names[0]}, " in record.message
+    assert record.message.endswith(" and 2 more")
 
 
 def test_other_formats_beside_safetensors_are_ignored(folder: Path) -> None:

@@ -22,7 +22,7 @@ Damage = Callable[[dict[str, dict[str, object]]], None]
 
 def check(path: Path) -> None:
     parts = {"a": Part((4, 8), ("a",)), "b": Part((16,), ("b",))}
-    check_weights([path], Inventory(LLAMA, parts, {}, frozenset()))
+    check_weights([path], Inventory(LLAMA, parts, {}))
 
 
 @pytest.fixture

@@ -1,14 +1,17 @@
 """The executor against transformers, float32: every position's whole distribution, and greedy tokens."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deltaserve.base.ids import RowId
 from deltaserve.layout.dtype import DType
 from deltaserve.sched.plan import SharedRun
-from tests.fixtures.tiny_models import VARIANTS
+from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.runner.world import (
     Driver,
     assert_same,
@@ -27,6 +30,22 @@ FLOAT32 = [name for name, variant in VARIANTS.items() if variant.dtype == torch.
 @pytest.mark.parametrize("name", FLOAT32)
 def test_generation(tiny_models: Path, name: str) -> None:
     check_generation(Driver(tiny_models / name), tiny_models / name)
+
+
+def test_generation_with_an_output_matrix_of_its_own_though_tied(tiny_models: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_models / "qwen3", tmp_path / "qwen3")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn(272, 64, generator=torch.Generator().manual_seed(0)) / 3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    check_generation(Driver(folder), folder)
+
+
+def test_generation_with_the_head_dim_that_qwen3_assumes(tmp_path: Path) -> None:
+    folder = write_variant(Variant(VARIANTS["qwen3"].build, {"head_dim": 128}), tmp_path / "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("head_dim") == 128
+    (folder / "config.json").write_text(json.dumps(config))
+    check_generation(Driver(folder), folder)
 
 
 @pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 4), (16, 16), (64, 64)])

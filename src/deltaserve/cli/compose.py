@@ -26,7 +26,7 @@ from deltaserve.models.config import load_family, load_spec
 from deltaserve.models.files import weight_files
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.spec import ModelSpec
-from deltaserve.models.tensors import Inventory, check_weights
+from deltaserve.models.tensors import Inventory, as_stored, check_weights
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -41,6 +41,8 @@ class Checkpoint:
     fingerprint: str
     num_bytes: int
     """Of all weight files."""
+    num_values: int
+    """Elements of all weights."""
     overrides: str | None = None
 
     @classmethod
@@ -62,21 +64,27 @@ class Checkpoint:
         spec = load_spec(path, overrides)
         num_bytes = sum(f.stat().st_size for f in files)
         fingerprint = model_fingerprint(path)
-        check_weights(files, Inventory.of(load_family(path), spec, index))
-        return cls(path.resolve(), spec, fingerprint, num_bytes, overrides)
+        family = load_family(path)
+        inventory = Inventory.of(family, as_stored(spec, family, files), index)
+        check_weights(files, inventory)
+        return cls(path.resolve(), spec, fingerprint, num_bytes, inventory.num_values, overrides)
 
     @property
     def name(self) -> str:
         return self.path.name
 
     def facts(self) -> ModelFacts:
+        spec = self.spec
+
         def weight_bytes(dtype: str) -> int:
-            return self.num_bytes * DType(dtype).itemsize // self.spec.dtype.itemsize
+            # A tied output matrix in bfloat16 is packed into a second copy (models/packing.py).
+            packed = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and dtype == "bfloat16" else 0
+            return (self.num_values + packed) * DType(dtype).itemsize
 
         def page_bytes(page_size: int, kv_dtype: str) -> tuple[int, ...]:
-            return pool_page_bytes(self.spec.cache_spec(page_size, DType(kv_dtype)))
+            return pool_page_bytes(spec.cache_spec(page_size, DType(kv_dtype)))
 
-        return ModelFacts(self.spec.dtype.value, weight_bytes, self.spec.max_position, page_bytes)
+        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, page_bytes)
 
 
 def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:

@@ -1,31 +1,40 @@
 """Streams safetensors into weights, tensor by tensor. Only safetensors: nothing in the folder is ever executed."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from deltaserve.models.config import load_family
 from deltaserve.models.files import weight_files
 from deltaserve.models.packing import pack, pack_layer
 from deltaserve.models.spec import ModelSpec
-from deltaserve.models.tensors import Inventory, not_safetensors
+from deltaserve.models.tensors import Inventory, as_stored, valid_file
 from deltaserve.models.weights import DecoderWeights, allocate
+
+_log = logging.getLogger(__name__)
+_NAMED_TENSORS = 8
 
 
 def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Every tensor exactly once, cast to `dtype`, matrices packed. Raises ConfigError naming file and tensor."""
     shards, index = weight_files(model_path)
-    inventory = Inventory.of(load_family(model_path), spec, index)
-    weights, targets = allocate(spec, dtype, device)
+    family = load_family(model_path)
+    stored = as_stored(spec, family, shards)
+    inventory = Inventory.of(family, stored, index)
+    weights, targets = allocate(stored, dtype, device)
     for shard in shards:
         for name, tensor in _tensors(shard, inventory):
             targets[name].copy_(tensor)
     inventory.check_complete()
+    _name_unused(inventory.unused)
+    if spec.tied_embeddings and not stored.tied_embeddings:
+        weights = _tie_equal(weights)
     layers = deque(weights.layers)
     rest = replace(weights, layers=(), lm_head=pack(weights.lm_head))
     del weights, targets  # so that a layer's plain matrices go when it is packed
@@ -34,12 +43,24 @@ def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: 
 
 def _tensors(shard: Path, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
     """(canonical name, tensor) of what the model needs from one file."""
-    try:
-        with safe_open(shard, "pt") as reader:
-            for name in sorted(reader.keys()):
-                entry = reader.get_slice(name)
-                canonical = inventory.take(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
-                if canonical is not None:
-                    yield canonical, reader.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise not_safetensors(shard, error) from None
+    with valid_file(shard), safe_open(shard, "pt") as reader:
+        for name in sorted(reader.keys()):
+            entry = reader.get_slice(name)
+            canonical = inventory.take(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+            if canonical is not None:
+                yield canonical, reader.get_tensor(name)
+
+
+def _tie_equal(weights: DecoderWeights) -> DecoderWeights:
+    """Weights of a config that ties the output matrix to the embedding and a file that holds both."""
+    if torch.equal(weights.lm_head, weights.embedding):
+        return replace(weights, lm_head=weights.embedding)
+    _log.warning("weights: lm_head.weight differs from the embedding and is used, though tie_word_embeddings is true")
+    return weights
+
+
+def _name_unused(names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _NAMED_TENSORS} more" if len(names) > _NAMED_TENSORS else ""
+        shown = ", ".join(name[:80] for name in names[:_NAMED_TENSORS])
+        _log.warning("weights: %d tensors of the files are not used: %s%s", len(names), shown, more)

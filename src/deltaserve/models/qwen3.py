@@ -1,13 +1,16 @@
-"""Qwen3 dense: as Llama, with RMSNorm on each query and key head; head_dim is explicit."""
+"""Qwen3 dense: as Llama, with RMSNorm on each query and key head; head_dim is its own number."""
 
 from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
 from deltaserve.models.spec import ModelSpec, QkNorm
 
+_HEAD_DIM = 128
+"""What transformers assumes where config.json names none."""
+
 
 def _build(fields: Fields) -> ModelSpec:
     refuse_sliding_window(fields)
-    return dense_spec(fields, "qwen3", QkNorm.HEAD)
+    return dense_spec(fields, "qwen3", QkNorm.HEAD, _HEAD_DIM)
 
 
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES)

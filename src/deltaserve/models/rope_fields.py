@@ -15,8 +15,9 @@ def rope_spec(fields: Fields, max_position: int) -> RopeSpec:
     name = table.text("rope_type", table.text("type", "default"))
     if name not in _KINDS:
         raise table.error("rope_type" if table.has("rope_type") else "type", "one of " + ", ".join(_KINDS))
-    if table.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise table.error("partial_rotary_factor", "1.0 for this family")
+    holder = table if table.has("partial_rotary_factor") else fields
+    if holder.number("partial_rotary_factor", 1.0) != 1.0:
+        raise holder.error("partial_rotary_factor", "1.0 for this family")
     kind = _KINDS[name]
     if kind is RopeKind.DEFAULT:
         return RopeSpec(kind, theta)

@@ -3,8 +3,10 @@
 Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -14,6 +16,7 @@ from deltaserve.models.family import Family
 from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ def tensor_parts(spec: ModelSpec) -> dict[str, Part]:
     table = (spec.vocab_size, spec.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": table, "norm.weight": (spec.hidden_size,)}
     if not spec.tied_embeddings:
-        shapes["lm_head.weight"] = table
+        shapes[HEAD] = table
     for layer in range(spec.num_layers):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in _attention(spec).items()}
         if not spec.is_moe(layer):
@@ -91,14 +94,16 @@ class Inventory:
     parts: Mapping[str, Part]
     index: Mapping[str, str]
     """Tensor |-> file, as the folder's index says; empty without one."""
-    skipped: frozenset[str]
+    num_values: int = 0
+    """Elements of all tensors taken."""
+    unused: list[str] = field(default_factory=list)
+    """Tensors of the files that the model does not need."""
     _found: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, family: Family, spec: ModelSpec, index: Mapping[str, str]) -> "Inventory":
-        """Nothing found yet."""
-        skipped = frozenset({"lm_head.weight"}) if spec.tied_embeddings else frozenset[str]()
-        return cls(family, tensor_parts(spec), index, skipped)
+        """Nothing found yet. `spec` is `as_stored`."""
+        return cls(family, tensor_parts(spec), index)
 
     def take(self, shard: str, name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
         """The canonical name of a file's tensor, None for one to skip. Raises ConfigError naming file and tensor."""
@@ -106,7 +111,8 @@ class Inventory:
         if self.index and self.index.get(name) != shard:
             raise ConfigError(f"{shown} is in this file, but the index says {self.index.get(name, 'nothing')[:80]}")
         canonical = self.family.canonical(name)
-        if canonical is None or canonical in self.skipped:
+        if canonical is None:
+            self.unused.append(name)
             return None
         part = self.parts.get(canonical)
         if part is None:
@@ -118,6 +124,7 @@ class Inventory:
         if shape != part.shape:
             raise ConfigError(f"{shown} has shape {list(shape)}, expected {list(part.shape)}")
         self._found.update(part.covers)
+        self.num_values += prod(shape)
         return canonical
 
     def check_complete(self) -> None:
@@ -127,19 +134,37 @@ class Inventory:
             raise ConfigError(f"weights: {len(missing)} tensors are missing, first {missing[0]}")
 
 
+def as_stored(spec: ModelSpec, family: Family, files: Iterable[Path]) -> ModelSpec:
+    """`spec`, untied where the files hold an output matrix of their own: it may differ from the embedding.
+
+    transformers uses it then, whatever `tie_word_embeddings` says.
+    """
+    if not spec.tied_embeddings:
+        return spec
+    has_head = any(family.canonical(name) == HEAD for path in files for name in _names(path))
+    return replace(spec, tied_embeddings=not has_head)
+
+
+def _names(path: Path) -> list[str]:
+    with valid_file(path), safe_open(path, "numpy") as reader:
+        return list(reader.keys())
+
+
 def check_weights(files: Iterable[Path], inventory: Inventory) -> None:
     """Headers of safetensors files against what the model needs; no weight is read. Raises ConfigError."""
     for path in files:
-        try:
-            with safe_open(path, "numpy") as reader:
-                for name in sorted(reader.keys()):
-                    entry = reader.get_slice(name)
-                    inventory.take(path.name, name, entry.get_dtype(), tuple(entry.get_shape()))
-        except (SafetensorError, OSError) as error:
-            raise not_safetensors(path, error) from None
+        with valid_file(path), safe_open(path, "numpy") as reader:
+            for name in sorted(reader.keys()):
+                entry = reader.get_slice(name)
+                inventory.take(path.name, name, entry.get_dtype(), tuple(entry.get_shape()))
     inventory.check_complete()
 
 
-def not_safetensors(path: Path, error: Exception) -> ConfigError:
-    """What a damaged file gets."""
-    return ConfigError(f"{path.name}: not a valid safetensors file: {' '.join(str(error).split())[:120]}")
+@contextmanager
+def valid_file(path: Path) -> Iterator[None]:
+    """Within: what reading a damaged file raises becomes a ConfigError that names it."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        found = " ".join(str(error).split())[:120]
+        raise ConfigError(f"{path.name}: not a valid safetensors file: {found}") from None
