@@ -55,6 +55,26 @@ def test_defaults_on_cuda() -> None:
     assert (config.device, config.max_running_requests, config.chunk_len) == ("cuda", 256, 8192)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) -> None:
+    slow = dataclasses.replace(MACHINE, slow_dtypes=frozenset({dtype}))
+    model = dataclasses.replace(MODEL, dtype=dtype)
+    narrow, wide = resolved(model), resolved(model, slow)
+    assert (narrow.dtype, narrow.kv_cache_dtype, narrow.widened_from) == (dtype, dtype, None)
+    assert (wide.dtype, wide.kv_cache_dtype, wide.widened_from) == ("float32", "float32", dtype)
+    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32")
+    assert wide.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
+
+
+def test_a_slow_type_that_was_asked_for_is_used() -> None:
+    slow = dataclasses.replace(MACHINE, slow_dtypes=frozenset({"bfloat16"}))
+    asked = resolved(MODEL, slow, model={"dtype": "bfloat16"})
+    assert (asked.dtype, asked.kv_cache_dtype, asked.widened_from) == ("bfloat16", "bfloat16", None)
+    kv = resolved(MODEL, slow, memory={"kv_cache_dtype": "bfloat16"})
+    assert (kv.dtype, kv.kv_cache_dtype, kv.widened_from) == ("float32", "bfloat16", "bfloat16")
+    assert resolved(dataclasses.replace(MODEL, dtype="float32"), slow).widened_from is None
+
+
 def test_workers_of_one_machine_share_cores_and_memory() -> None:
     alone, shared = resolved(), resolved(machine=dataclasses.replace(MACHINE, num_workers=3))
     assert shared.num_threads == 2

@@ -32,6 +32,11 @@ def test_generation(tiny_models: Path, name: str) -> None:
     check_generation(Driver(tiny_models / name), tiny_models / name)
 
 
+def test_a_checkpoint_in_bfloat16_computed_in_float32(tiny_models: Path) -> None:
+    path = tiny_models / "llama_bf16"
+    check_generation(Driver(path, dtype=DType.FLOAT32), path)
+
+
 def test_generation_with_an_output_matrix_of_its_own_though_tied(tiny_models: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_models / "qwen3", tmp_path / "qwen3")
     tensors = load_file(folder / "model.safetensors")

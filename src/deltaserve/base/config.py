@@ -92,7 +92,8 @@ class ModelSettings(Group):
     model_path: Text | None = option(None, "folder of a Hugging Face checkpoint; also the positional MODEL")
     served_model_name: Name | None = option(None, "name in the API; by default the folder's name", commands=ROUTING)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "type of weights and activations; auto is the checkpoint's own"
+        "auto",
+        "type of weights and activations; auto is the checkpoint's own, float32 on a CPU that multiplies it slowly",
     )
     context_length: Count | Auto = option(
         "auto",

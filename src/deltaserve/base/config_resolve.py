@@ -35,6 +35,8 @@ class MachineFacts:
     """Workers that share these cores and this memory, this one included."""
     total_bytes: int | None = None
     """Of the device's memory, swap included: more can never be there. None: unknown."""
+    slow_dtypes: frozenset[str] = frozenset()
+    """Types, as in --dtype, that this device multiplies several times slower than float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ class ResolvedConfig:
     num_threads: int
     kv_bytes: int
     """Of all pools."""
+    widened_from: str | None = None
+    """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return self.kv_bytes / (self.num_pages[0] * self.page_size)
 
 
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
@@ -68,7 +76,7 @@ _PAGE_SIZE = 64
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
-    dtype, kv_dtype = _dtypes(settings, model)
+    dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
@@ -93,6 +101,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         split_tokens=_split_tokens(settings, page_size),
         num_threads=_num_threads(settings, machine),
         kv_bytes=num_pages * sum(page_bytes),
+        widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
 
 
@@ -118,7 +127,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
 
 
 def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
-    """As `auto_values`, of what a router reads too."""
+    """As `auto_values`, of what a router reads too. It does not know the CPUs of its workers: the checkpoint's type."""
     dtype, kv_dtype = _dtypes(settings, model)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
@@ -136,9 +145,10 @@ def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
     return sum(model.page_bytes(page_size, _dtypes(settings, model)[1])) / page_size
 
 
-def _dtypes(settings: Settings, model: ModelFacts) -> tuple[str, str]:
-    """Of weights and of KV."""
-    dtype = model.dtype if settings.model.dtype == "auto" else settings.model.dtype
+def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozenset()) -> tuple[str, str]:
+    """Of weights and of KV. What they are never depends on free memory: prefill and decode must come to the same."""
+    automatic = "float32" if model.dtype in slow else model.dtype
+    dtype = automatic if settings.model.dtype == "auto" else settings.model.dtype
     return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
 
 

@@ -17,6 +17,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, ResolvedConfig, resolve
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.instance.api import InstanceOptions
@@ -91,7 +92,8 @@ def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
     """What there is to use now."""
     device = _visible_device() if settings.model.device != "cpu" else "cpu"
     free, total = _gpu_bytes() if device == "cuda" else _cpu_bytes()
-    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers, total)
+    slow = slow_dtypes(read_cpuinfo()) if device == "cpu" else frozenset[str]()
+    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers, total, slow)
 
 
 def _visible_device() -> Device:

@@ -97,7 +97,11 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(FrontWorker(name=name, role=role) for name, role in names)  # each listens on any port, and says so
     children = [worker_child(adjust(spec), folder) for spec in specs]
-    children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
+    children.append(
+        front_child(
+            msgspec.structs.replace(front, workers=workers, kv_bytes_per_token=resolved.kv_bytes_per_token), folder
+        )
+    )
     return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
 
 
@@ -176,8 +180,9 @@ def require_free_port(flag: str, host: str, port: int) -> None:
 
 def describe(r: ResolvedConfig) -> str:
     """What was decided for the workers of this machine, in one line."""
+    widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
     return (
-        f"{r.device}, weights {r.dtype}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
+        f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
         f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB), context {r.context_len}, "
         f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker"
     )
