@@ -23,6 +23,7 @@ from deltaserve.cli.compose import Checkpoint, free_ports, resolve_settings, wor
 from deltaserve.cli.front_process import FrontWorker, front_child
 from deltaserve.cli.serve import cluster_secret, front_spec
 from deltaserve.engine.child import Child, ChildSpec
+from deltaserve.engine.log_file import LogFile
 from deltaserve.engine.spec import WorkerSpec
 from deltaserve.link.notices import PeerDown, Ready, Welcome
 from tests.chaos.proxy import FAIR, Proxy
@@ -80,7 +81,7 @@ class Process:
 
     def start(self) -> None:
         first = self.num_starts == 0
-        self.child = Child(self.spec, self.log_path, Welcome(None if first else self.url, ()))
+        self.child = Child(self.spec, LogFile(self.log_path), Welcome(None if first else self.url, ()))
         self.num_starts += 1
         self.is_ready = False
 

@@ -1,5 +1,6 @@
 """A start's own folder: gone when it ends, and gone after the next start when it was killed."""
 
+import fcntl
 import os
 import signal
 import stat
@@ -50,7 +51,7 @@ def test_the_folder_of_a_living_start_and_folders_of_others_stay(own_tmp: Path) 
     open_to_all = own_tmp / "deltaserve-shared"
     open_to_all.mkdir()
     open_to_all.chmod(0o755)
-    (open_to_all / "owner").touch()
+    (open_to_all / "locked-by-owner").touch()
     (own_tmp / "deltaserve-link").symlink_to(foreign)
     with private_folder() as first, private_folder() as second:
         remove_orphans(own_tmp)
@@ -74,3 +75,22 @@ def test_a_machine_without_a_temporary_folder_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nothing/here"])
     with pytest.raises(ConfigError, match="No usable temporary directory"), private_folder():
         pytest.fail("nobody gets here")
+
+
+def test_it_can_be_elsewhere(tmp_path: Path) -> None:
+    state = tmp_path / "state" / "deltaserve"
+    with private_folder(state) as folder:
+        assert folder.parent == state
+    (tmp_path / "file").touch()
+    no_folder = pytest.raises(ConfigError, match=r"--state-dir .*file: no folder can be made")
+    with no_folder, private_folder(tmp_path / "file"):
+        pytest.fail("nobody gets here")
+
+
+def test_the_lock_is_on_the_folder_itself() -> None:
+    """That is what systemd-tmpfiles looks for before it removes old files from a folder."""
+    with private_folder() as folder:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(descriptor)

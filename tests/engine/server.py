@@ -1,6 +1,7 @@
 """A supervisor in a process of its own, and what it says."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -13,10 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from deltaserve.engine.restarts import RestartPolicy
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PATIENCE_S = 60.0
 """Far beyond what anything here takes: a test that needs it fails."""
+
+_OF_RESTARTS = {field.name for field in dataclasses.fields(RestartPolicy)}
 
 Said = dict[str, Any]
 
@@ -34,7 +39,8 @@ class Server:
 
     def __init__(self, folder: Path, children: list[Said], **options: object) -> None:
         plan = folder / "plan.json"
-        plan.write_text(json.dumps({"children": children, "options": options}))
+        restarts = {name: options.pop(name) for name in _OF_RESTARTS & options.keys()}
+        plan.write_text(json.dumps({"children": children, "options": options, "restarts": restarts}))
         self.folder = folder
         self.pids: dict[str, list[int]] = {}
         self.process = subprocess.Popen(

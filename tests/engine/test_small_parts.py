@@ -1,6 +1,10 @@
 """Mailbox, spec files, metric families."""
 
+import errno
+import os
 import select
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.engine.child import ChildSpec, Kind
+from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import Ended
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.spec import read_secret, read_spec, worker_environment
@@ -89,3 +94,38 @@ def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_how_a_process_ended_reads_well() -> None:
     assert str(Ended("decode-0", -9)) == "decode-0: ended with signal SIGKILL"
     assert str(Ended("decode-0", 1, ("a", "b"))) == "decode-0: ended with exit code 1\n    a\n    b"
+
+
+def test_a_process_that_cannot_be_watched_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in sandboxes without pidfd_open."""
+    started: list[int] = []
+
+    def refuse(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    said: list[str] = []
+    supervisor = Supervisor(
+        [ChildSpec("decode-0", ("sleep", "3600"), Kind.DECODE)],
+        SupervisorOptions(tmp_path),
+        lambda happening: said.append(str(happening)),
+    )
+    assert supervisor.run() is Exit.FAILED
+    assert said == ["decode-0: cannot start sleep: pidfd_open: Function not implemented"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_a_process_ends_with_its_code_when_nothing_can_be_written() -> None:
+    """A full disk under its log must not keep alive what has to end."""
+    program = """
+import sys
+from deltaserve.engine.exits import Exit, end_process
+sys.stdout.buffer.write(b"not flushed yet")
+end_process(Exit.STUCK, "no turn")
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=full, env=buffered, check=False)
+    assert ended.returncode == Exit.STUCK

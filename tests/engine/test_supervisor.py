@@ -41,10 +41,40 @@ def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> No
     with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], first_delay_s=0.01) as server:
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
         reason = server.wait_for("GivenUp")["reason"]
-        assert "prefill-0 keeps ending (5 restarts within 60 s)" in reason
+        assert "prefill-0 keeps ending (5 restarts and not ready after the last)" in reason
         assert server.process.wait(60) == 1
         assert len(server.pids["prefill-0"]) == 6
         assert (tmp_path / "decode-0.log").read_text().count("draining") == 1
+
+
+def test_starts_that_never_become_ready_count_however_slow_they_are(tmp_path: Path) -> None:
+    """None of them falls within the window of another: out of memory while loading, minutes after each start."""
+    options = {"first_delay_s": 0.01, "window_s": 0.0, "max_restarts": 3}
+    with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], **options) as server:
+        reason = server.wait_for("GivenUp")["reason"]
+        assert reason == "prefill-0 keeps ending (3 restarts and not ready after the last)"
+        assert server.process.wait(60) == 1
+        assert len(server.pids["prefill-0"]) == 4
+
+
+def test_a_first_start_that_hangs_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    with running(tmp_path, [FRONT, child("prefill-0", "hang", "PREFILL")], start_timeout_s=0.2) as server:
+        assert server.wait_for("GivenUp")["reason"] == "prefill-0: not ready 0.2 s after its start"
+        assert server.process.wait(60) == 1
+        assert len(server.pids["prefill-0"]) == 1
+
+
+def test_a_later_start_that_hangs_is_started_again(tmp_path: Path) -> None:
+    """The others serve meanwhile: one stuck load is no reason to end them."""
+    options = {"start_timeout_s": 8.0, "first_delay_s": 0.01, "max_restarts": 1}
+    with running(tmp_path, [DECODE, child("prefill-0", "hang-later", "PREFILL")], **options) as server:
+        server.wait_for("AllReady")
+        os.kill(server.pid("prefill-0"), signal.SIGKILL)
+        assert server.wait_for("Ended", "prefill-0")["code"] == -signal.SIGKILL
+        said = [server.wait_for("Says", "prefill-0")["text"] for _ in range(2)]
+        assert said == ["waking up", "not ready 8 s after its start"]
+        assert "1 restarts and not ready after the last" in server.wait_for("GivenUp")["reason"]
+        assert len(server.pids["prefill-0"]) == 2
 
 
 def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
@@ -148,3 +178,31 @@ def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
         assert log.stat().st_size < 1_000_000
         os.kill(server.pid("decode-0"), signal.SIGKILL)
         assert server.wait_for("Ended")["code"] == -signal.SIGKILL
+
+
+def test_removed_logs_and_a_full_disk_end_nobody(tmp_path: Path) -> None:
+    """Everything of the folder is gone, then the place of the kept part is a full device; logs are still bounded."""
+    options = {"max_log_bytes": 50_000, "log_check_s": 0.05, "first_delay_s": 0.01}
+    log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
+    with running(tmp_path, [child("decode-0", "talkative"), PREFILL], **options) as server:
+        server.wait_for("AllReady")
+        log.unlink()
+        kept.unlink(missing_ok=True)
+        (tmp_path / "prefill-0.log").unlink()
+        wait_until(kept.exists)  # what the removed file held
+        os.kill(server.pid("decode-0"), signal.SIGKILL)
+        server.wait_for("Ended", "decode-0")
+        server.wait_for("AllReady")
+        wait_until(log.exists)
+        full = tmp_path / "full"
+        full.symlink_to("/dev/full")
+        full.replace(kept)
+        wait_until(lambda: not kept.exists() or not kept.is_symlink())
+        assert server.end() == 0
+
+
+def test_without_a_place_for_a_log_its_last_lines_are_kept_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "prefill-0.log").mkdir()
+    with running(tmp_path, [child("prefill-0", "crash", "PREFILL")], max_restarts=1) as server:
+        assert "Is a directory" in server.wait_for("Says", "prefill-0")["text"]
+        assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]

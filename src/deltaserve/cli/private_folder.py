@@ -1,7 +1,8 @@
 """A folder for the specs, secrets and logs of one start; those of starts that were killed are removed by the next.
 
-Its owner holds a lock on a file in it as long as it lives. The kernel drops the lock with the process, however that
-ended, so a folder whose lock is free belongs to nobody: no process id is looked up, which another one may have now.
+Its owner holds a lock on it as long as it lives. The kernel drops the lock with the process, however that ended, so a
+marked folder whose lock is free belongs to nobody: no process id is looked up, which another one may have now. What
+clears away old files in /tmp (systemd-tmpfiles) leaves a locked folder alone with all that is in it.
 """
 
 import fcntl
@@ -16,18 +17,29 @@ from pathlib import Path
 from deltaserve.base.errors import ConfigError
 
 _PREFIX = "deltaserve-"
-_LOCK = "owner"
+_MARK = "locked-by-owner"
+"""A file that says what the lock means. Made when the folder is locked: nobody finds it free before."""
 
 
 @contextmanager
-def private_folder() -> Iterator[Path]:
-    """Only the owner can look into it. Removed in the end. Raises ConfigError when there is no place for one."""
+def private_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Only the owner can look into it. In `parent`, by default where temporary files go. Removed in the end.
+
+    Raises ConfigError when there is no place for one.
+    """
+    where = "TMPDIR" if parent is None else f"--state-dir {parent}"
     try:
-        remove_orphans(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = _lock(folder)
+        if parent is None:
+            parent = Path(tempfile.gettempdir())
+        else:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_orphans(parent)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        lock = _open_folder(folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / _MARK).touch(mode=0o600)
     except OSError as error:
-        raise ConfigError(f"TMPDIR: no folder can be made for a start: {error.strerror or error}") from None
+        raise ConfigError(f"{where}: no folder can be made for a start: {error.strerror or error}") from None
     try:
         yield folder
     finally:
@@ -42,24 +54,19 @@ def remove_orphans(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: Path) -> int:
-    """The descriptor that holds the lock. The file gets its name when it is locked: nobody finds it free before."""
-    unnamed = folder / f"{_LOCK}.new"
-    descriptor = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(folder / _LOCK)
-    return descriptor
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _is_orphan(folder: Path) -> bool:
     try:
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            return False
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # gone meanwhile, or without a lock: not made here
+        descriptor = _open_folder(folder)
+    except OSError:  # gone meanwhile, or no folder
         return False
     try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or not (folder / _MARK).exists():
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:

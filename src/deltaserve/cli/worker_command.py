@@ -19,6 +19,7 @@ from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import describe, require_free_port
 from deltaserve.engine.happenings import Starting
+from deltaserve.engine.interrupts import hold_for_successor
 from deltaserve.engine.spec import encode_spec, worker_environment
 from deltaserve.engine.terminal import say
 
@@ -41,6 +42,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     say(describe(prepared.resolved))
     say(Starting(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
+    hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
 
 

@@ -1,7 +1,6 @@
 """One child process of the supervisor: how it is started, watched by descriptor, heard, signalled and told."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -9,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 
 import msgspec
 
+from deltaserve.engine.log_file import LogFile
 from deltaserve.link.notices import (
     MAX_NOTICE_BYTES,
     PARENT_VARIABLE,
@@ -21,8 +20,6 @@ from deltaserve.link.notices import (
     decode_from_child,
     encode_notice,
 )
-
-_TAIL_BYTES = 4096
 
 
 class Kind(IntEnum):
@@ -47,13 +44,12 @@ class ChildSpec:
 
 
 class Child:
-    """A started process. Its stdout and stderr are appended to `log_path`."""
+    """A started process. Its stdout and stderr are appended to `log`, which is closed with it."""
 
-    def __init__(self, spec: ChildSpec, log_path: Path, welcome: ToChild) -> None:
-        """Raises OSError when the program cannot be started."""
+    def __init__(self, spec: ChildSpec, log: LogFile, welcome: ToChild) -> None:
+        """Raises OSError when the program cannot be started, or not be watched; then there is no process."""
         self.spec = spec
-        self._log_path = log_path
-        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        self._log = log
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.is_mute = False
         self._channel = ours
@@ -61,26 +57,34 @@ class Child:
         self.tell(welcome)
         try:
             self._process = self._start(theirs)
+            self._pidfd = self._watch()
         except OSError:
             ours.close()
+            log.close()
             raise
         finally:
             theirs.close()
-        self._pidfd = os.pidfd_open(self._process.pid)
 
     def _start(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
         env = {**os.environ, **self.spec.env, PARENT_VARIABLE: f"{channel.fileno()}:{os.getpid()}"}
-        descriptor = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "ab") as log:
-            return subprocess.Popen(
-                self.spec.argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(channel.fileno(),),
-                start_new_session=True,  # a terminal's interrupt reaches the supervisor alone, which drains in order
-            )
+        return subprocess.Popen(
+            self.spec.argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,  # a terminal's interrupt reaches the supervisor alone, which drains in order
+        )
+
+    def _watch(self) -> int:
+        """A descriptor of the process. Some sandboxes and old kernels have none: then it must not go on unseen."""
+        try:
+            return os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._process.kill()
+            self._process.wait()
+            raise OSError(error.errno, f"pidfd_open: {error.strerror}") from None
 
     @property
     def pid(self) -> int:
@@ -126,24 +130,9 @@ class Child:
         code = self._process.wait()
         os.close(self._pidfd)
         self._channel.close()
+        self._log.close()
         return code
 
-    def rotate_log(self, max_bytes: int) -> None:
-        """Move what was written to `<log>.1` when it is more than `max_bytes`. The child goes on with its descriptor.
-
-        Lines written between copy and cut are lost: a log may be, a full disk may not.
-        """
-        if self._log_path.stat().st_size <= max_bytes:
-            return
-        kept = self._log_path.with_name(self._log_path.name + ".1")
-        kept.touch(mode=0o600)
-        shutil.copyfile(self._log_path, kept)
-        os.truncate(self._log_path, 0)
-        self._log_start = 0
-
-    def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines this start wrote."""
-        with open(self._log_path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - _TAIL_BYTES))
-            return log.read().decode(errors="replace").splitlines()[-num_lines:]
+    @property
+    def log(self) -> LogFile:
+        return self._log

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn
 
@@ -47,8 +48,9 @@ def end_stuck(reason: str) -> NoReturn:
 def leave(code: Exit) -> NoReturn:
     """End now. Native libraries with threads of their own may crash in an interpreter's orderly exit."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk
+            stream.flush()
     os._exit(code)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 from types import FrameType
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -18,8 +18,13 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def end_silently() -> None:
-    """From now on Ctrl-C ends the process at once. For imports, which have nothing to clean up."""
-    signal.signal(signal.SIGINT, _leave)
+    """From now on each stop signal ends the process at once. For imports, which have nothing to clean up.
+
+    SIGTERM too: the first process of a container has no default action for it, and would only end when it is killed.
+    """
+    for number in stop_signals():
+        signal.signal(number, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
 
 
 def clean_up_first() -> None:
@@ -28,5 +33,10 @@ def clean_up_first() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+def hold_for_successor() -> None:
+    """Stop signals wait until the program that replaces this one calls `end_silently`: an exec forgets handlers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(128 + number)

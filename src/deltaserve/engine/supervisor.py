@@ -1,15 +1,15 @@
 """Keeps the processes of a server running, and ends them together. One thread, no torch, no model.
 
-A death is told to all other children at once; the child is started again with a growing delay, at most five times in
-a minute: then the whole server ends with the reason. The supervisor's own death ends the children (the kernel does
-it). On a stop signal children drain in the order front, decode, prefill; what is left after its grace is killed.
+A death is told to all other children at once; the child is started again with a growing delay, until it ended too
+often or does not become ready: then the whole server ends with the reason. The supervisor's own death ends the children
+(the kernel does it). On a stop signal children drain in the order front, decode, prefill; what is left after its grace
+is killed.
 """
 
 import os
 import selectors
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,9 @@ from deltaserve.engine.happenings import (
     Stopping,
 )
 from deltaserve.engine.interrupts import stop_signals
+from deltaserve.engine.log_file import LogFile
 from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
 
 
@@ -44,11 +46,7 @@ class SupervisorOptions:
     worker_grace_s: float = 3.0
     hurried_s: float = 2.0
     """What every child gets to end after a second request to stop."""
-    max_restarts: int = 5
-    restart_window_s: float = 60.0
-    first_delay_s: float = 0.2
-    """Doubles with each restart in the window."""
-    max_delay_s: float = 5.0
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
     max_log_bytes: int = 32 << 20
     """Of one child's log; as much again of what it wrote before is kept beside it."""
     log_check_s: float = 10.0
@@ -61,6 +59,7 @@ class _Watched:
     """A child over all its starts."""
 
     spec: ChildSpec
+    starts: Restarts
     child: Child | None = None
     url: str | None = None
     """Where it listened last; kept over restarts."""
@@ -68,7 +67,6 @@ class _Watched:
     is_ready: bool = False
     was_ready: bool = False
     refusal: str | None = None
-    restarts: deque[float] = field(default_factory=deque)
     restart_at: float | None = None
     kill_at: float | None = None
 
@@ -87,7 +85,7 @@ class Supervisor:
             raise ValueError("two children of one name")
         self._options = options
         self._say = on_happening
-        self._watched = {spec.name: _Watched(spec) for spec in children}
+        self._watched = {spec.name: _Watched(spec, Restarts(options.restarts)) for spec in children}
         self._selector = selectors.DefaultSelector()
         self._stops: Mailbox[signal.Signals] = Mailbox()
         self._exit = Exit.OK
@@ -139,6 +137,8 @@ class Supervisor:
             if watched.child is not None and watched.kill_at is not None and now >= watched.kill_at:
                 watched.kill_at = None
                 watched.child.signal(signal.SIGKILL)
+            if watched.starts.take_overdue(now) and self._stop_deadline is None:
+                self._on_overdue(watched, now)
         self._stop_next(now)
         self._look_after_logs(now)
 
@@ -148,11 +148,12 @@ class Supervisor:
         self._next_log_check = now + self._options.log_check_s
         for watched in self._watched.values():
             if watched.child is not None:
-                watched.child.rotate_log(self._options.max_log_bytes)
+                watched.child.log.rotate(self._options.max_log_bytes)
 
     def _wait_s(self, now: float) -> float:
         times = [self._next_log_check]
         times += [w.restart_at for w in self._watched.values() if w.restart_at is not None]
+        times += [w.starts.overdue_at for w in self._watched.values() if w.starts.overdue_at is not None]
         times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
         return max(0.0, min(times) - now)
 
@@ -162,15 +163,19 @@ class Supervisor:
         spec = watched.spec
         watched.restart_at, watched.refusal, watched.is_ready = None, None, False
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)))
+        log = LogFile(self._options.log_dir / f"{spec.name}.log")
         try:
-            child = Child(spec, self._options.log_dir / f"{spec.name}.log", welcome)
+            child = Child(spec, log, welcome)
         except OSError as error:
             self._give_up(Exit.FAILED, f"{spec.name}: cannot start {spec.argv[0]}: {error.strerror}")
             return
         watched.child = child
+        watched.starts.began(time.monotonic())
         self._selector.register(child.pidfd, selectors.EVENT_READ)
         self._selector.register(child.channel_fd, selectors.EVENT_READ)
         self._say(Starting(spec.name, child.pid))
+        if log.problem is not None:
+            self._say(Says(spec.name, log.problem))
 
     def _ups(self, but: str) -> list[PeerUp]:
         ready = (w for w in self._watched.values() if w.is_ready and w.spec.name != but)
@@ -197,10 +202,23 @@ class Supervisor:
 
     def _on_ready(self, watched: _Watched, url: str, boot: int) -> None:
         watched.url, watched.boot, watched.is_ready, watched.was_ready = url, boot, True, True
+        watched.starts.became_ready()
         self._say(IsReady(watched.spec.name, url))
         self._tell_others(watched.spec.name, PeerUp(watched.spec.name, url, boot))
         if all(w.is_ready for w in self._watched.values()):
             self._say(AllReady())
+
+    def _on_overdue(self, watched: _Watched, now: float) -> None:
+        """A first start that hangs ends the server; a later one is repeated, since the others serve meanwhile."""
+        if watched.spec.kind is Kind.FRONT and not all(w.is_ready for w in self._watched.values() if w is not watched):
+            watched.starts.began(now)  # it waits for them: each has a time of its own
+            return
+        text = f"not ready {self._options.restarts.start_timeout_s:g} s after its start"
+        if not watched.was_ready:
+            self._give_up(Exit.FAILED, f"{watched.spec.name}: {text}")
+        elif watched.child is not None:
+            self._say(Says(watched.spec.name, text))
+            watched.child.signal(signal.SIGKILL)
 
     def _see_death(self, watched: _Watched, child: Child, now: float) -> None:
         if not _has_ended(child.pidfd):
@@ -209,29 +227,22 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         if not child.is_mute:
             self._selector.unregister(child.channel_fd)
+        tail = child.log.tail(self._options.tail_lines)
         code = child.reap()
         watched.child, watched.is_ready, watched.kill_at = None, False, None
         self._tell_others(watched.spec.name, PeerDown(watched.spec.name))
         if self._stop_deadline is not None:
             self._say(Ended(watched.spec.name, code))
             return
-        self._say(Ended(watched.spec.name, code, tuple(child.log_tail(self._options.tail_lines))))
+        self._say(Ended(watched.spec.name, code, tail))
         if code == Exit.CONFIG and not watched.was_ready:
-            reason = watched.refusal or (child.log_tail(1) or ["wrong configuration"])[0]
+            reason = watched.refusal or (tail or ("wrong configuration",))[-1]
             self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")
-        else:
-            self._restart_later(watched, now)
-
-    def _restart_later(self, watched: _Watched, now: float) -> None:
-        options, recent = self._options, watched.restarts
-        while recent and now - recent[0] > options.restart_window_s:
-            recent.popleft()
-        if len(recent) >= options.max_restarts:
-            limit = f"{options.max_restarts} restarts within {options.restart_window_s:.0f} s"
-            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({limit})")
             return
-        watched.restart_at = now + min(options.first_delay_s * 2 ** len(recent), options.max_delay_s)
-        recent.append(now)
+        try:
+            watched.restart_at = now + watched.starts.ended(now)
+        except GiveUp as reason:
+            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({reason})")
 
     # ------------------------------------------------------------ stopping
 

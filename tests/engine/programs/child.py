@@ -1,6 +1,6 @@
 """A small child of a supervisor. What it hears it writes to its output, which is its log.
 
-child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn | talkative
+child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn | talkative | hang | hang-later
 """
 
 import os
@@ -28,6 +28,8 @@ def main(behaviour: str) -> int:
     if behaviour == "bare-exit-2":
         print("first line\nport 80: permission denied", flush=True)
         return 2
+    if behaviour == "hang" or (behaviour == "hang-later" and parent.welcome.url is not None):
+        time.sleep(3600)
     links = Links()
     wanted = 0 if parent.welcome.url is None else int(parent.welcome.url.rpartition(":")[2])
     port = links.listen("127.0.0.1", wanted)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.happenings import Happening
+from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 
 
@@ -20,7 +21,8 @@ def main(path: Path) -> int:
         ChildSpec(name=c["name"], argv=tuple(c["argv"]), kind=Kind[c["kind"]], env=c.get("env", {}))
         for c in asked["children"]
     ]
-    options = SupervisorOptions(log_dir=path.parent, **asked.get("options", {}))
+    restarts = RestartPolicy(**asked.get("restarts", {}))
+    options = SupervisorOptions(log_dir=path.parent, restarts=restarts, **asked.get("options", {}))
     return Supervisor(children, options, show).run()
 
 
