@@ -12,7 +12,7 @@ from deltaserve.cli.settings import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
 
 M = "models/tiny"
-MAX_DOCUMENTED_FLAGS = 40
+MAX_DOCUMENTED_FLAGS = 48
 COMMANDS = ("serve", "prefill", "decode", "router")
 
 EXAMPLES: dict[str, str] = {
@@ -37,6 +37,7 @@ EXAMPLES: dict[str, str] = {
     "attention-backend": "torch",
     "num-threads": "2",
     "max-queued-requests": "12",
+    "default-max-tokens": "2048",
     "stream-interval": "4",
     "request-timeout-s": "60.5",
     "prefill": "3",
@@ -49,6 +50,7 @@ EXAMPLES: dict[str, str] = {
     "verify": "crc",
     "host": "localhost",
     "port": "8080",
+    "max-connections-per-address": "64",
     "workers": "prefill@127.0.0.1:8998,decode@localhost:8999",
     "api-key-file": "keys/api",
     "cluster-key-file": "keys/cluster",

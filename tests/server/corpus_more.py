@@ -149,7 +149,7 @@ def look_alikes() -> Iterator[Case]:
 def inside_sampling_params() -> Iterator[Case]:
     """The native dialect names the field where the client wrote it."""
     values: Mapping[str, object] = {
-        "top_p": 0, "top_k": -2, "min_p": 2, "seed": "x", "stop": "", "stop_token_ids": [272], "min_new_tokens": 6,
+        "top_p": -1, "top_k": -2, "min_p": 2, "seed": "x", "stop": "", "stop_token_ids": [272], "min_new_tokens": 6,
         "max_new_tokens": 1.5, "presence_penalty": 3, "frequency_penalty": -3, "repetition_penalty": 0, "n": 0,
         "logit_bias": {"999": 1}, "ignore_eos": "no", "skip_special_tokens": 1, "cache_salt": "", "user": 5,
     }  # fmt: skip

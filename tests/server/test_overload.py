@@ -116,9 +116,9 @@ def test_a_place_is_given_back_once() -> None:
     admission = Admission(SETTINGS)
     place = admission.enter(Namespace("a"))
     admission.book(place, 3, 10)
-    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (1, 3, 10)
+    assert (admission.num_requests, admission.num_waiting, admission.num_tokens) == (1, 3, 10)
     admission.leave(place)
-    assert (admission.num_requests, admission.num_samples, admission.num_tokens) == (0, 0, 0)
+    assert (admission.num_requests, admission.num_waiting, admission.num_tokens) == (0, 0, 0)
     with pytest.raises(StateError):
         admission.leave(place)
 

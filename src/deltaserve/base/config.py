@@ -166,7 +166,12 @@ class SchedulingSettings(Group):
     num_threads: Threads | Auto = option(
         "auto", "compute threads per worker; auto divides the cores among the workers", commands=COMPUTING
     )
-    max_queued_requests: Count = option(256, "requests the front admits at a time; more get 429")
+    max_queued_requests: Count = option(1024, "requests that may wait for their first token; more get 429")
+    default_max_tokens: Count | None = option(
+        None,
+        "output tokens of a chat request that names no limit; by default what the context leaves",
+        commands=ROUTING,
+    )
     stream_interval: Count = option(
         1, "tokens between two events of a stream; the first is never held", commands=ROUTING
     )
@@ -204,6 +209,9 @@ class NetworkSettings(Group):
     host: Host = option("127.0.0.1", "address to listen on; anything but this machine needs keys")
     port: Port = option(30000, "port of the API; the admin port is the next one when keys are set", commands=ROUTING)
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
+    max_connections_per_address: Count | None = option(
+        None, "connections of one client address; by default any number, as behind a proxy", commands=ROUTING
+    )
 
 
 class SecuritySettings(Group):

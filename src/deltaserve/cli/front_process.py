@@ -28,7 +28,7 @@ from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.serve import Listening, serve
-from deltaserve.server.settings import ServerSettings, read_api_keys
+from deltaserve.server.settings import HttpLimits, ServerSettings, read_api_keys
 from deltaserve.server.text import TextCodec
 
 _READY_POLL_S = 0.05
@@ -49,6 +49,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a front process is told: resolved and checked by the command line."""
 
     model_path: str
+    given_path: str | None
+    """The model's folder as the command line names it: clients may call the model by it."""
     model_name: str
     fingerprint: str
     kv_bytes_per_token: float
@@ -57,6 +59,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     port: int
     api_key_file: str | None
     max_queue: int
+    max_connections_per_address: int | None
+    default_max_tokens: int | None
     stream_interval: int
     default_deadline_s: float
     log_level: str
@@ -193,7 +197,10 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         host=spec.host,
         port=spec.port,
         api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
+        model_path=spec.given_path,
+        http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
         max_queue=spec.max_queue,
+        default_max_tokens=spec.default_max_tokens,
         stream_interval=spec.stream_interval,
         default_deadline_s=spec.default_deadline_s,
         max_deadline_s=max(3600.0, spec.default_deadline_s),

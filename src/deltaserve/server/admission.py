@@ -1,6 +1,6 @@
-"""How many requests may be inside at a time, and whether any may come in at all."""
+"""How many requests may wait at a time, and whether any may come in at all."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,8 +9,6 @@ from deltaserve.base.ids import Namespace
 from deltaserve.server.errors import ApiError, not_ready, retry_after
 from deltaserve.server.settings import ServerSettings
 
-MAX_INTERNAL_ERRORS = 3
-INTERNAL_ERROR_WINDOW_S = 60.0
 _PLACES_PER_FREE_ONE = 4
 """A tenant may have so many places for each one that is free: alone 4/5 of all, two that flood us 4/9 each, and so on.
 Whoever comes next always finds room."""
@@ -23,51 +21,60 @@ def exceeds_share(settings: ServerSettings, mine: int, free: int) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Admitted:
-    """One request's place. Given back exactly once."""
+    """One request's place: the samples of it that wait for their first token, and its prompts. Given back once."""
 
     tenant: Namespace
-    num_samples: int = 1
+    num_waiting: int = 1
+    """A request counts as one sample until it is read."""
     num_tokens: int = 0
     is_open: bool = True
 
 
 @dataclass(slots=True)
 class Admission:
-    """Counts samples and tokens inside, samples per tenant as well. Nobody waits here: full means 429 now."""
+    """Counts the samples and prompt tokens that wait, samples per tenant as well. Nobody is held here: full means 429.
+
+    Samples that have their first token do not count: how many run is the workers' business.
+    """
 
     settings: ServerSettings
     num_requests: int = 0
+    """All that are inside, waiting or not."""
     num_tokens: int = 0
-    _samples: Counter[Namespace] = field(default_factory=Counter)
+    _waiting: Counter[Namespace] = field(default_factory=Counter)
 
     @property
-    def num_samples(self) -> int:
-        """Samples inside; a request counts as one until it is read."""
-        return self._samples.total()
+    def num_waiting(self) -> int:
+        """Samples before their first token."""
+        return self._waiting.total()
 
     def enter(self, tenant: Namespace) -> Admitted:
         """Take a place before the body is parsed; its fair share, where there are several. Raises ApiError 429."""
-        num_free = self.settings.max_queue - self.num_samples
+        num_free = self.settings.max_queue - self.num_waiting
         if num_free <= 0:
-            raise self._full(f"{self.num_samples} of {self.settings.max_queue} places are taken")
-        if exceeds_share(self.settings, self._samples[tenant], num_free):
-            message = f"this key has {self._samples[tenant]} places and {num_free} are left for all"
+            raise self._full(f"{self.num_waiting} of {self.settings.max_queue} places are taken")
+        if exceeds_share(self.settings, self._waiting[tenant], num_free):
+            message = f"this key has {self._waiting[tenant]} places and {num_free} are left for all"
             raise ApiError(429, "rate_limited", message, headers=retry_after())
-        self._samples[tenant] += 1
+        place = Admitted(tenant)
+        self._waiting[tenant] += 1
         self.num_requests += 1
-        return Admitted(tenant)
+        return place
 
     def book(self, place: Admitted, num_samples: int, num_tokens: int) -> None:
-        """Add what the request may cost, once it is known. Raises ApiError 429. A request alone always fits."""
-        if self.num_requests > 1:
+        """Add what the request is, once it is read. Raises ApiError 429. A request that waits alone always fits."""
+        others = self.num_waiting - place.num_waiting
+        if others:
             most = self.settings.max_queue
-            if self.num_samples + num_samples - place.num_samples > most:
-                raise self._full(f"{self.num_samples} of {most} places are taken, {num_samples} are needed")
+            if others + num_samples > most:
+                raise self._full(f"{self.num_waiting} of {most} places are taken, {num_samples} are needed")
             if self.num_tokens + num_tokens > self.settings.max_queue_tokens:
-                raise self._full(f"{self.num_tokens} of {self.settings.max_queue_tokens} tokens are taken")
-        self._samples[place.tenant] += num_samples - place.num_samples
-        self.num_tokens += num_tokens
-        place.num_samples, place.num_tokens = num_samples, num_tokens
+                raise self._full(f"{self.num_tokens} of {self.settings.max_queue_tokens} prompt tokens are taken")
+        self._add(place, num_samples - place.num_waiting, num_tokens)
+
+    def start(self, place: Admitted) -> None:
+        """One of its samples has its first token."""
+        self._add(place, -1, -place.num_tokens if place.num_waiting == 1 else 0)
 
     def leave(self, place: Admitted) -> None:
         """Give the place back. Raises StateError the second time."""
@@ -75,10 +82,15 @@ class Admission:
             raise StateError("a place in the queue was given back twice")
         place.is_open = False
         self.num_requests -= 1
-        self.num_tokens -= place.num_tokens
-        self._samples[place.tenant] -= place.num_samples
-        if not self._samples[place.tenant]:
-            del self._samples[place.tenant]
+        self._add(place, -place.num_waiting, -place.num_tokens)
+
+    def _add(self, place: Admitted, num_samples: int, num_tokens: int) -> None:
+        place.num_waiting += num_samples
+        place.num_tokens += num_tokens
+        self.num_tokens += num_tokens
+        self._waiting[place.tenant] += num_samples
+        if not self._waiting[place.tenant]:
+            del self._waiting[place.tenant]
 
     @staticmethod
     def _full(why: str) -> ApiError:
@@ -87,16 +99,10 @@ class Admission:
 
 @dataclass(slots=True)
 class Health:
-    """Whether this front should get new requests."""
+    """Whether this front should get new requests. A request that met a bug says nothing about the next one."""
 
     engine_ready: Callable[[], str | None]
-    now: Callable[[], float]
     draining: bool = False
-    _internal_errors: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_INTERNAL_ERRORS + 1))
-
-    def internal_error(self) -> None:
-        """A request met a bug of ours."""
-        self._internal_errors.append(self.now())
 
     def reasons(self) -> dict[str, str]:
         """Why not to send requests here, by source; empty when ready."""
@@ -106,9 +112,6 @@ class Health:
         engine = self.engine_ready()
         if engine is not None:
             found["engine"] = engine
-        recent = [at for at in self._internal_errors if at > self.now() - INTERNAL_ERROR_WINDOW_S]
-        if len(recent) > MAX_INTERNAL_ERRORS:
-            found["internal_errors"] = f"more than {MAX_INTERNAL_ERRORS} internal errors in a minute"
         return found
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ async def event_answer(front: Front, job: Job, record: JobRecord, dialect: Forma
     try:
         async with aclosing(_recorded(front, job, record)) as pieces:
             async for piece in in_intervals(pieces, front.settings.stream_interval):
-                chunk = dialect.chunk(job, piece, is_first=piece.index not in started)
+                chunk = dialect.chunk(job, piece, record.counted(), is_first=piece.index not in started)
                 started.add(piece.index)
                 if chunk is not None:
                     has_begun = True
@@ -58,7 +58,7 @@ async def event_answer(front: Front, job: Job, record: JobRecord, dialect: Forma
         outcome = answer.code
         if not has_begun:
             raise answer from error
-        yield event(answer.body())
+        yield event(answer.body()) + DONE
     finally:
         record.end(outcome)
 
@@ -71,11 +71,8 @@ def as_api_error(front: Front, job: Job, error: Exception) -> ApiError:
         error = RequestFailed(FailReason.DEADLINE, "the engine did not end the request at its deadline")
     if isinstance(error, RequestFailed):
         _log.warning("request %s failed: %s: %s", job.id, error.reason.value, error.message)
-        if error.reason is FailReason.INTERNAL:
-            front.health.internal_error()
         return from_failure(error)
     _log.error("request %s met a bug", job.id, exc_info=error)
-    front.health.internal_error()
     return from_failure(RequestFailed(FailReason.INTERNAL, str(error)))
 
 

@@ -14,9 +14,7 @@ class Caller:
     """One request's sender, and when it was read."""
 
     request_id: str
-    """Ours; in the X-Request-Id of the answer."""
-    client_id: str
-    """The client's own X-Request-Id if it is short and harmless, for the log only."""
+    """In the X-Request-Id of the answer: the client's own, or one made here."""
     namespace: Namespace
     received: float
     """`time.monotonic()` seconds."""

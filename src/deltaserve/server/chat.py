@@ -8,10 +8,10 @@ from pydantic import Field
 
 from deltaserve.request.client import Limits
 from deltaserve.server.completions import too_long
-from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
+from deltaserve.server.compose import Asker, Common, Wanted, check_model, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Items, Part, at_most
-from deltaserve.server.jobs import Job, Prompt
+from deltaserve.server.jobs import Budget, Job, Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.strict_json import parse_object
 from deltaserve.server.template import TemplateError
@@ -63,6 +63,7 @@ class ChatBody(Common):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
@@ -73,11 +74,11 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens exclude each other")
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    budget = as_budget("messages", param, wanted, asker.settings.default_max_tokens)
+    budget = Budget("messages", param, wanted, asker.settings.default_max_tokens)
     budget.check(asker.limits)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
-    options = _options(body.chat_template_kwargs or {})
+    options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
     messages = template_messages(body.messages, asker.limits)
     prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -134,7 +135,7 @@ def _for_template(message: ChatMessage, param: str) -> dict[str, object]:
     if message.name is not None and not _NAME.match(message.name):
         raise invalid(f"{param}.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
     content = _text(message.content, f"{param}.content")
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    if content is None and message.role != "assistant":
         raise invalid(f"{param}.content", "content is required", "missing_required_parameter")
     shown: dict[str, object] = {
         # OpenAI's newer name for the same thing; templates know only the old one.
@@ -172,6 +173,13 @@ def _call(call: ToolCall, param: str) -> Mapping[str, object]:
     except ApiError as error:
         raise invalid(f"{param}.function.arguments", f"arguments: {error.message}") from error
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _effort(effort: str | None) -> Mapping[str, object]:
+    """What templates call it; those of hybrid models have a switch, which "none" turns off."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
 
 
 def _options(options: Mapping[str, object]) -> Mapping[str, object]:

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from deltaserve.request.client import Limits
-from deltaserve.server.compose import Asker, Common, Wanted, as_budget, check_model, compose
+from deltaserve.server.compose import Asker, Common, Wanted, check_model, compose
 from deltaserve.server.errors import ApiError, excerpt, invalid
-from deltaserve.server.jobs import Job, Prompt
+from deltaserve.server.jobs import Budget, Job, Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
 
@@ -33,15 +33,12 @@ class CompletionBody(Common):
 def completion_job(body: CompletionBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
-    budget = as_budget("prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS)
+    least = 0 if body.echo or body.prompt_logprobs is not None else 1
+    budget = Budget("prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
     budget.check(asker.limits)
     prompts = read_prompts(
         body.prompt, asker.codec, asker.limits, add_special_tokens=body.add_special_tokens is not False
     )
-    if len(prompts) > asker.settings.max_prompts:
-        raise invalid(
-            "prompt", f"prompt lists {len(prompts)} prompts, at most {asker.settings.max_prompts} are allowed"
-        )
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)

@@ -18,7 +18,7 @@ from deltaserve.server.replies import error_reply
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
-_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 """Probes need no key: they tell nothing but their state and start no work."""
 DEFAULT_NAMESPACE = Namespace("default")
@@ -42,12 +42,12 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = _Reply(send, "req-" + secrets.token_hex(12))
+        reply = _Reply(send, _request_id(scope))
         try:
             headers = _checked_headers(scope, self._front.settings.http)
             key = self._authenticate(scope["path"], headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
-            scope[SCOPE_KEY] = Caller(reply.request_id, _client_id(headers), namespace, time.monotonic())
+            scope[SCOPE_KEY] = Caller(reply.request_id, namespace, time.monotonic())
             await self._app(scope, receive, reply.send)
         except ClientGone:
             self._front.metrics.clients_gone.inc()
@@ -68,7 +68,7 @@ class Edge:
 
     def _bug(self, reply: "_Reply") -> ApiError:
         _log.exception("request %s met a bug", reply.request_id)
-        self._front.health.internal_error()
+        self._front.metrics.errors.labels("internal_error").inc()
         return ApiError(500, "internal_error", f"the server failed; its log names {reply.request_id}")
 
     def _authenticate(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey | None:
@@ -114,9 +114,10 @@ def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def _client_id(headers: Mapping[bytes, bytes]) -> str:
-    name = headers.get(b"x-request-id", b"").decode("latin-1")
-    return name if _SAFE_ID.match(name) else ""
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is short and harmless, else a new one. The answer carries it back."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return given if _SAFE_ID.match(given) else "req-" + secrets.token_hex(12)
 
 
 def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:

@@ -72,6 +72,11 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
 }
 
 
+_FUTILE = {"x-should-retry": "false"}
+_FUTILE_CODES = frozenset({"deadline_exceeded", "numerical_error"})
+"""5xx that OpenAI's client libraries would send again, to burn the same time with the same end."""
+
+
 def retry_after() -> dict[str, str]:
     """1 to 5 seconds, drawn anew each time so that refused clients do not come back together."""
     return {"Retry-After": str(1 + secrets.randbelow(5))}
@@ -80,7 +85,7 @@ def retry_after() -> dict[str, str]:
 def from_failure(failure: RequestFailed) -> ApiError:
     """The engine's reason as an HTTP answer. The engine's own words stay in the log: they may name workers."""
     status, code = FAIL_STATUS[failure.reason]
-    headers = retry_after() if status in (429, 503) else {}
+    headers = retry_after() if status in (429, 503) else _FUTILE if code in _FUTILE_CODES else {}
     return ApiError(status, code, _PUBLIC[code], headers=headers)
 
 

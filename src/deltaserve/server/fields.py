@@ -11,21 +11,21 @@ from deltaserve.server.errors import ApiError, invalid, unsupported
 
 INTERNAL_PREFIXES = ("bootstrap_", "kv_transfer", "disagg_", "disaggregation_", "page", "ticket", "worker", "_")
 _INTERNAL = """
-    rid room rooms attempt peer prefill decode prefill_url decode_url namespace tenant data_parallel_rank
-    routed_dp_rank kv_params host port request_id fake_kv
+    room rooms attempt peer prefill decode prefill_url decode_url namespace tenant data_parallel_rank
+    routed_dp_rank kv_params host port fake_kv
 """
 INTERNAL_NAMES = frozenset(_INTERNAL.split())
 """Names of this server's inside. A client that sends one is confused or probing; it is told so."""
 
 _EMPTY: tuple[object, ...] = (None, [], {}, "", False)
 _NEVER = """
-    suffix functions function_call tools audio prediction reasoning_effort verbosity web_search_options metadata store
-    moderation documents chat_template continue_final_message echo mm_processor_kwargs image_data video_data audio_data
-    images guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
+    suffix functions function_call tools audio prediction web_search_options moderation documents chat_template
+    continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
+    guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
     regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids bad_words
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora extra_key input_embeds
     prompt_embeds custom_params return_tokens_as_token_ids vllm_xargs session_params thinking token_ids_logprob
-    text_token_ids_logprob return_text_in_logprobs stream_reasoning separate_reasoning stop_regex best_of
+    text_token_ids_logprob stop_regex
 """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_NEVER.split(), _EMPTY),
@@ -34,20 +34,27 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (None, True, False),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
-    "service_tier": (None, "auto", "default"),
-    "logprob_start_len": (None, -1),
-    "priority": (None, 0),
     "length_penalty": (None, 1, 1.0),
     "early_stopping": (None, False),
-    "spaces_between_special_tokens": (None, True),
-    "no_stop_trim": (None, False),
     "add_generation_prompt": (None, True),
 }
 """Known fields this server does not honour, with the values that ask for nothing."""
 
-HINTS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
-"""Accepted, bounded, without effect on the answer by their definition."""
+_HINTS = "user safety_identifier prompt_cache_key service_tier verbosity reasoning_effort rid request_id"
+HINTS = frozenset(_HINTS.split())
+"""Short texts that change no answer: by their definition, or where no field of the endpoint has their name."""
 MAX_HINT_BYTES = 256
+NO_EFFECT: Mapping[str, type] = {
+    "store": bool,
+    "metadata": dict,
+    "priority": int,
+    "separate_reasoning": bool,
+    "stream_reasoning": bool,
+    "spaces_between_special_tokens": bool,
+}
+"""Name |-> the type of its values. Clients send them by habit; no answer here depends on them."""
+_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions"})
+"""Nothing is asked by them where `tool_choice` is "none"."""
 MAX_OTHERS = 128
 """Names in one object that are no fields of ours."""
 
@@ -94,8 +101,9 @@ def parse(model: type[Model], raw: Mapping[str, object], on_ignored: OnIgnored) 
         raise ApiError(400, "unknown_parameter", f"{len(others)} unknown fields, at most {MAX_OTHERS} are ignored")
     for name in others:
         _refuse_internal(name)
+    no_tools = raw.get("tool_choice") == "none"
     for name in others:
-        if not _is_accepted(name, raw[name]):
+        if not (no_tools and name in _TOOLS) and not _is_accepted(name, raw[name]):
             on_ignored(name, known)
     try:
         return model.model_validate(raw)
@@ -113,6 +121,10 @@ def _is_accepted(name: str, value: object) -> bool:
     if name in HINTS:
         if value is not None and not (isinstance(value, str) and len(value.encode()) <= MAX_HINT_BYTES):
             raise invalid(name, f"{name} must be a string of at most {MAX_HINT_BYTES} bytes")
+        return True
+    if name in NO_EFFECT:
+        if value is not None and not isinstance(value, NO_EFFECT[name]):
+            raise invalid(name, f"{name} has the wrong type")
         return True
     if name not in UNSUPPORTED:
         return False

@@ -7,7 +7,7 @@ from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.jobs import Job, OutputOptions, Prompt, Sample, Streaming
 from deltaserve.server.pieces import Piece
 from deltaserve.server.text import TextCodec
-from deltaserve.server.usage import Counted, usage_body
+from deltaserve.server.usage import Counted, extension, usage_body
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -22,7 +22,7 @@ class Format(Protocol):
         """The body of a job that is not streamed; `pieces` holds every sample, complete."""
         ...
 
-    def chunk(self, job: Job, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
         """One event of a streamed job; None when it would say nothing."""
         ...
 
@@ -56,23 +56,24 @@ class OpenAiFormat:
         """The body of a job that is not streamed."""
         choices = [self._choices.choice(sample, pieces[sample.index]) for sample in job.samples]
         envelope = _envelope(job, self._choices.whole_object)
-        return {**envelope, "choices": choices, "usage": usage_body(job, counted)}
+        return {**envelope, "choices": choices, "usage": usage_body(job, counted), **extension(job, counted)}
 
-    def chunk(self, job: Job, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
         """One event, about one sample."""
         choice = self._choices.chunk(job.samples[piece.index], piece, is_first=is_first)
-        return None if choice is None else self._chunk(job, [choice])
+        return None if choice is None else self._chunk(job, [choice], counted)
 
     def last_chunk(self, job: Job, counted: Counted) -> Body | None:
         """The usage, for clients that asked for it."""
-        if job.options.streaming is not Streaming.EVENTS_AND_USAGE:
+        if job.options.streaming is Streaming.EVENTS:
             return None
-        return self._chunk(job, []) | {"usage": usage_body(job, counted)}
+        return self._chunk(job, [], counted) | {"usage": usage_body(job, counted), **extension(job, counted)}
 
-    def _chunk(self, job: Job, choices: list[Body]) -> Body:
+    def _chunk(self, job: Job, choices: list[Body], counted: Counted) -> Body:
         chunk: Body = {**_envelope(job, self._choices.chunk_object), "choices": choices}
-        if job.options.streaming is Streaming.EVENTS_AND_USAGE:
-            chunk["usage"] = None
+        if job.options.streaming is not Streaming.EVENTS:
+            with_counts = job.options.streaming is Streaming.EVENTS_WITH_USAGE
+            chunk["usage"] = usage_body(job, counted) if with_counts else None
         return chunk
 
 
@@ -122,14 +123,19 @@ class CompletionChoices:
         return {
             "tokens": [self._codec.token_label(token) for token in tokens],
             "token_logprobs": [finite(value.logprob) if value else None for value in values],
-            "top_logprobs": [self._top(value) for value in values],
+            "top_logprobs": [self._top(*pair) for pair in zip(tokens, values, strict=True)],
             "text_offset": offsets,
         }
 
-    def _top(self, value: TokenLogprobs | None) -> Body | None:
+    def _top(self, token: int, value: TokenLogprobs | None) -> Body | None:
+        """Best first; the token that stands there is always among them, so there may be one more than asked for."""
         if value is None:
             return None
-        return {self._codec.token_label(token): finite(logprob) for token, logprob in value.top}
+        top: Body = {}
+        for other, logprob in value.top:
+            top.setdefault(self._codec.token_label(other), finite(logprob))
+        top[self._codec.token_label(token)] = finite(value.logprob)
+        return top
 
 
 class ChatChoices:

@@ -48,7 +48,7 @@ class Front:
             metrics=metrics,
             admission=Admission(settings),
             bodies=Bodies(settings),
-            health=Health(engine.ready, time.monotonic),
+            health=Health(engine.ready),
             liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),
             cutoff=Cutoff(),

@@ -1,22 +1,23 @@
 """POST /generate: SGLang's native dialect, one prompt at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
 from pydantic import Field
 
+from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.compose import Asker, Common, Wanted, as_budget, compose
+from deltaserve.server.compose import Asker, Common, Wanted, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
+from deltaserve.server.fields import MAX_HINT_BYTES, parse
 from deltaserve.server.fields import Body as Fields
-from deltaserve.server.fields import parse
 from deltaserve.server.formats import Body, finite
-from deltaserve.server.jobs import Job, OutputOptions, Prompt
+from deltaserve.server.jobs import Budget, Job, OutputOptions, Prompt
 from deltaserve.server.pieces import Piece, join
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
-from deltaserve.server.usage import Counted, cached_len
+from deltaserve.server.usage import Counted, cached_details, cached_len
 from deltaserve.wire.messages import FinishReason
 
 DEFAULT_NEW_TOKENS = 128
@@ -31,8 +32,13 @@ class GenerateBody(Fields):
     input_ids: list[object] | None = None
     sampling_params: dict[str, object] | None = None
     stream: bool | None = None
+    rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES)] | None = None
+    """The request's id in the answer and in the log."""
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    """With return_logprob: the prompt position from which on its logprobs are told; -1: none."""
+    return_text_in_logprobs: bool | None = None
 
 
 class GenerateSampling(Common):
@@ -48,13 +54,23 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     if fields.n not in (None, 1):
         raise unsupported("sampling_params.n", "one sample for each request; use /v1/completions for n > 1")
     prompt_param = "text" if body.input_ids is None else "input_ids"
-    budget = as_budget(prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS)
+    budget = Budget(prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS, least=0)
     budget.check(asker.limits)
     prompt = _prompt(body, asker)
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
-    asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, None)
+    start = body.logprob_start_len if body.logprob_start_len != -1 else None
+    if start is not None and start >= len(prompt.tokens):
+        raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
+    input_logprobs = None if start is None else logprobs
+    asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
+    wanted = Wanted(
+        "gen-",
+        body.rid,
+        input_logprobs_from=None if input_logprobs is None else start,
+        text_in_logprobs=bool(body.return_text_in_logprobs),
+    )
     with _inside_sampling_params():
-        return compose(fields, asker, [prompt], [asked], Wanted("gen-"))
+        return compose(fields, asker, [prompt], [asked], wanted)
 
 
 def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
@@ -96,13 +112,15 @@ class GenerateFormat:
     """Every event repeats the text and ids so far, as SGLang's do."""
 
     def __init__(self, codec: TextCodec, options: OutputOptions) -> None:
+        self._codec = codec
+        self._options = options
         self._so_far: list[Piece] = []
 
     def whole(self, job: Job, pieces: Mapping[int, Piece], counted: Counted) -> Body:
         """The body of a job that is not streamed."""
         return self._body(job, pieces[0], counted)
 
-    def chunk(self, job: Job, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
         """Everything up to and with `piece`."""
         self._so_far = [join([*self._so_far, piece])]
         so_far = self._so_far[0]
@@ -121,12 +139,26 @@ class GenerateFormat:
             "prompt_tokens": len(sample.prompt.tokens),
             "completion_tokens": num_tokens,
             "cached_tokens": cached_len(usage) if usage else 0,
+            "cached_tokens_details": cached_details(usage) if usage else None,
         }
         if sample.generation.sampling.logprobs is not None:
-            pairs = list(zip(piece.tokens, piece.logprobs, strict=True))
-            meta["output_token_logprobs"] = [[finite(value.logprob), token, None] for token, value in pairs]
-            meta["output_top_logprobs"] = [[[finite(p), i, None] for i, p in value.top] for _, value in pairs]
+            meta |= self._logprobs("output", piece.tokens, piece.logprobs)
+        start = self._options.input_logprobs_from
+        if start is not None:
+            meta |= self._logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
         return {"text": piece.text, "output_ids": list(piece.tokens), "meta_info": meta}
+
+    def _logprobs(self, side: str, tokens: Sequence[int], values: Sequence[TokenLogprobs | None]) -> Body:
+        """Triples of SGLang's: logprob, id, text. The first token told of a prompt has no logprob."""
+        pairs = list(zip(tokens, values, strict=True))
+        return {
+            f"{side}_token_logprobs": [self._triple(token, value.logprob if value else None) for token, value in pairs],
+            f"{side}_top_logprobs": [value and [self._triple(*pair) for pair in value.top] for _, value in pairs],
+        }
+
+    def _triple(self, token: int, logprob: float | None) -> list[object]:
+        text = self._codec.token_label(token) if self._options.text_in_logprobs else None
+        return [None if logprob is None else finite(logprob), token, text]
 
 
 def _finish(piece: Piece, num_tokens: int) -> Body | None:

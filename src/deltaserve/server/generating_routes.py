@@ -49,7 +49,7 @@ async def serve_dialect(front: Front, request: Request, dialect: Dialect[Body]) 
     answer: Response | None = None
     try:
         job = await _read_job(front, request, dialect, caller)
-        front.admission.book(place, len(job.samples), job.num_tokens)
+        front.admission.book(place, len(job.samples), job.prompt_len)
         answer = await _answer(front, request, job, dialect.format(front.text, job.options), caller, place)
         return answer
     finally:
@@ -69,7 +69,7 @@ async def _read_job(front: Front, request: Request, dialect: Dialect[Body], call
 
 
 async def _answer(front: Front, request: Request, job: Job, form: Format, caller: Caller, place: Admitted) -> Response:
-    record = front.recorder.start(job, caller)
+    record = front.recorder.start(job, caller, lambda: front.admission.start(place))
     if job.options.streaming is Streaming.WHOLE:
         return json_reply(await unless_gone(whole_answer(front, job, record, form), request.receive))
     return await start_stream(front, request, event_answer(front, job, record, form), place)

@@ -24,6 +24,9 @@ class Streaming(Enum):
     WHOLE = "whole"
     EVENTS = "events"
     EVENTS_AND_USAGE = "events_and_usage"
+    """One more event, with the counts."""
+    EVENTS_WITH_USAGE = "events_with_usage"
+    """The same, and the counts so far in every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,15 @@ class OutputOptions:
     keep_stop: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
+    input_logprobs_from: int | None = None
+    """/generate: the prompt position from which on its logprobs are shown; None: they are not."""
+    text_in_logprobs: bool = False
+    hides_output: bool = False
+    """The client asked for no output tokens, only for what is said about its prompt."""
     return_token_ids: bool = False
     show_prompt_logprobs: bool = False
     timings: bool = False
+    cached_details: bool = False
     streaming: Streaming = Streaming.WHOLE
 
 
@@ -72,9 +81,9 @@ class Job:
     options: OutputOptions
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt plus output tokens at most, over all samples: what admission books."""
-        return sum(len(s.prompt.tokens) + s.generation.sampling.max_tokens for s in self.samples)
+    def prompt_len(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(sample.prompt.tokens) for sample in self.samples if sample.is_first)
 
     @property
     def deadline_s(self) -> float:
@@ -127,13 +136,17 @@ class Budget:
     prompt_param: str
     param: str
     asked: int | None
-    default: int
-    """When nothing is asked; clamped to what the prompt leaves."""
+    default: int | None
+    """When nothing is asked; clamped to what the prompt leaves. None: all of that."""
+
+    least: int = 1
+    """0 where an answer without output tokens says something."""
 
     def check(self, limits: Limits) -> None:
         """Refuse a number that no prompt could use."""
-        if self.asked is not None and not 1 <= self.asked <= limits.max_context_len:
-            raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is 1..{limits.max_context_len}")
+        least, most = self.least, limits.max_context_len
+        if self.asked is not None and not least <= self.asked <= most:
+            raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is {least}..{most}")
 
     def resolve(self, prompt_len: int, limits: Limits) -> int:
         """Output tokens this prompt may get. Raises ApiError 400 with the numbers when prompt or sum do not fit."""
@@ -142,7 +155,7 @@ class Budget:
             most = min(limits.max_prompt_len, context - 1)
             raise self._too_long(f"the prompt has {prompt_len} tokens, at most {most} fit", prompt_len, limits)
         if self.asked is None:
-            return min(self.default, context - prompt_len)
+            return min(self.default or context, context - prompt_len)
         if prompt_len + self.asked > context:
             need = prompt_len + self.asked
             raise self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len, limits)

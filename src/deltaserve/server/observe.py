@@ -35,9 +35,9 @@ class Recorder:
         self.now = now
         self._lines: deque[tuple[str, Mapping[str, object]]] = deque(maxlen=MAX_REMEMBERED)
 
-    def start(self, job: Job, caller: Caller) -> "JobRecord":
-        """Begin a job."""
-        return JobRecord(self, job, caller)
+    def start(self, job: Job, caller: Caller, on_first_token: Callable[[], None]) -> "JobRecord":
+        """Begin a job. `on_first_token` is called for each of its samples that gets one."""
+        return JobRecord(self, job, caller, on_first_token)
 
     def remember(self, job_id: str, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
@@ -56,6 +56,7 @@ class JobRecord:
     recorder: Recorder
     job: Job
     caller: Caller
+    on_first_token: Callable[[], None]
     _samples: dict[int, _SampleClock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,7 @@ class JobRecord:
                 metrics.ttft_s.observe(now - self.caller.received)
                 metrics.queued.dec()
                 metrics.running.inc()
+                self.on_first_token()
             else:
                 # Tokens that arrive together share the time since the last ones.
                 for _ in piece.tokens:
@@ -103,7 +105,6 @@ class JobRecord:
         return {
             "id": self.job.id,
             "request_id": self.caller.request_id,
-            "client_id": self.caller.client_id,
             "outcome": outcome,
             "e2e_s": round(elapsed, 6),
             "samples": [

@@ -41,6 +41,7 @@ class _Sampler:
         self._detokenizer = codec.detokenizer(skip_special_tokens=options.skip_special_tokens)
         self._filter = StopFilter(options.stops, keep_match=options.keep_stop)
         self._num_chars = 0
+        self.hides_output = options.hides_output
         self.num_tokens = 0
         self.stop_reason: str | int | None = None
 
@@ -100,7 +101,7 @@ def _piece(index: int, delta: OutputDelta, state: _Sampler) -> Piece:
     texts: list[str] = []
     offsets: list[int] = []
     for token in delta.tokens:
-        if state.stopped:
+        if state.stopped or state.hides_output:
             break
         text, offset = state.push(token)
         texts.append(text)
@@ -115,10 +116,18 @@ def _piece(index: int, delta: OutputDelta, state: _Sampler) -> Piece:
         logprobs=delta.logprobs[:kept],
         offsets=tuple(offsets),
         prompt_logprobs=delta.prompt_logprobs,
-        finish=FinishReason.STOP if delta.finish is not None and state.stopped else delta.finish,
+        finish=_finish(delta, state),
         stop_reason=state.stop_reason if delta.finish is FinishReason.STOP or state.stopped else None,
         usage=delta.usage,
     )
+
+
+def _finish(delta: OutputDelta, state: _Sampler) -> FinishReason | None:
+    if delta.finish is None:
+        return None
+    if state.hides_output:
+        return FinishReason.LENGTH
+    return FinishReason.STOP if state.stopped else delta.finish
 
 
 async def job_pieces(engine: Engine, job: Job, codec: TextCodec) -> AsyncGenerator[Piece]:

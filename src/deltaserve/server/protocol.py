@@ -66,9 +66,7 @@ class GuardedProtocol(H11Protocol):
         """Count the connection; too many are refused with 503."""
         super().connection_made(transport)
         if self._is_one_too_many():
-            error = ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
-            self._answer(error)
-            self.transport.close()
+            self._refuse(ApiError(503, "too_many_connections", "too many connections", headers=retry_after()))
             return
         self._arm_head_timer()
 
@@ -118,10 +116,10 @@ class GuardedProtocol(H11Protocol):
         limits, peer = self._limits, self.peer
         if len(self.connections) > limits.max_connections:
             return True
-        if not peer or ipaddress.ip_address(peer).is_loopback:
+        most = limits.max_connections_per_address
+        if most is None or not peer or ipaddress.ip_address(peer).is_loopback:
             return False
-        same = sum(1 for other in self.connections if isinstance(other, GuardedProtocol) and other.peer == peer)
-        return same > limits.max_connections_per_ip
+        return sum(1 for other in self.connections if isinstance(other, GuardedProtocol) and other.peer == peer) > most
 
     def _watch_head(self) -> None:
         """The timer runs while a request head has begun and is not complete."""

@@ -14,7 +14,7 @@ from deltaserve.server.fields import Body, Items, at_most
 from deltaserve.server.text import SamplingDefaults
 
 MAX_LOGPROBS = 20
-MAX_STOPS = 4
+MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 300
@@ -28,7 +28,7 @@ class SamplingFields(Body):
     """OpenAI's sampling fields and the common extensions. None means: not given."""
 
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] | None = None
@@ -55,7 +55,7 @@ class Asked:
 
 
 def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
-    """At most 4 non-empty strings of at most 256 characters."""
+    """At most 32 non-empty strings of at most 256 characters."""
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
@@ -69,15 +69,15 @@ def resolve(
     fields: SamplingFields, asked: Asked, defaults: SamplingDefaults, eos_ids: tuple[int, ...], vocab_size: int
 ) -> SamplingParams:
     """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field."""
-    if fields.min_tokens is not None and fields.min_tokens > asked.max_tokens:
+    if fields.min_tokens is not None and fields.min_tokens > max(1, asked.max_tokens):
         raise invalid("min_tokens", f"min_tokens {fields.min_tokens} is above max_tokens {asked.max_tokens}")
     stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
-    top_k = defaults.top_k if fields.top_k is None else fields.top_k
+    top_k = 1 if fields.top_p == 0 else defaults.top_k if fields.top_k is None else fields.top_k
     return SamplingParams(
-        max_tokens=asked.max_tokens,
+        max_tokens=max(1, asked.max_tokens),  # 0 only scores the prompt: the token that comes with it is not shown
         seed=secrets.randbits(63) if fields.seed is None else fields.seed & UINT64_MASK,
         temperature=_given(fields.temperature, defaults.temperature),
-        top_p=_given(fields.top_p, defaults.top_p),
+        top_p=_given(fields.top_p, defaults.top_p) or 1.0,  # 0 leaves one token: the likeliest
         top_k=top_k if top_k is not None and top_k > 0 else None,
         min_p=_given(fields.min_p, defaults.min_p),
         repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),

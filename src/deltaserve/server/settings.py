@@ -45,9 +45,9 @@ class HttpLimits:
     keep_alive_s: float = 30.0
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
-    max_connections: int = 1024
-    max_connections_per_ip: int = 64
-    """Does not apply to loopback addresses: a reverse proxy or a benchmark on this host is one address."""
+    max_connections: int = 8192
+    max_connections_per_address: int | None = None
+    """None: no limit, for behind a proxy or an address translation all clients are one address. Never of loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,21 @@ class ServerSettings:
     """Everything the front needs beside the engine and the tokenizer."""
 
     model_name: str
+    model_path: str | None = None
+    """As the command line names it; requests may call the model by it too."""
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[ApiKey, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
-    default_max_tokens: int = 4096
-    """Of chat; clamped to what the context leaves. /v1/completions defaults to 16, as OpenAI's."""
-    max_queue: int = 256
-    """Samples admitted at a time; when full, the next request gets 429 before its body is parsed."""
+    default_max_tokens: int | None = None
+    """Of chat; None: what the context leaves, which is the most in any case. /v1/completions has OpenAI's 16."""
+    max_queue: int = 1024
+    """Samples that wait for their first token; when full, the next request gets 429 before its body is parsed."""
     max_queue_tokens: int = 16 * 1024 * 1024
-    """Prompt plus output tokens of all admitted requests."""
-    max_prompts: int = 64
-    """Prompts in one /v1/completions request."""
-    max_n: int = 8
+    """Prompt tokens of the requests that wait."""
+    max_samples: int = 1024
+    """Of one request: prompts times `n`."""
+    max_n: int = 128
     stream_interval: int = 1
     """Tokens between two events of a stream; the first token is never held."""
     stream_buffer_bytes: int = 256 * 1024
@@ -84,7 +86,7 @@ class ServerSettings:
             raise ConfigError(f"port {self.port} is outside 0..65535")
         if self.separate_admin and self.port == 65535:
             raise ConfigError("port 65535 leaves no port above it for the admin listener")
-        for name in ("default_max_tokens", "max_queue", "max_queue_tokens", "max_prompts", "max_n", "stream_interval"):
+        for name in ("max_queue", "max_queue_tokens", "max_samples", "max_n", "stream_interval"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, at least 1 is needed")
         if not 0 < self.default_deadline_s <= self.max_deadline_s:

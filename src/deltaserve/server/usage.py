@@ -17,16 +17,38 @@ def cached_len(usage: Usage) -> int:
     return max(usage.decode_cached_len, usage.prefill_cached_len)
 
 
+def cached_details(*usages: Usage) -> dict[str, int]:
+    """The same in SGLang's words (pages have one tier, the memory of the worker), and by side."""
+    return {
+        "device": sum(map(cached_len, usages)),
+        "host": 0,
+        "decode": sum(usage.decode_cached_len for usage in usages),
+        "prefill": sum(usage.prefill_cached_len for usage in usages),
+    }
+
+
+def extension(job: Job, counted: Counted) -> dict[str, object]:
+    """SGLang's `sglext`, for clients that asked for what is in it."""
+    if not job.options.cached_details:
+        return {}
+    return {"sglext": {"cached_tokens_details": cached_details(*_firsts(job, counted))}}
+
+
+def _firsts(job: Job, counted: Counted) -> list[Usage]:
+    """The reports of each prompt's first sample: the others find it in the cache."""
+    found = (counted[sample.index][1] for sample in job.samples if sample.is_first and sample.index in counted)
+    return [usage for usage in found if usage is not None]
+
+
 def usage_body(job: Job, counted: Counted) -> dict[str, object]:
     """OpenAI's `usage`. A prompt counts once, however many samples it has."""
-    prompt_tokens = sum(len(sample.prompt.tokens) for sample in job.samples if sample.is_first)
+    prompt_tokens = job.prompt_len
     output_tokens = sum(num_tokens for num_tokens, _ in counted.values())
-    firsts = [counted[sample.index][1] for sample in job.samples if sample.is_first and sample.index in counted]
     body: dict[str, object] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cached_len(usage) for usage in firsts if usage is not None)},
+        "prompt_tokens_details": {"cached_tokens": sum(map(cached_len, _firsts(job, counted)))},
     }
     if job.options.timings:
         body["timings"] = [timings(index, usage) for index, (_, usage) in sorted(counted.items()) if usage is not None]
