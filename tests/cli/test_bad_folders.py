@@ -197,7 +197,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     # weight files
     "no weights": (_remove(WEIGHTS), ("model.safetensors: not found",)),
     "only .bin": (_rename(WEIGHTS, "pytorch_model.bin"), ("pytorch_model.bin", "only safetensors")),
-    "only .gguf": (_rename(WEIGHTS, "model.gguf"), ("model.gguf", "only safetensors")),
+    "only .gguf": (_rename(WEIGHTS, "model.gguf"), ("model.gguf", "not a GGUF file")),
     "only .pkl": (_rename(WEIGHTS, "model.pkl"), ("model.pkl", "only safetensors")),
     "only .pth": (_rename(WEIGHTS, "consolidated.00.pth"), ("consolidated.00.pth", "only safetensors")),
     "weights a folder": (_new_folder(WEIGHTS), ("model.safetensors: not found",)),

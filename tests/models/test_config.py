@@ -185,14 +185,14 @@ def test_rope_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
     values = {"rope_parameters": {"rope_theta": 1e5, **scaling}, "max_position_embeddings": 512}
     config = transformers.LlamaConfig(**values, head_dim=64, num_attention_heads=4)
     want, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
-    spec = rope_spec(Fields(values, "config.json"), 512)
+    spec = rope_spec(Fields(values, "config.json"), 512, 64)
     torch.testing.assert_close(inverse_frequencies(spec, 64), want, rtol=1e-6, atol=0.0)
     assert spec.attention_factor == pytest.approx(factor)
 
 
 def test_older_rope_scaling_is_understood() -> None:
     fields = Fields({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2}}, "config.json")
-    spec = rope_spec(fields, 512)
+    spec = rope_spec(fields, 512, 64)
     assert (spec.kind, spec.theta, spec.factor) == (RopeKind.LINEAR, 1e6, 2.0)
 
 

@@ -205,10 +205,10 @@ def test_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path) -> No
     load(snapshot)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "consolidated.00.pth", "x.pkl", "model.pt"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "x.pkl", "model.pt"])
 def test_only_unsafe_weights(folder: Path, name: str) -> None:
     (folder / SINGLE_NAME).rename(folder / name)
-    _refused(folder, name, "only safetensors weights are loaded")
+    _refused(folder, name, "only safetensors and GGUF weights are loaded")
 
 
 def test_no_weights(folder: Path) -> None:

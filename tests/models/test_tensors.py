@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.config import load_family, load_spec
-from deltaserve.models.files import weight_files
 from deltaserve.models.llama import LLAMA
+from deltaserve.models.safetensors_folder import SafetensorsFolder
 from deltaserve.models.tensors import Inventory, Part, check_weights, tensor_parts
 from deltaserve.models.weights import allocate
 from tests.fixtures.tiny_models import VARIANTS
@@ -22,7 +22,7 @@ Damage = Callable[[dict[str, dict[str, object]]], None]
 
 def check(path: Path) -> None:
     parts = {"a": Part((4, 8), ("a",)), "b": Part((16,), ("b",))}
-    check_weights([path], Inventory(LLAMA, parts, {}))
+    check_weights(SafetensorsFolder(path.parent).headers(), Inventory(LLAMA, parts, {}))
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def rewrite(path: Path, damage: Damage) -> None:
 def test_a_good_checkpoint_passes_and_every_tensor_has_its_place(tiny_models: Path, variant: str) -> None:
     """The list that is checked without torch is the list that loading fills."""
     folder = tiny_models / variant
-    spec, (files, index) = load_spec(folder), weight_files(folder)
-    check_weights(files, Inventory.of(load_family(folder), spec, index))
+    spec, source = load_spec(folder), SafetensorsFolder(folder)
+    check_weights(source.headers(), Inventory.of(load_family(folder), spec, source.index))
     parts, (_, targets) = tensor_parts(spec), allocate(spec, torch.float32, torch.device("meta"))
     assert parts.keys() == targets.keys()
     for name, part in parts.items():

@@ -23,9 +23,10 @@ from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.config import load_family, load_spec
-from deltaserve.models.files import weight_files
+from deltaserve.models.config import family_of, spec_of
+from deltaserve.models.files import GGUF_SUFFIX
 from deltaserve.models.fingerprint import model_fingerprint
+from deltaserve.models.open_source import open_source
 from deltaserve.models.spec import ModelSpec
 from deltaserve.models.tensors import Inventory, as_stored, check_weights
 
@@ -35,7 +36,7 @@ _PORTS = range(20_000, 32_000, 2)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model folder, looked at without loading it."""
+    """A model folder or GGUF file, looked at without loading it."""
 
     path: Path
     spec: ModelSpec
@@ -50,10 +51,10 @@ class Checkpoint:
     def open(cls, folder: str | None, overrides: str | None = None) -> "Checkpoint":
         """Raises ConfigError naming the file and field that is wrong."""
         if folder is None:
-            raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint")
+            raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint, or a GGUF file")
         path = Path(folder)
-        if not os.path.isdir(path):  # pathlib's raises for a name that is too long
-            raise ConfigError(f"MODEL {folder[:200]}: not a folder; models are never downloaded")
+        if not os.path.isdir(path) and not os.path.isfile(path):  # pathlib's raise for a name that is too long
+            raise ConfigError(f"MODEL {folder[:200]}: not a folder, nor a GGUF file; models are never downloaded")
         try:
             return cls._read(path, overrides)
         except (ConfigError, OSError) as error:
@@ -61,18 +62,19 @@ class Checkpoint:
 
     @classmethod
     def _read(cls, path: Path, overrides: str | None) -> "Checkpoint":
-        files, index = weight_files(path)
-        spec = load_spec(path, overrides)
-        num_bytes = sum(f.stat().st_size for f in files)
+        source = open_source(path)
+        num_bytes = source.num_bytes
+        spec = spec_of(source, overrides)
         fingerprint = model_fingerprint(path)
-        family = load_family(path)
-        inventory = Inventory.of(family, as_stored(spec, family, files), index)
-        check_weights(files, inventory)
+        family = family_of(source.config())
+        inventory = Inventory.of(family, as_stored(spec, family, source.headers()), source.index)
+        check_weights(source.headers(), inventory)
         return cls(path.resolve(), spec, fingerprint, num_bytes, inventory.num_values, overrides)
 
     @property
     def name(self) -> str:
-        return self.path.name
+        """What clients call it: a GGUF file's name without its suffix."""
+        return self.path.name.removesuffix(GGUF_SUFFIX)
 
     def facts(self) -> ModelFacts:
         spec = self.spec

@@ -1,1 +1,1 @@
-"""F4: what a model computes: config.json -> ModelSpec, weights by name, one decoder for all families."""
+"""F4: what a model computes: checkpoint -> ModelSpec, weights by name, one decoder for all families."""

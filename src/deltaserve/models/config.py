@@ -1,4 +1,4 @@
-"""A model folder's config.json -> Family and ModelSpec. Code in the folder is never imported."""
+"""What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
 
 import json
 from dataclasses import replace
@@ -8,31 +8,32 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
 from deltaserve.models.fields import Fields, shown
 from deltaserve.models.llama import LLAMA
+from deltaserve.models.open_source import open_source
 from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
-from deltaserve.models.regular_file import read_if_there
+from deltaserve.models.source import TensorSource
 from deltaserve.models.spec import ModelSpec
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
 
-_MAX_JSON_BYTES = 16 << 20
-
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
-    """`overrides`: JSON object that replaces keys of config.json, one level deep.
+    """Of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be served."""
+    return spec_of(open_source(model_path), overrides)
 
-    Raises ConfigError, one line naming file and field, for a folder that cannot be served.
-    """
-    fields = _override(read_json(model_path / "config.json"), overrides)
+
+def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
+    """`overrides`: JSON object that replaces keys of config.json, one level deep. Raises ConfigError."""
+    fields = _override(source.config(), overrides)
     spec = family_of(fields).build(fields)
-    generation = _read_object(model_path / "generation_config.json")
+    generation = source.generation()
     if generation is not None:
         eos = generation.integers("eos_token_id")
         spec = replace(spec, eos_token_ids=eos or spec.eos_token_ids)
     wrong = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
     if wrong:
         found = shown(wrong[0])
-        raise ConfigError(f"config.json: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
+        raise ConfigError(f"{fields.where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
     return spec
 
 
@@ -52,7 +53,7 @@ def _override(fields: Fields, overrides: str | None) -> Fields:
 
 
 def load_family(model_path: Path) -> Family:
-    return family_of(read_json(model_path / "config.json"))
+    return family_of(open_source(model_path).config())
 
 
 def family_of(fields: Fields) -> Family:
@@ -65,27 +66,3 @@ def family_of(fields: Fields) -> Family:
             return family
     supported = ", ".join(family.architecture for family in FAMILIES)
     raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")
-
-
-def read_json(path: Path) -> Fields:
-    """A JSON object. The message names the file, not its folder."""
-    fields = _read_object(path)
-    if fields is None:
-        raise ConfigError(f"{path.name}: not found in the model folder")
-    return fields
-
-
-def _read_object(path: Path) -> Fields | None:
-    """None when nothing has this name."""
-    try:
-        content = read_if_there(path, _MAX_JSON_BYTES)
-        values = None if content is None else json.loads(content.decode())
-    except OSError as error:
-        raise ConfigError(f"{path.name}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
-    if content is None:
-        return None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path.name}: expected a JSON object")
-    return Fields(values, path.name)

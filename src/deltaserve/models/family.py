@@ -84,7 +84,7 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
         intermediate_size=fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         qk_norm=qk_norm,
-        rope=rope_spec(fields, max_position),
+        rope=rope_spec(fields, max_position, head_dim),
         max_position=max_position,
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),

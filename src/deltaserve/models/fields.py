@@ -1,4 +1,4 @@
-"""Typed reading of config.json: every error is one line that names the field."""
+"""Typed reading of config.json and the like: every error is one line that names the field."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,14 @@ class Fields:
         if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
             raise self.error(name, "whole numbers")
         return tuple(items)
+
+    def positives(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of `count` positive numbers."""
+        items = self.values.get(name)
+        if not isinstance(items, list) or len(items) != count:
+            raise self.error(name, f"a list of {count} numbers")
+        one_by_one = Fields({f"{name}[{index}]": item for index, item in enumerate(items)}, self.where)
+        return tuple(one_by_one.positive(item) for item in one_by_one.values)
 
     def table(self, name: str) -> "Fields":
         """A nested object; empty when absent."""

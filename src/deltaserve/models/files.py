@@ -5,12 +5,29 @@ import re
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.config import read_json
+from deltaserve.models.json_object import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _PLAIN_NAME = re.compile(r"[\w.\-]+\.safetensors")
-_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".gguf")
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
+GGUF_SUFFIX = ".gguf"
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` names or that is a folder's only weights; None for a folder of safetensors.
+
+    Raises ConfigError for a folder with several.
+    """
+    if not path.is_dir():
+        return path
+    if any(os.path.lexists(path / name) for name in (INDEX_NAME, SINGLE_NAME)):
+        return None
+    found = sorted(p for p in path.glob(f"*{GGUF_SUFFIX}"))
+    if len(found) > 1:
+        names = ", ".join(p.name for p in found[:3])
+        raise ConfigError(f"{len(found)} GGUF files in the model folder ({names}): name one of them")
+    return found[0] if found else None
 
 
 def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
@@ -23,7 +40,7 @@ def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
         return [_inside(model_path, SINGLE_NAME)], {}
     unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
     if unsafe:
-        raise ConfigError(f"{unsafe[0]}: only safetensors weights are loaded; convert the checkpoint")
+        raise ConfigError(f"{unsafe[0]}: only safetensors and GGUF weights are loaded; convert the checkpoint")
     raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}")
 
 

@@ -4,7 +4,8 @@ import hashlib
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.files import weight_files
+from deltaserve.models.files import find_gguf, weight_files
+from deltaserve.models.gguf_header import read_header
 from deltaserve.models.regular_file import read_if_there
 
 _TOKENIZER_FILES = (
@@ -25,8 +26,15 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def model_fingerprint(model_path: Path) -> str:
-    """sha256 (hex) of config.json, every safetensors header and the tokenizer files; no weight is read."""
+    """sha256 (hex) of config.json, every safetensors header and the tokenizer files; no weight is read.
+
+    Of a GGUF file: of everything before its first tensor, which says the same.
+    """
     digest = hashlib.sha256()
+    gguf = find_gguf(model_path)
+    if gguf is not None:
+        _add(digest, "gguf", read_header(gguf).raw)
+        return digest.hexdigest()
     _add_file(digest, model_path / "config.json")
     for shard in weight_files(model_path)[0]:
         _add(digest, shard.name, _header(shard))

@@ -1,4 +1,4 @@
-"""Streams safetensors into weights, tensor by tensor. Only safetensors: nothing in the folder is ever executed."""
+"""Streams a checkpoint into weights, tensor by tensor. Nothing in it is ever executed."""
 
 import logging
 from collections import deque
@@ -10,11 +10,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from deltaserve.models.config import load_family
-from deltaserve.models.files import weight_files
+from deltaserve.models.config import family_of
+from deltaserve.models.gguf_arrays import gguf_arrays
+from deltaserve.models.gguf_model import GgufModel
+from deltaserve.models.open_source import Source, open_source
 from deltaserve.models.packing import pack, pack_layer
+from deltaserve.models.safetensors_folder import SafetensorsFolder, valid_file
+from deltaserve.models.source import TensorHeader
 from deltaserve.models.spec import ModelSpec
-from deltaserve.models.tensors import Inventory, as_stored, valid_file
+from deltaserve.models.tensors import Inventory, as_stored
 from deltaserve.models.weights import DecoderWeights, allocate
 
 _log = logging.getLogger(__name__)
@@ -23,14 +27,13 @@ _NAMED_TENSORS = 8
 
 def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """Every tensor exactly once, cast to `dtype`, matrices packed. Raises ConfigError naming file and tensor."""
-    shards, index = weight_files(model_path)
-    family = load_family(model_path)
-    stored = as_stored(spec, family, shards)
-    inventory = Inventory.of(family, stored, index)
+    source = open_source(model_path)
+    family = family_of(source.config())
+    stored = as_stored(spec, family, source.headers())
+    inventory = Inventory.of(family, stored, source.index)
     weights, targets = allocate(stored, dtype, device)
-    for shard in shards:
-        for name, tensor in _tensors(shard, inventory):
-            targets[name].copy_(tensor)
+    for name, tensor in _tensors(source, inventory):
+        targets[name].copy_(tensor)
     inventory.check_complete()
     _name_unused(inventory.unused)
     if spec.tied_embeddings and not stored.tied_embeddings:
@@ -41,12 +44,25 @@ def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: 
     return replace(rest, layers=tuple(pack_layer(layers.popleft()) for _ in range(len(layers))))
 
 
-def _tensors(shard: Path, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
-    """(canonical name, tensor) of what the model needs from one file."""
+def _tensors(source: Source, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
+    """(canonical name, tensor) of what the model needs."""
+    match source:
+        case SafetensorsFolder():
+            for shard in source.shards:
+                yield from _shard_tensors(shard, inventory)
+        case GgufModel():
+            for header, read in gguf_arrays(source):
+                canonical = inventory.take(header)
+                if canonical is not None:
+                    yield canonical, torch.from_numpy(read())
+
+
+def _shard_tensors(shard: Path, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
     with valid_file(shard), safe_open(shard, "pt") as reader:
         for name in sorted(reader.keys()):
             entry = reader.get_slice(name)
-            canonical = inventory.take(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+            header = TensorHeader(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+            canonical = inventory.take(header)
             if canonical is not None:
                 yield canonical, reader.get_tensor(name)
 

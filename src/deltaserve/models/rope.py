@@ -13,6 +13,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     base = spec.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # [D/2]
     if spec.kind is RopeKind.LINEAR:
         return base / spec.factor
+    if spec.kind is RopeKind.FACTORS:
+        return base / torch.tensor(spec.factors, dtype=torch.float32)
     if spec.kind is RopeKind.LLAMA3:
         return _llama3(spec, base)
     if spec.kind is RopeKind.YARN:

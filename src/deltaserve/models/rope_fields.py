@@ -8,7 +8,7 @@ from deltaserve.models.spec import RopeKind, RopeSpec
 _KINDS = {kind.value: kind for kind in RopeKind}
 
 
-def rope_spec(fields: Fields, max_position: int) -> RopeSpec:
+def rope_spec(fields: Fields, max_position: int, head_dim: int) -> RopeSpec:
     """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
     table = fields.table("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
     theta = table.positive("rope_theta") if table.has("rope_theta") else fields.positive("rope_theta", 10000.0)
@@ -21,6 +21,8 @@ def rope_spec(fields: Fields, max_position: int) -> RopeSpec:
     kind = _KINDS[name]
     if kind is RopeKind.DEFAULT:
         return RopeSpec(kind, theta)
+    if kind is RopeKind.FACTORS:
+        return RopeSpec(kind, theta, factors=table.positives("factors", head_dim // 2))
     factor = table.positive("factor")
     if kind is RopeKind.LINEAR:
         return RopeSpec(kind, theta, factor)

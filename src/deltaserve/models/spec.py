@@ -22,6 +22,8 @@ class RopeKind(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    FACTORS = "factors"
+    """Each frequency divided by a number of its own: how GGUF files spell LLAMA3. Not a type of Hugging Face's."""
 
 
 class RouterKind(Enum):
@@ -46,6 +48,8 @@ class RopeSpec:
     truncate: bool = True
     attention_factor: float = 1.0
     """Multiplies cos and sin (YARN)."""
+    factors: tuple[float, ...] = ()
+    """Divisors of the frequencies, one per pair of channels (FACTORS)."""
 
 
 @dataclass(frozen=True, slots=True)

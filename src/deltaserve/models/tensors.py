@@ -3,16 +3,13 @@
 Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
+from deltaserve.models.source import TensorHeader
 from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -105,26 +102,27 @@ class Inventory:
         """Nothing found yet. `spec` is `as_stored`."""
         return cls(family, tensor_parts(spec), index)
 
-    def take(self, shard: str, name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
+    def take(self, header: TensorHeader) -> str | None:
         """The canonical name of a file's tensor, None for one to skip. Raises ConfigError naming file and tensor."""
-        shown = f"{shard}: {name[:80]}"
-        if self.index and self.index.get(name) != shard:
-            raise ConfigError(f"{shown} is in this file, but the index says {self.index.get(name, 'nothing')[:80]}")
-        canonical = self.family.canonical(name)
+        shown = f"{header.file}: {header.name[:80]}"
+        told = self.index.get(header.name, "nothing")
+        if self.index and told != header.file:
+            raise ConfigError(f"{shown} is in this file, but the index says {told[:80]}")
+        canonical = self.family.canonical(header.name)
         if canonical is None:
-            self.unused.append(name)
+            self.unused.append(header.name)
             return None
         part = self.parts.get(canonical)
         if part is None:
             raise ConfigError(f"{shown} is not a tensor of this model")
-        if dtype not in FLOAT_DTYPES:
-            raise ConfigError(f"{shown} has dtype {dtype}, expected one of {', '.join(FLOAT_DTYPES)}")
+        if header.dtype not in FLOAT_DTYPES:
+            raise ConfigError(f"{shown} has dtype {header.dtype}, expected one of {', '.join(FLOAT_DTYPES)}")
         if not self._found.isdisjoint(part.covers):
             raise ConfigError(f"{shown} is given twice")
-        if shape != part.shape:
-            raise ConfigError(f"{shown} has shape {list(shape)}, expected {list(part.shape)}")
+        if header.shape != part.shape:
+            raise ConfigError(f"{shown} has shape {list(header.shape)}, expected {list(part.shape)}")
         self._found.update(part.covers)
-        self.num_values += prod(shape)
+        self.num_values += prod(header.shape)
         return canonical
 
     def check_complete(self) -> None:
@@ -134,37 +132,19 @@ class Inventory:
             raise ConfigError(f"weights: {len(missing)} tensors are missing, first {missing[0]}")
 
 
-def as_stored(spec: ModelSpec, family: Family, files: Iterable[Path]) -> ModelSpec:
+def as_stored(spec: ModelSpec, family: Family, headers: Iterable[TensorHeader]) -> ModelSpec:
     """`spec`, untied where the files hold an output matrix of their own: it may differ from the embedding.
 
     transformers uses it then, whatever `tie_word_embeddings` says.
     """
     if not spec.tied_embeddings:
         return spec
-    has_head = any(family.canonical(name) == HEAD for path in files for name in _names(path))
+    has_head = any(family.canonical(header.name) == HEAD for header in headers)
     return replace(spec, tied_embeddings=not has_head)
 
 
-def _names(path: Path) -> list[str]:
-    with valid_file(path), safe_open(path, "numpy") as reader:
-        return list(reader.keys())
-
-
-def check_weights(files: Iterable[Path], inventory: Inventory) -> None:
-    """Headers of safetensors files against what the model needs; no weight is read. Raises ConfigError."""
-    for path in files:
-        with valid_file(path), safe_open(path, "numpy") as reader:
-            for name in sorted(reader.keys()):
-                entry = reader.get_slice(name)
-                inventory.take(path.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+def check_weights(headers: Iterable[TensorHeader], inventory: Inventory) -> None:
+    """Against what the model needs; no weight is read. Raises ConfigError."""
+    for header in headers:
+        inventory.take(header)
     inventory.check_complete()
-
-
-@contextmanager
-def valid_file(path: Path) -> Iterator[None]:
-    """Within: what reading a damaged file raises becomes a ConfigError that names it."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        found = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path.name}: not a valid safetensors file: {found}") from None

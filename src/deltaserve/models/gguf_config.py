@@ -1,0 +1,211 @@
+"""The metadata of a GGUF file -> the fields that config.json of the same model has."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.family import MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_POSITION
+from deltaserve.models.fields import Fields, shown
+from deltaserve.models.gguf_header import GgufHeader
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Value of general.architecture |-> class that config.json would name."""
+TABLE = "token_embd.weight"
+END_NAMES = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>"})
+"""Control tokens that end an answer in every model that has them: a file names one or two of them by id."""
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+_READ = frozenset(
+    {
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "vocab_size",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+    }
+)
+"""Keys below the architecture's name that are used."""
+_IDLE = frozenset({"tensor_data_layout", "rope.scaling.finetuned"})
+"""Keys that change nothing."""
+_ONLY: Mapping[str, object] = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "use_parallel_residual": False,
+    "attention.sliding_window": 0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+}
+"""Keys whose other values ask for what is not computed here."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Key below general.sampling |-> field of generation_config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchFields:
+    """Typed reading of the keys `llama.NAME` or `qwen3.NAME`."""
+
+    metadata: Fields
+    arch: str
+
+    def has(self, name: str) -> bool:
+        return self.metadata.has(f"{self.arch}.{name}")
+
+    def get(self, name: str) -> object:
+        """None when it is not there."""
+        return self.metadata.values.get(f"{self.arch}.{name}")
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        return self.metadata.integer(f"{self.arch}.{name}", low, high, default)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        return self.metadata.positive(f"{self.arch}.{name}", default)
+
+    def text(self, name: str, default: str) -> str:
+        return self.metadata.text(f"{self.arch}.{name}", default)
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        return self.metadata.error(f"{self.arch}.{name}", expected)
+
+    def refuse_unknown(self) -> None:
+        """A key that nobody here knows may change what the model computes."""
+        for key, value in self.metadata.values.items():
+            arch, _, name = key.partition(".")
+            if arch != self.arch:
+                continue
+            if name in _ONLY:
+                if value != _ONLY[name]:
+                    raise self.error(name, f"{_ONLY[name]}: anything else is not supported")
+            elif name not in _READ and name not in _IDLE:
+                where = self.metadata.where
+                raise ConfigError(f"{where}: {key[:80]} is {shown(value)}: what it asks for is not supported")
+
+
+def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) -> dict[str, Any]:
+    """`rope_factors`: the file's divisors of the rotary frequencies. Raises ConfigError naming file and key."""
+    metadata = Fields(dict(header.metadata), header.file)
+    arch = _architecture(metadata)
+    fields = ArchFields(metadata, arch)
+    fields.refuse_unknown()
+    hidden = fields.integer("embedding_length", 1, MAX_HIDDEN)
+    heads = fields.integer("attention.head_count", 1, MAX_HEADS)
+    head_dim = fields.integer("attention.key_length", 2, MAX_HEADS, default=max(2, hidden // heads))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if fields.integer(name, 0, MAX_HEADS, default=head_dim) != head_dim:
+            raise fields.error(name, f"{head_dim}, as many as keys have")
+    vocab_size = _vocab_size(header)
+    names = {tensor.name for tensor in header.tensors}
+    return {
+        "architectures": [ARCHITECTURES[arch]],
+        "model_type": arch,
+        "dtype": _dtype(header),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_hidden_layers": fields.integer("block_count", 1, MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", 1, heads, default=heads),
+        "head_dim": head_dim,
+        "intermediate_size": fields.integer("feed_forward_length", 1, 16 * MAX_HIDDEN),
+        "max_position_embeddings": fields.integer("context_length", 1, MAX_POSITION),
+        "rms_norm_eps": fields.positive("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(fields, head_dim, rope_factors),
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_up.bias" in names,
+        "tie_word_embeddings": "output.weight" not in names,
+        "eos_token_id": end_ids(metadata, vocab_size),
+    }
+
+
+def generation_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json would say: the sampling that the model's author recommends."""
+    given = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def end_ids(metadata: Fields, vocab_size: int) -> list[int]:
+    """Ids that end an answer: those named by key, and control tokens known by name."""
+    keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
+    ids = {metadata.integer(key, 0, vocab_size - 1) for key in keys if metadata.has(key)}
+    tokens, kinds = metadata.values.get("tokenizer.ggml.tokens"), metadata.values.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(kinds, list):
+        pairs = enumerate(zip(tokens[:vocab_size], kinds, strict=False))
+        ids |= {index for index, (token, kind) in pairs if kind == CONTROL and token in END_NAMES}
+    return sorted(ids)
+
+
+CONTROL = 3
+"""Value of tokenizer.ggml.token_type of a control token."""
+
+
+def _architecture(metadata: Fields) -> str:
+    arch = metadata.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise metadata.error("general.architecture", "one of " + ", ".join(ARCHITECTURES))
+    if metadata.text("general.type", "model") != "model":
+        raise metadata.error("general.type", "model")
+    if metadata.integer("split.count", 0, 1 << 16, default=1) > 1:
+        raise metadata.error("split.count", "1: a model in several files is not read; join them with gguf-split")
+    return arch
+
+
+def _vocab_size(header: GgufHeader) -> int:
+    for tensor in header.tensors:
+        if tensor.name == TABLE and len(tensor.shape) == 2:
+            return tensor.shape[0]
+    raise ConfigError(f"{header.file}: tensor {TABLE!r} is missing or no matrix")
+
+
+def _dtype(header: GgufHeader) -> str:
+    """What the matrices lose nothing in: their own type, or float32 for quantised ones and mixtures."""
+    kinds = {tensor.quantisation.name for tensor in header.tensors if len(tensor.shape) > 1}
+    if kinds == {"F16"}:
+        return "float16"
+    return "bfloat16" if kinds == {"BF16"} else "float32"
+
+
+def _rope(fields: ArchFields, head_dim: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
+    """`rope_parameters` of config.json."""
+    values: dict[str, Any] = {"rope_theta": fields.positive("rope.freq_base", 10000.0)}
+    kind = fields.text("rope.scaling.type", "linear" if fields.has("rope.scale_linear") else "none")
+    if factors is not None:
+        if kind != "none" or len(factors) != head_dim // 2:
+            raise fields.error("rope.scaling.type", f"none with a tensor of {head_dim // 2} rope factors")
+        return values | {"rope_type": "factors", "factors": list(factors)}
+    match kind:
+        case "none":
+            return values | {"rope_type": "default"}
+        case "linear":
+            return values | {"rope_type": "linear", "factor": _factor(fields)}
+        case "yarn":
+            names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+            names |= {"original_max_position_embeddings": "original_context_length"}
+            given = {name: fields.get(f"rope.scaling.{key}") for name, key in names.items()}
+            values |= {name: value for name, value in given.items() if value is not None}
+            return values | {"rope_type": "yarn", "factor": _factor(fields)}
+        case _:
+            raise fields.error("rope.scaling.type", "one of none, linear, yarn")
+
+
+def _factor(fields: ArchFields) -> float:
+    return fields.positive("rope.scaling.factor" if fields.has("rope.scaling.factor") else "rope.scale_linear")
