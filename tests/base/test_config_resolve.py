@@ -43,7 +43,7 @@ def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **group
 def test_defaults_on_a_cpu() -> None:
     config = resolved()
     assert (config.device, config.dtype, config.kv_cache_dtype, config.page_size) == ("cpu", "bfloat16", "bfloat16", 64)
-    assert (config.max_running_requests, config.chunk_len, config.step_len, config.num_threads) == (32, 512, 512, 8)
+    assert (config.max_running_requests, config.chunk_len, config.step_len, config.num_threads) == (32, 512, 512, 7)
     budget = int(4096 * MIB * 0.4) - 200 * MIB
     assert config.num_pages == (budget // (64 * 2048),)
     assert config.kv_bytes == config.num_pages[0] * 64 * 2048 <= budget
@@ -79,7 +79,17 @@ def test_workers_of_one_machine_share_cores_and_memory() -> None:
     alone, shared = resolved(), resolved(machine=dataclasses.replace(MACHINE, num_workers=3))
     assert shared.num_threads == 2
     assert shared.num_pages[0] < alone.num_pages[0] // 3
-    assert resolved(machine=dataclasses.replace(MACHINE, num_cores=1, num_workers=2)).num_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_workers", "num_threads"),
+    [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 3), (4, 2, 1), (8, 1, 7), (8, 2, 3), (64, 2, 31), (2, 5, 1), (64, 100, 1)],
+)
+def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_workers: int, num_threads: int) -> None:
+    """The threads of a step wait for each other: with one of them off its core all stand still."""
+    machine = dataclasses.replace(MACHINE, num_cores=num_cores, num_workers=num_workers, free_bytes=1 << 40)
+    assert resolved(machine=machine).num_threads == num_threads
+    assert resolved(machine=machine, scheduling={"num_threads": 5}).num_threads == 5
 
 
 def test_pools_have_equal_page_counts_and_share_the_budget() -> None:

@@ -79,11 +79,11 @@ def test_a_machine_without_a_temporary_folder_is_told(monkeypatch: pytest.Monkey
 
 def test_it_can_be_elsewhere(tmp_path: Path) -> None:
     state = tmp_path / "state" / "deltaserve"
-    with private_folder(state) as folder:
+    with private_folder(str(state)) as folder:
         assert folder.parent == state
     (tmp_path / "file").touch()
     no_folder = pytest.raises(ConfigError, match=r"--state-dir .*file: no folder can be made")
-    with no_folder, private_folder(tmp_path / "file"):
+    with no_folder, private_folder(str(tmp_path / "file")):
         pytest.fail("nobody gets here")
 
 

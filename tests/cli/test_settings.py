@@ -12,7 +12,7 @@ from deltaserve.cli.settings import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
 
 M = "models/tiny"
-MAX_DOCUMENTED_FLAGS = 48
+MAX_DOCUMENTED_FLAGS = 60
 COMMANDS = ("serve", "prefill", "decode", "router")
 
 EXAMPLES: dict[str, str] = {
@@ -58,6 +58,10 @@ EXAMPLES: dict[str, str] = {
     "trusted-data-network": "10.0.0.0/24",
     "log-level": "debug",
     "log-dir": "logs",
+    "advertise": "worker-0.example:9000",
+    "start-timeout-s": "900",
+    "shutdown-grace-s": "20",
+    "state-dir": "state",
 }
 OPTIONS = {option.key: option for option in read_options()}
 

@@ -1,9 +1,10 @@
-"""Where a worker of its own lets page transfers listen."""
+"""Where a worker of its own lets page transfers listen, what it is called, and with whom it shares its machine."""
 
 import pytest
 
+from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.worker_command import data_devices
+from deltaserve.cli.worker_command import advertised, data_devices, num_workers_here
 
 ADDRESSES = {
     "lo": ["127.0.0.1"],
@@ -31,3 +32,25 @@ def test_transfers_listen_on_the_trusted_network_alone(network: str, devices: st
 def test_a_network_this_machine_is_not_on_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--trusted-data-network 172\.16\.0\.0/16: .*10\.0\.0\.1"):
         data_devices("172.16.0.0/16", ADDRESSES)
+
+
+def settings(**network: str) -> Settings:
+    disaggregation = {"disaggregation_bootstrap_port": 8999}
+    return Settings.model_validate({"network": network, "disaggregation": disaggregation})
+
+
+@pytest.mark.parametrize(
+    ("network", "address"),
+    [
+        ({"host": "10.0.0.2"}, "10.0.0.2:8999"),
+        ({"host": "0.0.0.0", "advertise": "10.0.0.2"}, "10.0.0.2:8999"),
+        ({"host": "0.0.0.0", "advertise": "decode-0.workers.svc:443"}, "decode-0.workers.svc:443"),
+    ],
+)
+def test_a_worker_is_called_by_the_address_that_peers_dial(network: dict[str, str], address: str) -> None:
+    assert advertised(settings(**network)) == address
+
+
+def test_a_worker_that_only_this_machine_can_reach_shares_it_with_its_peer() -> None:
+    assert num_workers_here(settings()) == 2
+    assert num_workers_here(settings(host="10.0.0.2")) == 1

@@ -57,6 +57,13 @@ Network = Annotated[
     Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
     AfterValidator(_network),
 ]
+Advertised = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[1-9]\d{0,4})?$",
+        description="a host name or IPv4 address, and :PORT where it is another than this worker's own",
+    ),
+]
 _WORKER = r"(prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}"
 WorkerList = Annotated[
     str,
@@ -164,7 +171,9 @@ class SchedulingSettings(Group):
     )
     attention_backend: Literal["torch"] = option("torch", "how attention is computed", commands=COMPUTING)
     num_threads: Threads | Auto = option(
-        "auto", "compute threads per worker; auto divides the cores among the workers", commands=COMPUTING
+        "auto",
+        "compute threads per worker; auto is 1 below 4 cores, else it divides all but one among the workers here",
+        commands=COMPUTING,
     )
     max_queued_requests: Count = option(1024, "requests that may wait for their first token; more get 429")
     default_max_tokens: Count | None = option(
@@ -207,6 +216,11 @@ class NetworkSettings(Group):
     title: ClassVar[str] = "network"
 
     host: Host = option("127.0.0.1", "address to listen on; anything but this machine needs keys")
+    advertise: Advertised | None = option(
+        None,
+        "where the router and other workers reach this one, and its name; by default --host",
+        commands=("prefill", "decode"),
+    )
     port: Port = option(30000, "port of the API; the admin port is the next one when keys are set", commands=ROUTING)
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
     max_connections_per_address: Count | None = option(
@@ -240,6 +254,20 @@ class LoggingSettings(Group):
     )
 
 
+class ProcessSettings(Group):
+    title: ClassVar[str] = "process"
+
+    start_timeout_s: Seconds = option(
+        1800.0, "a process that is not ready so long after its start is given up", commands=("serve",)
+    )
+    shutdown_grace_s: Seconds = option(30.0, "how long running requests may go on after a signal to stop")
+    state_dir: Text | None = option(
+        None,
+        "folder for what a start needs while it runs, private; by default where temporary files go",
+        commands=("serve", "router"),
+    )
+
+
 class Settings(Group):
     """The whole tree. Frozen; equal settings give an equal server."""
 
@@ -250,3 +278,4 @@ class Settings(Group):
     network: NetworkSettings = NetworkSettings()
     security: SecuritySettings = SecuritySettings()
     logging: LoggingSettings = LoggingSettings()
+    process: ProcessSettings = ProcessSettings()

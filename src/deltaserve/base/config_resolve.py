@@ -57,6 +57,8 @@ class ResolvedConfig:
     split_tokens: int
     """Attention reads keys in splits of so many tokens."""
     num_threads: int
+    num_cores: int
+    """Of this machine, as far as this process may use them."""
     kv_bytes: int
     """Of all pools."""
     widened_from: str | None = None
@@ -71,6 +73,7 @@ _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _PAGE_SIZE = 64
+_MANY_CORES = 4
 
 
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
@@ -100,6 +103,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         step_len=_step_len(settings, chunk_len),
         split_tokens=_split_tokens(settings, page_size),
         num_threads=_num_threads(settings, machine),
+        num_cores=machine.num_cores,
         kv_bytes=num_pages * sum(page_bytes),
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
@@ -191,7 +195,13 @@ def _split_tokens(settings: Settings, page_size: int) -> int:
 
 
 def _num_threads(settings: Settings, machine: MachineFacts) -> int:
-    return _or_auto(settings.scheduling.num_threads, max(1, machine.num_cores // machine.num_workers))
+    """Threads of a step wait for each other: one that does not get its core at once stops all of them. So a core is
+    left to the front and whatever else runs, and where cores are few there is one thread.
+    """
+    few = machine.num_cores < _MANY_CORES
+    return _or_auto(
+        settings.scheduling.num_threads, 1 if few else max(1, (machine.num_cores - 1) // machine.num_workers)
+    )
 
 
 def _wanted_context(settings: Settings, model: ModelFacts) -> int:

@@ -17,6 +17,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, ResolvedConfig, resolve
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
@@ -95,7 +96,7 @@ def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
     device = _visible_device() if settings.model.device != "cpu" else "cpu"
     free, total = _gpu_bytes() if device == "cuda" else _cpu_bytes()
     slow = slow_dtypes(read_cpuinfo()) if device == "cpu" else frozenset[str]()
-    return MachineFacts(device, len(os.sched_getaffinity(0)), free, num_workers, total, slow)
+    return MachineFacts(device, usable_cores(read_limits()), free, num_workers, total, slow)
 
 
 def _visible_device() -> Device:
@@ -104,8 +105,10 @@ def _visible_device() -> Device:
 
 def _cpu_bytes() -> tuple[int, int]:
     """Available now, and in all."""
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total + psutil.swap_memory().total
+    memory, limits = psutil.virtual_memory(), read_limits()
+    total = memory.total + psutil.swap_memory().total
+    free = memory.available if limits.free_memory_bytes is None else min(memory.available, limits.free_memory_bytes)
+    return free, total if limits.memory_bytes is None else min(total, limits.memory_bytes)
 
 
 def _gpu_bytes() -> tuple[int, int]:
@@ -181,6 +184,7 @@ def worker_spec(
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
         num_threads=resolved.num_threads,
+        drain_grace_s=settings.process.shutdown_grace_s,
         log_level=settings.logging.log_level,
     )
 

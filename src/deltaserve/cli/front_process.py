@@ -63,6 +63,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     default_max_tokens: int | None
     stream_interval: int
     default_deadline_s: float
+    grace_s: float
     log_level: str
     curve: bool = False
     workers: tuple[FrontWorker, ...] = ()
@@ -203,6 +204,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         default_max_tokens=spec.default_max_tokens,
         stream_interval=spec.stream_interval,
         default_deadline_s=spec.default_deadline_s,
+        grace_s=spec.grace_s,
         max_deadline_s=max(3600.0, spec.default_deadline_s),
     )
 

@@ -22,16 +22,15 @@ _MARK = "locked-by-owner"
 
 
 @contextmanager
-def private_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Only the owner can look into it. In `parent`, by default where temporary files go. Removed in the end.
+def private_folder(state_dir: str | None = None) -> Iterator[Path]:
+    """Only the owner can look into it. In `state_dir`, by default where temporary files go. Removed in the end.
 
     Raises ConfigError when there is no place for one.
     """
-    where = "TMPDIR" if parent is None else f"--state-dir {parent}"
+    where = "TMPDIR" if state_dir is None else f"--state-dir {state_dir}"
     try:
-        if parent is None:
-            parent = Path(tempfile.gettempdir())
-        else:
+        parent = Path(tempfile.gettempdir() if state_dir is None else state_dir)
+        if state_dir is not None:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_orphans(parent)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

@@ -24,7 +24,7 @@ def run(settings: Settings) -> int:
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with private_folder() as folder:
+    with private_folder(settings.process.state_dir) as folder:
         return int(run_front(write_front_spec(spec, folder), None))
 
 

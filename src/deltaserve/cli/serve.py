@@ -27,8 +27,9 @@ from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
+from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.spec import WorkerSpec
-from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import say
 from deltaserve.server.settings import read_api_keys
 from deltaserve.server.text import TextCodec
@@ -45,15 +46,24 @@ class Cluster:
 
 def run(settings: Settings) -> int:
     """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
-    with private_folder() as folder:
+    with private_folder(settings.process.state_dir) as folder:
         log_dir = folder if settings.logging.log_dir is None else open_log_dir(Path(settings.logging.log_dir))
         cluster = compose(settings, folder)
         say(describe(cluster.resolved))
         say(f"logs of all processes: {log_dir}")
-        code = Supervisor(cluster.children, SupervisorOptions(log_dir=log_dir), teller(cluster)).run()
+        code = Supervisor(cluster.children, supervisor_options(settings, log_dir), teller(cluster)).run()
         if code is Exit.FAILED and log_dir is folder:
             say(f"the logs are kept: {keep_logs(folder)}")
         return int(code)
+
+
+def supervisor_options(settings: Settings, log_dir: Path) -> SupervisorOptions:
+    process = settings.process
+    return SupervisorOptions(
+        log_dir=log_dir,
+        grace_s=process.shutdown_grace_s + LAST_WORDS_S,
+        restarts=RestartPolicy(start_timeout_s=process.start_timeout_s),
+    )
 
 
 def open_log_dir(path: Path) -> Path:
@@ -149,6 +159,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         default_max_tokens=scheduling.default_max_tokens,
         stream_interval=scheduling.stream_interval,
         default_deadline_s=scheduling.request_timeout_s,
+        grace_s=settings.process.shutdown_grace_s,
         log_level=settings.logging.log_level,
     )
 
@@ -187,7 +198,8 @@ def describe(r: ResolvedConfig) -> str:
     return (
         f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
         f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB), context {r.context_len}, "
-        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker"
+        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker "
+        f"(--num-threads; {r.num_cores} cores here)"
     )
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from threading import Event, Thread
 from typing import Generic, TypeVar
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.private_folder import private_folder
-from deltaserve.cli.serve import Cluster, compose
+from deltaserve.cli.serve import Cluster, compose, supervisor_options
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
 from deltaserve.engine.spec import WorkerSpec
@@ -34,14 +33,15 @@ def serve_while(
     Call it in the main thread. No process outlives the call. Raises what the work raises; KeyboardInterrupt when the
     user ended the server before the work began; ServerError; ConfigError.
     """
-    with private_folder() as folder:
-        return _Run(compose(settings, folder, adjust), folder, work, say).result()
+    with private_folder(settings.process.state_dir) as folder:
+        options = supervisor_options(settings, folder)
+        return _Run(compose(settings, folder, adjust), options, work, say).result()
 
 
 class _Run(Generic[T]):
     """One server and the thread that talks to it."""
 
-    def __init__(self, cluster: Cluster, folder: Path, work: Work[T], say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, options: SupervisorOptions, work: Work[T], say: Callable[[str], None]) -> None:
         self._url = cluster.base_url
         self._work = work
         self._say = say
@@ -49,7 +49,7 @@ class _Run(Generic[T]):
         self._outcome: Future[T] = Future()
         self._thread = Thread(target=self._perform, name="work", daemon=True)
         self._given_up: str | None = None
-        self._supervisor = Supervisor(cluster.children, SupervisorOptions(log_dir=folder), self._hear)
+        self._supervisor = Supervisor(cluster.children, options, self._hear)
 
     def result(self) -> T:
         code = self._supervisor.run()

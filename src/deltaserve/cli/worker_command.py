@@ -13,6 +13,7 @@ import psutil
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import ResolvedConfig, auto_values
+from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
@@ -32,7 +33,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     prepared = _prepare(settings)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port("--disaggregation-bootstrap-port", host, port)
-    name = f"{role.value}-{host}:{port}"  # as the router names it: by the address it dials
+    name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
     spec = msgspec.structs.replace(
         worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
         host=host,
@@ -68,9 +69,21 @@ def _prepare(settings: Settings) -> _Prepared:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    resolved = resolve_settings(settings, checkpoint, 1)
+    resolved = resolve_settings(settings, checkpoint, num_workers_here(settings))
     devices = data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
     return _Prepared(checkpoint, resolved, secret_path, devices)
+
+
+def num_workers_here(settings: Settings) -> int:
+    """How many share cores and memory: one that only this machine can reach has its peer here too."""
+    return 2 if is_loopback(settings.network.host) else 1
+
+
+def advertised(settings: Settings) -> str:
+    """HOST:PORT that peers dial. Behind a port mapping or a service neither need be what this worker listens on."""
+    asked, own_port = settings.network.advertise, settings.disaggregation.disaggregation_bootstrap_port
+    host, _, port = (settings.network.host if asked is None else asked).partition(":")
+    return f"{host}:{port or own_port}"
 
 
 def _in_memory(content: bytes) -> str:

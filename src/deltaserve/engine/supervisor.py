@@ -33,6 +33,9 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
 
+LAST_WORDS_S = 5.0
+"""What a child needs to end when its own grace is over."""
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
@@ -40,7 +43,7 @@ class SupervisorOptions:
 
     log_dir: Path
     """Of the children's output, `<name>.log`. Must exist; keep it private (0700)."""
-    grace_s: float = 35.0
+    grace_s: float = 30.0 + LAST_WORDS_S
     """More than the children's own. What the front gets to drain; each kind of worker gets what is left of it, but at
     least `worker_grace_s`."""
     worker_grace_s: float = 3.0
