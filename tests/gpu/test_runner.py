@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.ids import PageId, PoolId, RowId
 from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenValues
 from tests.runner.world import Driver, check_generation, drawn, extend, random_tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -28,6 +30,31 @@ def test_cpu_and_cuda_draw_the_same_tokens(tiny_models: Path) -> None:
             out.append(drawn(driver.step([driver.decode(0, 59 + len(out))]).items[0]))
         outputs.append(out)
     assert outputs[0] == outputs[1]
+
+
+def test_pages_may_be_read_when_execute_returns(tiny_models: Path) -> None:
+    """A chunk that draws nothing asks the device for nothing: only a wait tells that its pages are written."""
+    driver = Driver(tiny_models / "llama", device="cuda")
+    prompt = random_tokens(200, 2)
+    driver.open(0, prompt, SamplingParams(max_tokens=1, seed=0))
+    driver.step([PlanItem(RowId(0), 0, 200, TokenValues(pack_u32(prompt)), samples=False)])
+    assert torch.cuda.current_stream().query()
+
+
+def test_a_step_without_memory_fails_its_requests_only(tiny_models: Path) -> None:
+    driver = Driver(tiny_models / "llama", device="cuda")
+    prompt = random_tokens(200, 2)
+    driver.open(0, prompt)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / torch.cuda.mem_get_info()[1])
+    try:
+        (failed,) = driver.step([extend(0, prompt, 0, 200)]).items
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert failed.outcome is ItemOutcome.FAILED
+    driver.open(1, prompt)
+    (item,) = driver.step([extend(1, prompt, 0, 200)], closes=[0]).items
+    assert item.outcome is ItemOutcome.COMPUTED
 
 
 def test_checksums_of_device_pages(tiny_models: Path) -> None:

@@ -9,7 +9,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.instance.api import DrainRequested
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.request.status import DecodeState, PrefillState
-from deltaserve.sched.plan import ItemResult, StepPlan, StepResult
+from deltaserve.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.wire.messages import Cancel, Envelope, Finish, Grant, Offer
 from tests.instance.duo import DECODE, FRONT, PREFILL, Asked, Duo, slow_fabric
@@ -173,8 +173,8 @@ def resumed(state: DecodeState) -> tuple[Duo, Asked]:
 # ---------------------------------------------------------------- numbers
 
 
-def break_step(duo: Duo, name: PeerName, when: Callable[[StepPlan], bool]) -> None:
-    """From now on a worker's executor answers steps with NaN where `when` says so."""
+def break_step(duo: Duo, name: PeerName, outcome: ItemOutcome, when: Callable[[StepPlan], bool]) -> None:
+    """From now on a worker's executor answers steps with `outcome` where `when` says so."""
     worker = duo.worker(name)
     execute = worker.executor.execute
 
@@ -182,20 +182,26 @@ def break_step(duo: Duo, name: PeerName, when: Callable[[StepPlan], bool]) -> No
         result = execute(plan)
         if not when(plan):
             return result
-        return StepResult(plan.step, tuple(ItemResult(item.row, None, finite=False) for item in result.items))
+        return StepResult(plan.step, tuple(ItemResult(item.row, None, outcome) for item in result.items))
 
     worker.executor.execute = broken  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(ItemOutcome.NOT_FINITE, FailReason.NUMERICAL), (ItemOutcome.FAILED, FailReason.COMPUTE_FAILED)],
+)
 @pytest.mark.parametrize("name", [PREFILL, DECODE])
-def test_logits_that_are_not_finite_end_the_request_and_are_not_cached(name: PeerName) -> None:
+def test_a_step_that_is_not_computed_ends_the_request_and_is_not_cached(
+    name: PeerName, outcome: ItemOutcome, reason: FailReason
+) -> None:
     duo = Duo(Shape(chunk_len=64))
     before = duo.cached_pages(name)
-    break_step(duo, name, lambda plan: any(item.samples for item in plan.items))
+    break_step(duo, name, outcome, lambda plan: any(item.samples for item in plan.items))
     asked = duo.ask(PROMPT, 12)
     duo.until(lambda: asked.answer.ends == 1)
     assert asked.answer.error is not None
-    assert asked.answer.error.reason is FailReason.NUMERICAL
+    assert asked.answer.error.reason is reason
     duo.quiet()
     landed = 0 if name == PREFILL else len(PROMPT) // 4  # prefill's part was sound
     assert duo.cached_pages(name) - before == landed

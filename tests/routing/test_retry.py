@@ -37,7 +37,7 @@ def test_nothing_is_retried_after_the_first_token(cause: Cause) -> None:
 def test_blame(reason: FailReason) -> None:
     """What a request did to itself, and honest shedding, count against nobody."""
     nobody = {"cancelled", "deadline_exceeded", "room_in_use", "bad_extent", "context_length_exceeded", "overloaded"}
-    nobody |= {"not_ready", "numerical_error"}
+    nobody |= {"not_ready", "numerical_error", "compute_failed"}
     if reason.value in nobody:
         assert blame(reason) is None
     else:

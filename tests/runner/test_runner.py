@@ -13,7 +13,7 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.models.config import load_spec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.sched.plan import PlanItem, TokenOf, TokenValues
+from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenOf, TokenValues
 from tests.runner.world import GREEDY, Driver, drawn, extend, random_tokens, reference_logprobs
 
 
@@ -51,7 +51,7 @@ def test_only_asked_items_draw(driver: Driver) -> None:
     driver.open(1, prompt)
     plain = PlanItem(RowId(1), 0, 20, TokenValues(pack_u32(prompt)), samples=False)
     first, second = driver.step([plain, extend(0, prompt, 0, 20)]).items
-    assert (first.row, first.sampled, first.finite, first.prompt_logprobs) == (1, None, True, ())
+    assert (first.row, first.sampled, first.outcome, first.prompt_logprobs) == (1, None, ItemOutcome.COMPUTED, ())
     assert second.sampled is not None
     assert len(second.prompt_logprobs) == 19
 
@@ -105,12 +105,30 @@ def test_nan_ends_its_own_row_only(driver: Driver) -> None:
     page = driver.pages[1][0]
     arena.bytes[page * size : (page + 1) * size] = 0xFF  # NaN
     good, bad = driver.step([extend(row, [*prompts[row], 3], 40, 41) for row in range(2)]).items
-    assert good.finite
+    assert good.outcome is ItemOutcome.COMPUTED
     assert good.sampled is not None
-    assert (bad.finite, bad.sampled) == (False, None)
+    assert (bad.outcome, bad.sampled) == (ItemOutcome.NOT_FINITE, None)
     dropped = PlanItem(RowId(1), 41, 1, TokenOf(StepIndex(driver.steps - 1)), True)  # planned before the result
     again = driver.step([driver.decode(0, 41), dropped]).items
-    assert [item.finite for item in again] == [True, False]
+    assert [item.outcome for item in again] == [ItemOutcome.COMPUTED, ItemOutcome.NOT_FINITE]
+
+
+def test_a_step_that_fails_ends_its_requests_and_not_the_executor(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [random_tokens(40, 9), random_tokens(40, 10)]
+    for row, prompt in enumerate(prompts):
+        driver.open(row, prompt)
+    outside = [*prompts[1][:39], 10**6]  # no row of the embedding
+    failed = driver.step([extend(0, prompts[0], 0, 40), extend(1, outside, 0, 40)])
+    assert [(item.row, item.outcome, item.sampled) for item in failed.items] == [
+        (0, ItemOutcome.FAILED, None),
+        (1, ItemOutcome.FAILED, None),
+    ]
+    assert "step 0 of 80 tokens failed: its requests end" in caplog.text
+    driver.step([], closes=[0, 1])
+    want = generate(driver, 2, prompts[0], GREEDY, 5)
+    assert generate(driver, 0, prompts[0], GREEDY, 5) == want
 
 
 def test_pages_left_full_of_nan_harm_nobody(driver: Driver, tiny_models: Path) -> None:

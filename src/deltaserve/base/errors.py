@@ -51,6 +51,8 @@ class FailReason(Enum):
     DRAINING = "not_ready"
     NO_PEER = "no_peer"
     NUMERICAL = "numerical_error"
+    COMPUTE_FAILED = "compute_failed"
+    """The step it was in could not be computed."""
     INTERNAL = "internal_error"
 
 

@@ -38,6 +38,10 @@ class TorchAttention:
             steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads, self._workspace))
         return steps
 
+    def free_scratch(self) -> None:
+        """A step that failed may have grown it beyond what there is. Steps begun before are over."""
+        self._workspace.clear()
+
     def shared_tokens_read(self, batch: Batch) -> int:
         saved = 0
         for run in batch.shared:

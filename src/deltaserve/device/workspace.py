@@ -13,6 +13,10 @@ class Workspace:
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
+    def clear(self) -> None:
+        """Give everything back."""
+        self._buffers.clear()
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor with any content, valid until the same name is taken again."""
         size = prod(shape)

@@ -8,6 +8,7 @@ from deltaserve.base.keys import KEY_BYTES, extend_keys, key_at, seed_key
 from deltaserve.base.sampling import sampling_problem
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
+from deltaserve.sched.plan import ItemOutcome
 from deltaserve.wire.messages import (
     Cancel,
     Component,
@@ -26,6 +27,11 @@ from deltaserve.wire.messages import (
 )
 
 Refusal = tuple[FailReason, str]
+STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
+    ItemOutcome.NOT_FINITE: (FailReason.NUMERICAL, "the model's output is not finite"),
+    ItemOutcome.FAILED: (FailReason.COMPUTE_FAILED, "the step could not be computed"),
+}
+"""What ends a request whose item was not computed."""
 _UINT32 = 1 << 32
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)

@@ -8,7 +8,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
-from deltaserve.instance.checks import Refusal, refuse_submit
+from deltaserve.instance.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.instance.meter import Meter
@@ -287,9 +287,10 @@ class DecodeInstance:
     # ------------------------------------------------------------ progress
 
     def _advance(self, room: DecodeRoom, progress: Progress, now: float) -> None:
-        if not progress.finite:
+        failure = STEP_FAILURES.get(progress.outcome)
+        if failure is not None:
             room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
-            self._fail(room, FailReason.NUMERICAL, "the model's output is not finite", now)
+            self._fail(room, *failure, now)
             return
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)

@@ -9,7 +9,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
-from deltaserve.instance.checks import Refusal, grant_fits, refuse_offer
+from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refuse_offer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
@@ -317,9 +317,10 @@ class PrefillInstance:
 
     def _advance(self, room: PrefillRoom, progress: Progress) -> None:
         """One step's outcome for one room."""
-        if not progress.finite:
+        failure = STEP_FAILURES.get(progress.outcome)
+        if failure is not None:
             room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
-            self._fail(room, FailReason.NUMERICAL, "the model's output is not finite")
+            self._fail(room, *failure)
             return
         if progress.prompt_logprobs:
             start = progress.computed_from + 1

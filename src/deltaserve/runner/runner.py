@@ -1,8 +1,9 @@
 """The torch Executor: applies a StepPlan to rows and pages, runs the decoder, draws tokens."""
 
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.rows import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
-from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult
+from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult
+
+_log = logging.getLogger(__name__)
 
 _LOGPROB_POSITIONS = 256
 """Prompt positions whose logits [n, V] exist at once."""
@@ -85,9 +88,33 @@ class TorchExecutor:
         """See sched/executor.py."""
         start = time.perf_counter()
         self._apply(plan)
-        if not plan.items:
-            return StepResult(plan.step, (), seconds=time.perf_counter() - start)
-        inputs = step_inputs(plan, self._rows)
+        result = StepResult(plan.step, ())
+        if plan.items:
+            result = self._compute_or_fail(plan, step_inputs(plan, self._rows))
+        return replace(result, seconds=time.perf_counter() - start)
+
+    def _compute_or_fail(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        """Raises only when the device does not answer any more."""
+        try:
+            result = self._compute(plan, inputs)
+            self._wait_for_device()
+            return result
+        except Exception:
+            _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
+        # Outside of the handler: the exception held the tensors of the step.
+        self._attention.free_scratch()
+        self._wait_for_device()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        failed = tuple(ItemResult(item.row, outcome=ItemOutcome.FAILED) for item in plan.items)
+        return StepResult(plan.step, failed)
+
+    def _wait_for_device(self) -> None:
+        """CUDA computes beside the host, on one stream; pages are read by other threads and streams."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
         attention = self._attention.begin_step(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
         hidden = self._decoder.forward(tokens, positions, attention)  # [T, hidden]
@@ -96,7 +123,6 @@ class TorchExecutor:
             items=self._results(plan, inputs, hidden),
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
-            seconds=time.perf_counter() - start,
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -118,8 +144,8 @@ class TorchExecutor:
             last = hidden.index_select(0, torch.tensor([end for _, end in sampling], device=self._device))
             drawing = [item for item, _ in sampling]
             for item, sampled in zip(drawing, self._sample(plan, drawing, last), strict=True):
-                finite = sampled is not None and results[item.row].finite
-                results[item.row] = ItemResult(item.row, sampled, finite, results[item.row].prompt_logprobs)
+                outcome = results[item.row].outcome if sampled is not None else ItemOutcome.NOT_FINITE
+                results[item.row] = ItemResult(item.row, sampled, outcome, results[item.row].prompt_logprobs)
         return tuple(results[item.row] for item in plan.items)
 
     def _sample(self, plan: StepPlan, items: Sequence[PlanItem], hidden: Tensor) -> list[Sampled | None]:
@@ -152,7 +178,7 @@ class TorchExecutor:
             piece = self._tensor(targets[start : start + _LOGPROB_POSITIONS].copy())
             logits = self._decoder.logits(hidden[start : start + len(piece)])
             if not all(finite_rows(logits)):
-                return ItemResult(item.row, finite=False)
+                return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
             out += token_logprobs(logits, piece, num_top)
         return ItemResult(item.row, prompt_logprobs=tuple(out))
 

@@ -9,5 +9,10 @@ class Executor(Protocol):
     """Runs one plan at a time; called from one thread, the step thread."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Apply closes, opens and pages, compute the items, draw the tokens. Raises only when the device is lost."""
+        """Apply closes, opens and pages, compute the items, draw the tokens.
+
+        When it returns, the pages it wrote may be read by anybody: a device that computes beside the host has finished.
+        A step that cannot be computed has FAILED items and leaves the executor able to take the next plan. Raises only
+        when the device is lost or the plan contradicts the ones before it.
+        """
         ...

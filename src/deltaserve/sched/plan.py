@@ -6,6 +6,7 @@ opens rows, changes pages of rows, lists what each row computes, and closes rows
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
@@ -115,15 +116,24 @@ class Sampled:
     logprobs: TokenLogprobs | None = None
 
 
+class ItemOutcome(Enum):
+    """What became of one PlanItem. All but COMPUTED end its request, and what the item wrote is not cached."""
+
+    COMPUTED = "computed"
+    NOT_FINITE = "not finite"
+    """NaN or Inf in the logits."""
+    FAILED = "failed"
+    """The step could not be computed, for want of memory for instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemResult:
     """Answer to one PlanItem, in the order of the plan."""
 
     row: RowId
     sampled: Sampled | None = None
-    """None for an item that does not sample, and for one whose logits were not finite."""
-    finite: bool = True
-    """False: NaN or Inf in the logits; the request ends with a numerical error and its pages are not cached."""
+    """None for an item that does not sample, and for one that was not computed."""
+    outcome: ItemOutcome = ItemOutcome.COMPUTED
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 

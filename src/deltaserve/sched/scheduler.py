@@ -21,6 +21,7 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
 from deltaserve.sched.plan import (
+    ItemOutcome,
     ItemResult,
     PageUpdate,
     PlanItem,
@@ -62,7 +63,7 @@ class Progress:
     request: Request
     computed_from: int
     sampled: Sampled | None
-    finite: bool
+    outcome: ItemOutcome
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
@@ -311,12 +312,13 @@ class Scheduler:
         return [p for p in progress if p.request not in ended]
 
     def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> Progress:
-        request.num_computed = planned.q_start + planned.q_len
+        if result.outcome is not ItemOutcome.FAILED:
+            request.num_computed = planned.q_start + planned.q_len
         if result.sampled is not None:
             request.append(result.sampled.token)
             if planned.q_len > 1:
                 self._runs = None  # it decodes from now on and may share
-        return Progress(request, planned.q_start, result.sampled, result.finite, result.prompt_logprobs)
+        return Progress(request, planned.q_start, result.sampled, result.outcome, result.prompt_logprobs)
 
     # ------------------------------------------------------------ the end of a request
 

@@ -68,6 +68,7 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
     FailReason.DRAINING: (503, "not_ready"),
     FailReason.NO_PEER: (503, "not_ready"),
     FailReason.NUMERICAL: (500, "numerical_error"),
+    FailReason.COMPUTE_FAILED: (500, "compute_failed"),
     FailReason.INTERNAL: (500, "internal_error"),
 }
 
@@ -98,6 +99,7 @@ _PUBLIC = {
     "context_length_exceeded": "prompt and max_tokens do not fit the memory of a worker",
     "overloaded": "the server is at its limit; try again later",
     "numerical_error": "the model produced a value that is not a number",
+    "compute_failed": "a step of the model could not be computed; see the server's log",
     "internal_error": "the server failed; see its log for this request id",
 }
 

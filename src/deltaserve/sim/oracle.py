@@ -17,7 +17,7 @@ from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
-from deltaserve.sched.plan import ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
 from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")
@@ -127,7 +127,7 @@ class OracleExecutor:
             return result
         for pool, table in enumerate(self._rows[item.row].tables):
             self._memory.write_stamps(PoolId(pool), table, item.q_start, b"\xff" * (STAMP_BYTES * item.q_len))
-        return ItemResult(item.row, finite=False)
+        return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
 
     def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
         """Read the stamps before the item's positions, write theirs; returns all stamps [0, end) as they now stand."""
