@@ -264,8 +264,7 @@ class Scheduler:
         return max(0, end - request.num_computed)
 
     def _item(self, request: Request, q_len: int) -> PlanItem:
-        start = request.num_computed
-        end = start + q_len
+        start, end = request.num_computed, request.num_computed + q_len
         if request.row is None:
             raise StateError("a running request without a row")
         return PlanItem(
