@@ -97,7 +97,7 @@ class Bench:
         request.num_computed = request.num_tokens
         self.scheduler.share_computed(request)
         request.append(1)
-        self.scheduler.add(request)
+        self.scheduler.add_landed(request)
 
     def fill(self) -> None:
         for index in range(NUM_REQUESTS):

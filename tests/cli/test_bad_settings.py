@@ -49,8 +49,6 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--mem-fraction-static", "nan"], ("--mem-fraction-static nan", "between 0 and 1")),
     ("serve", [M, "--mem-fraction-static", "80%"], ("--mem-fraction-static '80%'", "between 0 and 1")),
     ("serve", [M, "--mem-fraction-static", "0.8_5"], ("--mem-fraction-static '0.8_5'", "between 0 and 1")),
-    ("serve", [M, "--park-fraction", "0.95"], ("--park-fraction 0.95", "from 0 to 0.9")),
-    ("serve", [M, "--park-fraction", "-0.1"], ("--park-fraction -0.1", "from 0 to 0.9")),
     ("serve", [M, "--max-running-requests", "0"], ("--max-running-requests 0", "an integer from 1 to 65536")),
     ("serve", [M, "--max-running-requests", "2147483647"], ("--max-running-requests 2147483647", "to 65536")),
     ("serve", [M, "--max-queued-requests", "auto"], ("--max-queued-requests 'auto'", "an integer >= 1")),

@@ -45,7 +45,6 @@ EXAMPLES: dict[str, str] = {
     "disaggregation-mode": "null",
     "disaggregation-transfer-backend": "nixl",
     "disaggregation-bootstrap-port": "9000",
-    "park-fraction": "0",
     "drain-timeout-s": "2",
     "verify": "crc",
     "host": "localhost",
@@ -208,7 +207,7 @@ def test_help_names_each_flag_once_with_its_default(command: str, capsys: pytest
     }
     assert "DELTASERVE_PAGE_SIZE" in text
     assert ("default 30000" in text) == (command in ("serve", "router"))
-    assert ("--park-fraction" in text) == (command in ("serve", "prefill"))
+    assert ("--drain-timeout-s" in text) == (command in ("serve", "prefill", "decode", "unified"))
 
 
 def test_help_says_that_an_automatic_pool_may_leave_memory_free(capsys: pytest.CaptureFixture[str]) -> None:

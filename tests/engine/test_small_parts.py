@@ -55,9 +55,9 @@ def test_more_wakes_than_the_pipe_holds_block_nobody() -> None:
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
-    path = write_worker(tmp_path, role=Role.PREFILL, num_pages=(7,), options=InstanceOptions(park_fraction=0.25))
+    path = write_worker(tmp_path, role=Role.PREFILL, num_pages=(7,), options=InstanceOptions(share_wait_s=0.25))
     spec = read_spec(path)
-    assert (spec.role, spec.num_pages, spec.options.park_fraction) == (Role.PREFILL, (7,), 0.25)
+    assert (spec.role, spec.num_pages, spec.options.share_wait_s) == (Role.PREFILL, (7,), 0.25)
     assert path.stat().st_mode & 0o077 == 0
     assert read_secret(spec) == SECRET
     assert worker_environment(spec)["UCX_NET_DEVICES"] == "lo"

@@ -83,21 +83,21 @@ def test_cancel_from_another_front_is_ignored() -> None:
 def test_a_deadline_ends_a_room_on_both_sides() -> None:
     duo = Duo(link=lossy_grants)
     asked = duo.ask(PROMPT, 12)
-    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.PARKED)
-    room, parked = duo.decode_room(asked), duo.prefill_room(asked)
+    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.AHEAD)
+    room, ahead = duo.decode_room(asked), duo.prefill_room(asked)
     assert room is not None
-    assert parked is not None
-    room.request.deadline = parked.request.deadline = duo.world.now + 0.5
+    assert ahead is not None
+    room.request.deadline = ahead.request.deadline = duo.world.now + 0.5
     duo.until(lambda: asked.answer.ends == 1)
     assert asked.answer.error is not None
     assert asked.answer.error.reason is FailReason.DEADLINE
     duo.quiet()
 
 
-def test_a_prompt_that_waits_for_its_grant_is_parked_and_then_sent_in_one_piece() -> None:
+def test_a_prompt_computed_ahead_of_its_grant_is_sent_in_one_piece() -> None:
     duo = Duo(link=late_grants)
     asked = duo.ask(PROMPT, 3)
-    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.PARKED)
+    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.AHEAD)
     duo.settle(asked)
 
 
@@ -155,18 +155,18 @@ def test_cancelled_while_a_resumed_room_waits_for_prefill(state: DecodeState) ->
 
 
 def resumed(state: DecodeState) -> tuple[Duo, Asked]:
-    """A retracted room on its way back through prefill."""
+    """A retracted room on its way back through prefill: the only one running, when another's pages were granted."""
     duo = Duo(Shape(decode_pages=16, reserve_len=0, extend_len=0), fabric=slow_fabric())
-    elder = duo.ask([80, *range(1, 20)], 40)
-    duo.until(lambda: len(elder.answer.tokens) > 0)
-    asked = duo.ask([81, *range(1, 20)], 40)
+    asked = duo.ask([80, *range(1, 20)], 40)
+    duo.until(lambda: len(asked.answer.tokens) > 0)
+    other = duo.ask([81, *range(1, 20)], 40)
 
     def is_back() -> bool:
         room = duo.decode_room(asked)
         return room is not None and room.request.num_retractions > 0 and room.state is state
 
     duo.until(is_back)
-    duo.cancel(elder)
+    duo.cancel(other)
     return duo, asked
 
 

@@ -99,7 +99,7 @@ def test_prefill_ends_a_room_whose_ticket_was_closed_before_it_came() -> None:
     """The attempt is over on decode, which grants each attempt once: it must not wait here for ever."""
     duo = Duo(link=lambda src, dst, e: () if isinstance(e.body, Grant | Cancel | Revoke) else None)
     asked = duo.ask(PROMPT, 3)
-    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.PARKED)
+    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.AHEAD)
     (grant,) = duo.sent(Grant, DECODE)
     duo.inject(PREFILL, DECODE, Revoke(ticket=grant.ticket))
     duo.inject(PREFILL, DECODE, grant)

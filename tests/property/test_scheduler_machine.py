@@ -115,7 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def resume(self) -> None:
         for request in self.scheduler.take_retracted():
             assert (request.lease, request.owned, request.row) == (None, (), None)
-            self.scheduler.add_first(request)
+            self.scheduler.add(request)
 
     def check_items(self, plan: StepPlan, before: dict[Request, int]) -> None:
         by_row = {request.row: request for request in self.scheduler.running}

@@ -5,8 +5,10 @@ import pytest
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
 from deltaserve.cache.pages import PageState
+from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import StepResult
-from deltaserve.sched.policy import MAX_OVERTAKES
+from deltaserve.sched.queue import Verdict
+from deltaserve.sched.scheduler import Claim
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs
 from tests.sched.toys import Bench, config, make_request, page_lists, q_lens
@@ -167,7 +169,7 @@ def test_a_twins_pages_are_adopted_where_it_was_first() -> None:
 
 
 def test_overtaking_is_bounded() -> None:
-    bench = Bench(config(max_running=2), num_pages=(8,))
+    bench = Bench(config(max_running=2, step_len=64), num_pages=(8,))
     holder = make_request(range(20), max_tokens=1, cache=CacheUse.BYPASS)
     large = make_request(range(50, 80), max_tokens=1)
     bench.add(holder)
@@ -186,13 +188,144 @@ def test_overtaking_is_bounded() -> None:
 
 
 def test_the_reserve_keeps_room_for_decoding_but_not_against_a_lone_request() -> None:
-    bench = Bench(config(reserve_len=8), num_pages=(8,))
-    lone = make_request(range(20), max_tokens=3)
+    bench = Bench(config(reserve_len=8), num_pages=(10,))
+    lone = make_request(range(20), max_tokens=30)
     bench.add(lone)
     assert bench.scheduler.admit(0.0) == [lone]
-    assert bench.scheduler.reserve_pages() == 4
-    bench.add(make_request([50], max_tokens=1))
-    assert bench.scheduler.admit(0.0) == []  # 3 free, 1 needed, 4 to be left
+    other = make_request([50], max_tokens=30)
+    bench.add(other)
+    bench.step()
+    bench.step()
+    assert other in bench.scheduler.running  # 5 free: 1 taken, 2 for the output of each
+    third = make_request([60], max_tokens=30)
+    bench.add(third)
+    assert bench.scheduler.admit(0.0) == []  # 4 free: 1 and 6 needed
+
+
+def test_the_reserve_is_what_a_request_can_still_use() -> None:
+    bench = Bench(config(reserve_len=100), num_pages=(8,))
+    first, second = make_request(range(20), max_tokens=1), make_request([50, 51], max_tokens=2)
+    bench.add(first, second)
+    assert bench.scheduler.admit(0.0) == [first, second]
+
+
+def test_after_a_retraction_more_is_kept_free() -> None:
+    bench = Bench(config(reserve_len=4), num_pages=(7,))
+    old = make_request(range(8), max_tokens=40, arrival=1.0)
+    young = make_request(range(50, 58), max_tokens=40, arrival=2.0)
+    bench.add(old, young)
+    while not (retracted := bench.scheduler.take_retracted()):
+        bench.step()
+    assert retracted == [young]
+    bench.add(young)
+    assert bench.scheduler.admit(0.0) == []  # with a page each it would run, and be retracted again
+    bench.scheduler.finish(old)
+    assert bench.scheduler.admit(0.0) == [young]
+
+
+# ---------------------------------------------------------------- steps ahead
+
+
+def test_prompts_are_admitted_two_steps_ahead_of_their_computation() -> None:
+    bench = Bench(config())
+    prompts = [make_request(range(100 * i, 100 * i + 14), max_tokens=3) for i in range(4)]
+    bench.add(*prompts)
+    assert bench.scheduler.admit(0.0) == prompts[:3]  # 28 of 32 tokens are booked by two of them
+    assert bench.pools[0].num_free == 64 - 3 * 4
+    bench.step()
+    assert bench.scheduler.admit(0.0) == [prompts[3]]
+
+
+def test_one_prompt_longer_than_a_step_is_computed_at_a_time_and_short_ones_beside_it() -> None:
+    bench = Bench(config(chunk_len=16))
+    long, longer, short = (make_request(range(100 * i, 100 * i + n), max_tokens=3) for i, n in enumerate((90, 95, 6)))
+    bench.add(long, longer, short)
+    assert bench.scheduler.admit(0.0) == [long, short]
+    plan, _ = bench.step()
+    assert sorted(q_lens(plan)) == [6, 8]  # 10 left by the short one, in whole pages
+    while long.num_tokens - long.num_computed > 16:
+        assert longer not in bench.scheduler.running
+        bench.step()
+    bench.step()
+    assert longer in bench.scheduler.running
+
+
+def test_the_oldest_extend_goes_on_at_half_the_pace_beside_any_number_of_short_ones() -> None:
+    bench = Bench(config(chunk_len=16, max_running=8), num_pages=(200,))
+    long = make_request(range(90), max_tokens=3)
+    bench.add(long)
+    num_steps = 0
+    while long.output_len == 0:
+        bench.add(*(make_request([1000 + 100 * num_steps + 10 * i, 1], max_tokens=1) for i in range(8)))
+        _, progress = bench.step()
+        for item in progress:
+            if item.request is not long and item.sampled is not None:
+                bench.scheduler.finish(item.request)
+        num_steps += 1
+    assert num_steps <= 12  # 90 tokens, 8 a step
+
+
+def test_extends_take_a_bounded_part_of_a_step_that_has_decode_rows() -> None:
+    bench = Bench(config(chunk_len=16, extend_len_beside_decode=4))
+    row = make_request(range(8), max_tokens=30)
+    bench.add(row)
+    plan, _ = bench.step()
+    assert q_lens(plan) == [8]
+    bench.add(make_request(range(50, 66), max_tokens=3))
+    plan, _ = bench.step()
+    assert q_lens(plan) == [1, 4]
+
+
+# ---------------------------------------------------------------- what waiting requests hold
+
+
+def holding(bench: Bench, request: Request) -> Request:
+    """The request leases what is cached of it, and waits elsewhere."""
+    match = bench.cache.match(request.namespace, bytes(request.tokens), bytes(request.keys))
+    request.lease = bench.cache.lease(match)
+    bench.scheduler.hold(request)
+    return request
+
+
+def cached(bench: Bench, tokens: range, arrival: float) -> Request:
+    first = make_request(tokens, max_tokens=1)
+    bench.add(first)
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(first)
+    return holding(bench, make_request(tokens, max_tokens=1, arrival=arrival))
+
+
+def test_waiting_requests_yield_the_youngest_first_before_a_running_one_is_retracted() -> None:
+    bench = Bench(config(), num_pages=(9,))
+    older, younger = cached(bench, range(12), 1.0), cached(bench, range(50, 62), 2.0)
+    row = make_request(range(90, 98), max_tokens=30, arrival=3.0)
+    bench.add(row)
+    while row.num_tokens <= 16:
+        bench.step()
+    assert bench.scheduler.take_yielded() == [younger]
+    assert (younger.lease, older.lease is None) == (None, False)
+    while row.num_tokens <= 28:
+        bench.step()
+    assert bench.scheduler.take_yielded() == [older]
+    assert bench.scheduler.take_retracted() == []
+
+
+def test_a_request_in_the_queue_is_not_made_to_yield_by_one_behind_it() -> None:
+    bench = Bench(config(), num_pages=(8,))
+    first = cached(bench, range(12), 1.0)
+    first.origin = Origin.FETCHED
+    bench.scheduler.fetch = lambda request, reserve, now: Verdict.HELD_BACK
+    bench.add(first)
+    second = make_request(range(50, 80), max_tokens=1, arrival=2.0)
+    bench.add(second)
+    assert bench.scheduler.admit(0.0) == []
+    assert first.lease is not None
+    third = make_request(range(50, 80), max_tokens=1, arrival=0.5)
+    third.is_urgent = True
+    bench.add(third)
+    assert bench.scheduler.admit(0.2) == [third]
+    assert bench.scheduler.take_yielded() == [first]
 
 
 def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
@@ -210,7 +343,7 @@ def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
     assert list(bench.scheduler.running) == [old]
     assert (young.num_computed, young.num_retractions, young.lease, young.owned) == (0, 1, None, ())
     assert len(plan.closes) == 1
-    bench.scheduler.add_first(young)
+    bench.add(young)
     bench.scheduler.finish(old)
     bench.scheduler.admit(0.0)
     assert young.num_computed >= 4  # a page of it was not evicted
@@ -234,19 +367,58 @@ def test_a_lone_request_of_the_whole_pool_runs_to_its_end() -> None:
     bench.check_empty()
 
 
-def test_the_gate_is_asked_last_and_a_no_takes_nothing() -> None:
+class Keeper:
+    """Says the same to everybody."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.answer = claim
+        self.asked: list[tuple[Request, int]] = []
+
+    def may_start(self, request: Request) -> bool:
+        return request.num_tokens < 50
+
+    def claim(self, request: Request, cached_len: int) -> Claim:
+        self.asked.append((request, cached_len))
+        return self.answer
+
+
+@pytest.mark.parametrize("claim", [Claim.NOTHING, Claim.SPARE])
+def test_a_request_held_back_by_the_gatekeeper_takes_nothing_and_blocks_nobody(claim: Claim) -> None:
     bench = Bench(config(), num_pages=(6,))
-    large, small = make_request(range(40), max_tokens=1), make_request(range(5), max_tokens=1)
-    bench.add(large, small)
-    asked: list[tuple[object, int]] = []
+    keeper = bench.scheduler.gatekeeper = Keeper(claim)
+    unasked, large, small = (make_request(range(n), max_tokens=1) for n in (60, 40, 5))
+    bench.add(unasked, large, small)
+    admitted = [small] if claim is Claim.SPARE else []
+    assert bench.scheduler.admit(0.0) == admitted
+    assert keeper.asked == [(large, 0), (small, 0)] if admitted else [(large, 0)]
+    assert bench.cache.num_leases == len(admitted)
 
-    def gate(request: object, num_pages: int) -> bool:
-        asked.append((request, num_pages))
-        return False
 
-    assert bench.scheduler.admit(0.0, gate) == []
-    assert asked == [(small, 2)]
-    assert (bench.cache.num_leases, bench.pools[0].num_free) == (0, 6)
+def test_memory_that_waiting_requests_hold_is_not_spare() -> None:
+    bench = Bench(config(), num_pages=(6,))
+    holder = cached(bench, range(16), 1.0)
+    keeper = bench.scheduler.gatekeeper = Keeper(Claim.SPARE)
+    request = make_request(range(50, 62), max_tokens=1)
+    bench.add(request)
+    assert bench.scheduler.admit(0.0) == []
+    keeper.answer = Claim.FULL
+    bench.scheduler.look_again()
+    assert bench.scheduler.admit(0.0) == [request]
+    assert bench.scheduler.take_yielded() == [holder]
+
+
+def test_nothing_is_tried_again_while_nothing_has_changed() -> None:
+    bench = Bench(config())
+    keeper = bench.scheduler.gatekeeper = Keeper(Claim.NOTHING)
+    bench.add(make_request(range(5), max_tokens=1))
+    for now in (0.0, 0.01, 0.02):
+        assert bench.scheduler.admit(now) == []
+    assert len(keeper.asked) == 1
+    bench.add(make_request(range(6), max_tokens=1))
+    bench.scheduler.admit(0.03)
+    assert len(keeper.asked) == 3
+    bench.scheduler.admit(0.5)  # not for ever: links come back
+    assert len(keeper.asked) == 5
 
 
 # ---------------------------------------------------------------- a step under way
@@ -367,11 +539,27 @@ def test_who_holds_its_pages_passes_those_who_wait_for_them() -> None:
     bench.add(landed)
     bench.scheduler.admit(0.0)
     bench.scheduler.leave(landed)
+    large.is_urgent = True
     bench.add(large)
-    bench.add(landed)
-    large.overtaken = MAX_OVERTAKES
-    assert bench.scheduler.admit(0.0) == [landed]
-    assert bench.scheduler.is_blocked
+    assert bench.scheduler.admit(0.0) == []
+    bench.scheduler.add_landed(landed)
+    assert bench.scheduler.admit(5.0) == [landed]
     bench.scheduler.finish(landed)
-    assert bench.scheduler.admit(1.0) == [large]
-    assert not bench.scheduler.is_blocked
+    assert bench.scheduler.admit(6.0) == [large]
+
+
+def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses() -> None:
+    bench = Bench(config(max_running=2))
+    entering = make_request(range(8), max_tokens=3)
+    entering.origin = Origin.FETCHED
+
+    def fetch(request: Request, reserve: int, now: float) -> Verdict:
+        bench.scheduler.enter(request)
+        return Verdict.TAKEN
+
+    bench.scheduler.fetch = fetch
+    first, second = make_request(range(20, 25), max_tokens=3), make_request(range(30, 35), max_tokens=3)
+    bench.add(entering, first, second)
+    assert bench.scheduler.admit(0.0) == [first]
+    bench.scheduler.discard(entering)
+    assert bench.scheduler.admit(0.0) == [second]

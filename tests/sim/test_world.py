@@ -84,7 +84,6 @@ def test_random_traffic_under_memory_pressure(seed: int) -> None:
         chunk_len=8 * rng.choice([1, 2]),
         reserve_len=rng.choice([0, 1, 4, 16]),
         extend_len=rng.choice([0, 4, 100]),
-        park_fraction=rng.choice([0.0, 0.3, 0.9]),
         radix_cache=rng.random() < 0.8,
     )
     cluster = Cluster(shape)

@@ -40,7 +40,6 @@ PageSize = Annotated[
     AfterValidator(_power_of_two),
 ]
 Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
-ParkShare = Annotated[float, Field(ge=0, le=0.9, description="a number from 0 to 0.9")]
 Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
 Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
 Text = Annotated[str, Field(min_length=1, max_length=4096, description="a text of 1 to 4096 characters")]
@@ -200,9 +199,6 @@ class DisaggregationSettings(Group):
     disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages", commands=COMPUTING)
     disaggregation_bootstrap_port: Port = option(
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
-    )
-    park_fraction: ParkShare = option(
-        0.3, "share of prefill's pages that finished prompts may hold while decode is full", commands=PREFILLING
     )
     drain_timeout_s: Seconds = option(
         1.0, "decode fences a prefill worker that has not drained a revoked ticket by then", commands=COMPUTING

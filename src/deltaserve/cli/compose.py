@@ -176,7 +176,6 @@ def worker_spec(
             attention_split_tokens=resolved.split_tokens,
             num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
             decode_extend_tokens=scheduling.decode_extend_tokens,
-            park_fraction=disaggregation.park_fraction,
             max_queued_requests=scheduling.max_queued_requests * 8,
             schedule_policy=scheduling.schedule_policy,
             radix_cache=not settings.memory.disable_radix_cache,

@@ -59,7 +59,6 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     attention_split_tokens: int = 256
     num_reserved_decode_tokens: int = 512
     decode_extend_tokens: int = 256
-    park_fraction: float = 0.3
     max_queued_requests: int = 1024
     radix_cache: bool = True
     schedule_policy: str = "fcfs"

@@ -15,6 +15,7 @@ from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
 from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts, ends_with
 from deltaserve.peer.table import Peer
+from deltaserve.request.request import Origin
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled, StepPlan, StepResult
 from deltaserve.sched.scheduler import Progress
@@ -57,9 +58,9 @@ class DecodeInstance:
         self.receiver = Receiver(Boot(config.boot), pools, aux, config.options.drain_timeout_s, config.evidence)
         self._out: list[Action] = []
         self.links = Greeter(config, facts_of(config), config.options.peer_lost_s, self._out)
-        self.intake = Intake(config, self.parts, self.links, self.receiver, self._out)
-        self._outbox = ToFronts(self.links)
         self._rooms = RoomBook()
+        self.intake = Intake(config, self.parts, self.links, self.receiver, self._rooms, self._out)
+        self._outbox = ToFronts(self.links)
         self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False
 
@@ -120,19 +121,13 @@ class DecodeInstance:
                 self._resume(room, now)
         scheduler = self.parts.scheduler
         admitted = scheduler.admit(now)
-        if scheduler.waiting and not scheduler.num_running and not self.intake.num_open:
-            self.intake.drop_leases(self._rooms)  # nobody else would give memory back
-            admitted = scheduler.admit(now)
+        scheduler.take_yielded()  # they are matched again when their turn comes
         for room in filter(None, map(self._rooms.of_request, admitted)):
             room.move(DecodeEvent.RUN)
             if room.times.running is None:
                 room.times.running = now
             if room.prefill is None and room.request.num_retractions == 0:
                 room.decode_cached_len = room.request.num_computed
-        entering = sum(r.state in (DecodeState.GRANTED, DecodeState.COLLECTING) for r in self._rooms)
-        entering += len(scheduler.waiting)
-        if not scheduler.is_blocked:
-            self.intake.try_grants(self._rooms, entering, now)
         self._outbox.flush()
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             self.links.tell_fronts(events)
@@ -282,7 +277,7 @@ class DecodeInstance:
         request.append(first.token)
         self._on_token(room, Sampled(first.token, first.logprobs), now)
         if room.room in self._rooms:
-            self.parts.scheduler.add(request)
+            self.parts.scheduler.add_landed(request)
 
     # ------------------------------------------------------------ progress
 
@@ -311,10 +306,8 @@ class DecodeInstance:
     def _compute_here(self, room: DecodeRoom) -> None:
         room.prefill = None
         room.move(DecodeEvent.QUEUE)
-        if room.request.num_retractions:
-            self.parts.scheduler.add_first(room.request)
-        else:
-            self.parts.scheduler.add(room.request)
+        room.request.origin = Origin.COMPUTED
+        self.parts.scheduler.add(room.request)
 
     def _resume(self, room: DecodeRoom, now: float) -> None:
         """After a retraction: extend a short missing suffix here, fetch a long one by a new attempt."""

@@ -1,13 +1,13 @@
 """Decode's side of getting a prompt computed elsewhere: offer, grant, landing, revoke, fence.
 
-Between offer and grant a room holds a lease of its prefix and nothing else, and gives even that up when another
-room's grant needs the memory: the grant, not the offer, names the prefix that counts.
+Between offer and grant a room holds a lease of its prefix and nothing else, and gives even that up when a running row
+or a room before it needs the memory: the grant, not the offer, names the prefix that counts.
 
 A room whose next page is on its way to a twin waits at the *grant*: prefill has computed the shared part once (its own
 scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 from deltaserve.base.errors import FailReason, ProtocolError
@@ -17,17 +17,17 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.parts import Parts
-from deltaserve.instance.rooms import DecodeRoom
+from deltaserve.instance.rooms import DecodeRoom, RoomBook
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
-from deltaserve.sched.policy import MAX_OVERTAKES, MAX_WAIT_S
+from deltaserve.sched.queue import Verdict
 from deltaserve.transfer.commands import Collected, Landed
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.aux import FirstToken, decode_first_token
 from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, Revoke
 
-_SCAN = 16
 _MAX_GAP_S = 8.0
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
@@ -57,14 +57,24 @@ class Intake:
     """All attempts under way. Rooms belong to the instance; here they are found through their tickets."""
 
     def __init__(
-        self, config: InstanceConfig, parts: Parts, links: Greeter, receiver: Receiver, out: list[Action]
+        self,
+        config: InstanceConfig,
+        parts: Parts,
+        links: Greeter,
+        receiver: Receiver,
+        rooms: RoomBook,
+        out: list[Action],
     ) -> None:
         self._config = config
+        self._rooms = rooms
+        parts.scheduler.fetch = self.fetch
         self._parts = parts
         self._links = links
         self._receiver = receiver
         self._out = out
         self._by_ticket: dict[Ticket, DecodeRoom] = {}
+        self._coming: Counter[bytes] = Counter()
+        """Key of the first page that a ticket brings |-> tickets."""
         self._page_size = config.cache.page_size
         self._page_bytes = sum(pool_page_bytes(config.cache))
         self._planned_bytes = self._landed_bytes = 0
@@ -137,6 +147,7 @@ class Intake:
             request.lease = longer
         else:
             request.lease = cache.lease(match)
+        self._parts.scheduler.hold(request)
 
     def _prefix_key(self, room: DecodeRoom, prefix_len: int) -> bytes:
         num_pages = prefix_len // self._page_size
@@ -152,65 +163,50 @@ class Intake:
         if room.state is DecodeState.OFFERED:
             room.move(DecodeEvent.START)
             room.times.started, room.prefill_cached_len = now, cached_len
+            room.request.origin = Origin.FETCHED
+            self._parts.scheduler.add(room.request)
         elif room.state is DecodeState.GRANTED:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
 
-    def try_grants(self, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> None:
-        """Grant whole deltas, all or nothing: retracted rooms first, then in order of arrival, with bounded overtaking.
-
-        `num_entering`: rooms granted or landed that will take a row, besides those running.
-        """
-        waiting = sorted(
-            (room for room in rooms if room.state is DecodeState.STARTED),
-            key=lambda r: (r.request.num_retractions == 0, r.request.arrival),
-        )
-        for room in waiting[:_SCAN]:
-            if self._parts.scheduler.num_running + num_entering >= self._config.max_running_requests:
-                return
-            if self._waits_for_twin(room, now):
-                continue
-            if self._grant(room, rooms, num_entering, now):
-                num_entering += 1
-                for earlier in waiting[: waiting.index(room)]:
-                    earlier.request.overtaken += earlier.state is DecodeState.STARTED
-            elif room.request.overtaken >= MAX_OVERTAKES or now - (room.times.started or now) > MAX_WAIT_S:
-                return
-
-    def _grant(self, room: DecodeRoom, rooms: Iterable[DecodeRoom], num_entering: int, now: float) -> bool:
-        self._take_lease(room)
-        request, budget = room.request, self._parts.budget
-        leased = request.lease.num_pages if request.lease else 0
-        need = self._config.cache.num_pages(room.attempt_len) - leased
-        reserve = self._parts.scheduler.reserve_pages(num_entering)
-        if not budget.fits(need, reserve):
-            if self._parts.scheduler.num_running + num_entering:
-                return False  # those running, or about to, will give memory back
-            self.drop_leases(other for other in rooms if other is not room)
-        if not budget.make_room(need) or room.prefill is None:
-            return False
+    def fetch(self, request: Request, reserve: int, now: float) -> Verdict:
+        """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
+        room = self._rooms.of_request(request)
+        if room is None or room.prefill is None or self._waits_for_twin(room, now):
+            return Verdict.HELD_BACK
         boot = self._links.table.get(room.prefill).boot
         if boot is None or not self._links.is_ready(room.prefill):
-            return False
+            return Verdict.HELD_BACK
+        self._take_lease(room)
+        scheduler = self._parts.scheduler
+        leased = request.lease.num_pages if request.lease else 0
+        need = self._config.cache.num_pages(room.attempt_len) - leased
+        if not scheduler.yield_to(request, need, reserve) or not self._parts.budget.make_room(need):
+            return Verdict.NO_ROOM
         ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, need)
         if ticket is None:
-            return False
-        room.ticket = ticket
-        self._by_ticket[ticket] = room
+            return Verdict.NO_ROOM
+        scheduler.unhold(request)
+        scheduler.enter(request)
+        self._open(ticket, room)
         self._planned_bytes += need * self._page_bytes
         room.move(DecodeEvent.GRANT)
         room.times.granted = now
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
         room.repeat_gap_s, room.next_repeat = 1.0, now
         self.repeat(room, now)
-        return True
+        return Verdict.TAKEN
 
-    def drop_leases(self, rooms: Iterable[DecodeRoom]) -> None:
-        """Rooms without a grant give up their prefixes, so that somebody can go on: their grants will match again."""
-        for room in rooms:
-            if room.state in (DecodeState.OFFERED, DecodeState.STARTED) and room.request.lease is not None:
-                self._parts.cache.release(room.request.lease)
-                room.request.lease = None
+    def _open(self, ticket: Ticket, room: DecodeRoom) -> None:
+        room.ticket = ticket
+        self._by_ticket[ticket] = room
+        self._coming[self._next_key(room)] += 1
+
+    def _forget(self, ticket: Ticket, room: DecodeRoom) -> None:
+        """The room's pages are here, or will not come by this ticket."""
+        room.ticket = None
+        if self._by_ticket.pop(ticket, None) is not None:
+            self._coming -= Counter((self._next_key(room),))
 
     def _grant_message(self, room: DecodeRoom, ticket: Ticket, now: float) -> Grant:
         prefix_len = room.request.lease.num_tokens if room.request.lease else 0
@@ -239,7 +235,7 @@ class Intake:
     def _waits_for_twin(self, room: DecodeRoom, now: float) -> bool:
         """Whether the room's next page is on its way to another room; for a bounded time."""
         key = self._next_key(room)
-        if not key or not any(self._next_key(r) == key for r in self._by_ticket.values()):
+        if not key or not self._coming[key]:
             room.waits_since = None
             return False
         if room.waits_since is None:
@@ -284,9 +280,8 @@ class Intake:
             return [AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))]
         if not 0 <= first.token < self._config.vocab_size:
             return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")]
-        del self._by_ticket[ticket]
+        self._forget(ticket, room)
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
-        room.ticket = None
         num_bytes = ticket.coverage.num_pages * self._page_bytes
         room.transferred_bytes += num_bytes + len(report.payload)
         self._landed_bytes += num_bytes
@@ -298,9 +293,8 @@ class Intake:
     def withdraw(self, room: DecodeRoom, reason: FailReason, now: float) -> None:
         """End the current attempt: revoke its ticket, tell prefill. The room keeps no pages of it."""
         ticket, prefill = room.ticket, room.prefill
-        room.ticket = None
         if ticket is not None:
-            self._by_ticket.pop(ticket, None)
+            self._forget(ticket, room)
             if self._receiver.revoke(ticket, now) is Heard.NOTHING:
                 self._revoke(ticket)
             self.update_mark(ticket.peer)
@@ -337,7 +331,3 @@ class Intake:
             "deltaserve_transfer_bytes_planned_total": self._planned_bytes,
             "deltaserve_transfer_bytes_landed_total": self._landed_bytes,
         }
-
-    @property
-    def num_open(self) -> int:
-        return len(self._by_ticket)

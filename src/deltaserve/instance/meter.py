@@ -64,7 +64,7 @@ class Meter:
             return tuple(count(pool) for pool in range(len(parts.pools)))
 
         return Status(
-            num_waiting=len(parts.scheduler.waiting),
+            num_waiting=parts.scheduler.num_waiting,
             waiting_tokens=parts.scheduler.waiting.num_tokens,
             num_running=parts.scheduler.num_running,
             free_pages=per_pool(lambda p: parts.pools[p].num_free),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Namespace
+from deltaserve.base.ids import Namespace, Role
 from deltaserve.base.keys import seed_key
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
@@ -38,7 +38,8 @@ def build_parts(config: InstanceConfig) -> Parts:
         chunk_len=options.chunked_prefill_size,
         step_len=options.max_prefill_tokens,
         split_tokens=options.attention_split_tokens,
-        reserve_len=options.num_reserved_decode_tokens,
+        reserve_len=0 if config.role is Role.PREFILL else options.num_reserved_decode_tokens,
+        extend_len_beside_decode=max(page_size, options.decode_extend_tokens) if config.role is Role.DECODE else None,
         radix_cache=options.radix_cache,
         policy=options.schedule_policy,
     )
@@ -85,7 +86,7 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
         metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = parts.scheduler.num_running
-    metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)
+    metrics["deltaserve_num_queue_reqs"] = parts.scheduler.num_waiting
     metrics["deltaserve_aux_slots_used"] = parts.aux.num_pages - parts.aux.num_free
     return metrics
 

@@ -18,7 +18,7 @@ from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
 from deltaserve.sched.plan import StepPlan, StepResult
-from deltaserve.sched.scheduler import Progress
+from deltaserve.sched.scheduler import HORIZON_STEPS, Claim, Progress
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
@@ -55,11 +55,15 @@ class PrefillInstance:
     def __init__(self, config: InstanceConfig) -> None:
         self.config = config
         self.parts = build_parts(config)
+        self.parts.scheduler.gatekeeper = self
         self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux, config.evidence)
         self._out: list[Action] = []
         self.links = Greeter(config, facts_of(config), config.options.peer_lease_s, self._out)
         self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
+        self._ungranted: dict[PeerName, int] = {}
+        """Tokens announced to a decode worker that it has not granted yet."""
+        self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
         self._slotless: dict[PrefillRoom, None] = {}  # computed and granted, without an aux slot for the last chunk
         self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False
@@ -91,7 +95,7 @@ class PrefillInstance:
             self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill")
         for room in self._rooms.values():
             if room.is_announced and room.ticket is None and room.asks_again(now):
-                self._announce(room)  # a lost Cancel must not leave its pages parked
+                self._announce(room)  # a lost Cancel must not leave its pages waiting for a grant
 
     def next_timer(self) -> float | None:
         return self._meter.next_timer(is_busy=bool(self._rooms))
@@ -108,14 +112,15 @@ class PrefillInstance:
                 self._advance(room, item)
 
     def turn(self, now: float) -> list[Action]:
-        admitted = self.parts.scheduler.admit(now, self._gate)
-        while not admitted and self._retract_parked():
-            admitted = self.parts.scheduler.admit(now, self._gate)
+        scheduler = self.parts.scheduler
+        admitted = scheduler.admit(now)
         for request in admitted:
             room = self._by_request[request]
             room.cached_len = request.num_computed
             self._move(room, PrefillEvent.START)
             self._send_ready(room)
+        for request in scheduler.take_yielded():
+            self._queue_again(self._by_request[request])
         while self._slotless and self.sender.can_post_last():
             self._send_ready(self._slotless.popitem()[0])
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
@@ -167,6 +172,7 @@ class PrefillInstance:
             self.links.send(peer.name, failed)
             return
         request = make_request(offer, offer.prompt_len, now)
+        request.is_urgent = request.output_len > 0  # it was running until decode ran out of memory
         num_pages = self.config.cache.num_pages(request.num_tokens)
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
         self._rooms[key] = room
@@ -197,9 +203,13 @@ class PrefillInstance:
             return
         room.ticket = ticket
         self._out.append(OpenGate(peer.name, ticket.id))
+        self._answered(room)
+        scheduler = self.parts.scheduler
+        scheduler.unhold(room.request)
         if room.state is PrefillState.QUEUED:
-            self.parts.scheduler.waiting.discard(room.request)
-            self.parts.scheduler.add_first(room.request)  # decode holds memory for it
+            scheduler.waiting.discard(room.request)
+            room.request.is_urgent = True  # decode holds memory for it
+            scheduler.add(room.request)
         self._send_ready(room)
 
     def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
@@ -276,39 +286,43 @@ class PrefillInstance:
 
     # ------------------------------------------------------------ compute
 
-    def _gate(self, request: Request, num_pages: int) -> bool:
-        """Ask for the grant; compute without one only while parked pages stay within their share."""
+    def may_start(self, request: Request) -> bool:
+        """Ungranted prompts of one decode worker are announced up to the horizon: a full one stalls nobody else."""
+        room = self._by_request[request]
+        is_known = request.is_urgent or room.is_announced
+        return is_known or self._ungranted.get(room.peer, 0) < self._horizon
+
+    def claim(self, request: Request, cached_len: int) -> Claim:
+        """Ask for the grant. Until it comes a prompt is computed ahead, if its pages can wait in the tree."""
         room = self._by_request[request]
         if not room.is_announced:
-            room.cached_len = (room.num_pages - num_pages) * self.config.cache.page_size
+            room.cached_len = cached_len
+            self._ungranted[room.peer] = self._ungranted.get(room.peer, 0) + room.num_tokens
             self._announce(room)
         if room.ticket is not None:
-            return True
-        parked = sum(r.num_pages for r in self._rooms.values() if r.ticket is None and self._holds_pages(r))
-        limit = self.config.options.park_fraction * min(self.config.num_pages)
-        return parked == 0 or parked + room.num_pages <= limit
+            return Claim.FULL
+        waits_in_tree = request.cache is CacheUse.NORMAL and request.sampling.prompt_logprobs is None
+        return Claim.SPARE if waits_in_tree and self.config.options.radix_cache else Claim.NOTHING
 
-    def _retract_parked(self) -> bool:
-        """Take back the youngest parked room when a granted one waits for memory and nothing else will yield any.
+    def _answered(self, room: PrefillRoom) -> None:
+        """The room waits for no grant any more."""
+        if room.is_announced and not room.is_answered:
+            room.is_answered = True
+            self._ungranted[room.peer] -= room.num_tokens
+            if not self._ungranted[room.peer]:
+                del self._ungranted[room.peer]
+            self.parts.scheduler.look_again()
 
-        Otherwise the two could wait for each other: the parked one for decode's memory, granted to the other one.
-        """
-        scheduler = self.parts.scheduler
-        is_granted_waiting = any(self._by_request[r].ticket is not None for r in scheduler.waiting)
-        parked = [r for r in self._rooms.values() if r.state is PrefillState.PARKED and r.ticket is None]
-        if scheduler.num_running or not is_granted_waiting or not parked:
-            return False
-        room = max(parked, key=lambda r: r.request.arrival)
-        self._move(room, PrefillEvent.RETRACT)
-        scheduler.discard(room.request)
+    def _queue_again(self, room: PrefillRoom) -> None:
+        """What it computed ahead is not its own any more."""
+        self._move(room, PrefillEvent.YIELD)
         room.request.truncate(room.num_tokens)
         room.request.num_computed, room.first = 0, None
-        scheduler.add(room.request)
-        return True
+        self.parts.scheduler.add(room.request)
 
     @staticmethod
     def _holds_pages(room: PrefillRoom) -> bool:
-        return room.state in (PrefillState.COMPUTING, PrefillState.PARKED)
+        return room.state in (PrefillState.COMPUTING, PrefillState.AHEAD)
 
     def _announce(self, room: PrefillRoom) -> None:
         room.is_announced = True
@@ -331,7 +345,9 @@ class PrefillInstance:
             sampled = progress.sampled
             room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
             self.parts.scheduler.leave(room.request)
-            self._move(room, PrefillEvent.PARK)
+            self._move(room, PrefillEvent.COMPUTE_AHEAD)
+            if room.ticket is None:
+                self.parts.scheduler.hold(room.request)
         self._send_ready(room)
 
     def _send_ready(self, room: PrefillRoom) -> None:
@@ -365,6 +381,7 @@ class PrefillInstance:
     def _end(self, room: PrefillRoom) -> None:
         """Forget the room. An open ticket's gate is closed; what it pinned stays until that is answered."""
         self._move(room, PrefillEvent.END)
+        self._answered(room)
         if room.ticket is not None and self.sender.get(room.ticket.id) is not None:
             self._close(room.ticket)
         self.parts.scheduler.finish(room.request)

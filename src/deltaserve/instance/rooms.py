@@ -41,6 +41,8 @@ class PrefillRoom:
     state: PrefillState = PrefillState.QUEUED
     is_announced: bool = False
     """Starting was sent."""
+    is_answered: bool = False
+    """It was announced and waits for its grant no more."""
     cached_len: int = 0
     first: FirstToken | None = None
     ticket: SendTicket | None = None

@@ -7,6 +7,7 @@ pages    [0, lease.num_pages)         the tree's, shared, read only
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.base.keys import extend_keys, num_keys
@@ -14,6 +15,14 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.cache.prefix_cache import Lease
 from deltaserve.wire.messages import CacheUse
+
+
+class Origin(Enum):
+    """Where the KV of a waiting request is to come from."""
+
+    COMPUTED = "computed"
+    FETCHED = "fetched"
+    """From another worker, which computes it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +46,11 @@ class Request:
     num_computed: int = 0
     row: RowId | None = None
     num_retractions: int = 0
-    overtaken: int = 0
-    """How often a later request was admitted before this one."""
+    origin: Origin = Origin.COMPUTED
+    is_urgent: bool = False
+    """Queued before all that are not: it was retracted, or its reader holds memory for it."""
+    matched_len: int = 0
+    """Tokens found in the cache when it was last tried."""
     pages_dirty_from: int = 0
     """First page index the executor's table does not hold yet."""
 

@@ -10,8 +10,8 @@ class PrefillState(Enum):
     """Offer accepted; holds nothing."""
     COMPUTING = "computing"
     """Has a row and all pages of its prompt."""
-    PARKED = "parked"
-    """Computed, not granted yet: its pages wait in this worker's pool."""
+    AHEAD = "ahead"
+    """Computed, not granted yet: leases its pages in the tree, as long as nobody needs their memory more."""
     SENDING = "sending"
     """Computed and granted: the last chunks are on their way."""
     ENDED = "ended"
@@ -19,25 +19,25 @@ class PrefillState(Enum):
 
 class PrefillEvent(Enum):
     START = "start"
-    PARK = "park"
+    COMPUTE_AHEAD = "compute ahead"
     """The prompt is computed and no grant has come."""
     SEND = "send"
     """Computed and granted, in whichever order."""
-    RETRACT = "retract"
-    """A granted room needs the memory of a parked one, which starts over later."""
+    YIELD = "yield"
+    """Somebody needs the memory: at its grant it is a cache hit, as far as the tree still has it."""
     END = "end"
 
 
 PREFILL_TABLE: Table[PrefillState, PrefillEvent] = {
     PrefillState.QUEUED: {PrefillEvent.START: PrefillState.COMPUTING, PrefillEvent.END: PrefillState.ENDED},
     PrefillState.COMPUTING: {
-        PrefillEvent.PARK: PrefillState.PARKED,
+        PrefillEvent.COMPUTE_AHEAD: PrefillState.AHEAD,
         PrefillEvent.SEND: PrefillState.SENDING,
         PrefillEvent.END: PrefillState.ENDED,
     },
-    PrefillState.PARKED: {
+    PrefillState.AHEAD: {
         PrefillEvent.SEND: PrefillState.SENDING,
-        PrefillEvent.RETRACT: PrefillState.QUEUED,
+        PrefillEvent.YIELD: PrefillState.QUEUED,
         PrefillEvent.END: PrefillState.ENDED,
     },
     PrefillState.SENDING: {PrefillEvent.END: PrefillState.ENDED},

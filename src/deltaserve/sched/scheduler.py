@@ -3,8 +3,8 @@
 Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
 
     add -> [waiting] -> admit -> [running] -> plan / commit ... -> finish | discard
-                                    |-> leave (prefill: computed, keeps its pages until they are sent)
-                                    |-> retract (memory ran out: commit to the tree, give everything back)
+            add_landed -> |          |-> leave (computed for somebody else: keeps its pages until they are sent)
+                                     |-> retract (memory ran out: commit to the tree, give everything back)
 
 A request that ends while its step runs keeps its pages until that step is committed.
 """
@@ -12,14 +12,16 @@ A request that ends while its step runs keeps its pages until that step is commi
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from deltaserve.base.errors import IntegrityError, StateError
 from deltaserve.base.ids import Namespace, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES
-from deltaserve.cache.prefix_cache import PrefixCache
-from deltaserve.request.request import Request
+from deltaserve.cache.prefix_cache import Match, PrefixCache
+from deltaserve.request.request import Origin, Request
 from deltaserve.sched.budget import Budget
+from deltaserve.sched.holders import Holders
 from deltaserve.sched.plan import (
     ItemOutcome,
     ItemResult,
@@ -32,11 +34,22 @@ from deltaserve.sched.plan import (
     TokenValues,
     WorkList,
 )
-from deltaserve.sched.policy import MAX_TRIES, POLICIES, AdmissionQueue
+from deltaserve.sched.policy import POLICIES
+from deltaserve.sched.queue import FairQueue, Verdict
 from deltaserve.sched.rows import Rows
 from deltaserve.sched.twins import Twins
 from deltaserve.sched.worklist import LeasedRow, shared_runs
 from deltaserve.wire.messages import CacheUse
+
+
+HORIZON_STEPS = 2
+"""Steps' worth of tokens that are admitted ahead of being computed."""
+_LOOK_AGAIN_S = 0.1
+"""Waiting requests are tried again after so long although nothing changed: links come back, waits for twins end."""
+_MAX_RESERVE_SCALE = 16.0
+_RESERVE_DECAY = 0.98
+
+_Seen = tuple[int, int, int, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +64,9 @@ class SchedConfig:
     """At most so many extend tokens per step, over all requests."""
     split_tokens: int
     reserve_len: int
-    """Decode tokens to keep room for, per running request, when another one is admitted."""
+    """Decode tokens to keep room for, per running request, when another one is admitted; more after a retraction."""
+    extend_len_beside_decode: int | None = None
+    """At most so many extend tokens in a step that has decode rows, so that those keep their pace; None: step_len."""
     radix_cache: bool = True
     policy: str = "fcfs"
 
@@ -67,35 +82,100 @@ class Progress:
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
-class _Admission(Enum):
-    ADMITTED = "admitted"
-    NO_ROOM = "no room"
-    HELD_BACK = "held back"
-    """A running twin is computing the very next page: taken from the tree when it is there."""
+class Claim(Enum):
+    """What a request may take when its turn comes."""
+
+    NOTHING = "nothing"
+    """Not now: it waits for somebody else."""
+    SPARE = "spare"
+    """Memory nobody holds: it is computed ahead of being asked for."""
+    FULL = "full"
+    """Also what requests behind it hold while they wait."""
 
 
-Gate = Callable[[Request, int], bool]
-"""(request, pages it needs) |-> may it be admitted now? Asked last, when everything else says yes."""
+class Gatekeeper(Protocol):
+    """Who may be computed, beyond what rows, steps and memory allow: the owner's say."""
+
+    def may_start(self, request: Request) -> bool:
+        """Asked often and first; looks nothing up."""
+        ...
+
+    def claim(self, request: Request, cached_len: int) -> Claim:
+        """The request's turn has come, with `cached_len` tokens in the cache."""
+        ...
+
+
+class OpenDoor:
+    """Everybody may."""
+
+    def may_start(self, request: Request) -> bool:
+        return True
+
+    def claim(self, request: Request, cached_len: int) -> Claim:
+        return Claim.FULL
+
+
+@dataclass(slots=True)
+class _Booking:
+    """What is promised so far, while one call of `admit` runs."""
+
+    horizon_left: int
+    """Tokens that may still be booked for the next steps."""
+    has_long: bool
+    """Whether somebody computes who needs more than a whole step."""
+    reserve: int
+    """Pages kept for the output of those running or entering, per pool."""
+    num_rows: int
+    """Rows nobody is promised."""
+    frontier: dict[bytes, Request]
+    """Key of the page that a running request is computing |-> the request."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_rows <= 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether what is admitted keeps the next steps busy."""
+        return self.horizon_left <= 0
 
 
 class Scheduler:
-    """Owns rows and the requests in them. One plan at a time: plan() is not called again before commit()."""
+    """Owns rows and the requests in them. One plan at a time: plan() is not called again before commit().
+
+    A prompt is admitted when the steps before it are nearly through: while less than two steps' worth of tokens is
+    admitted and not computed. So memory is taken shortly before it is used, and one that is admitted starts soon. Of
+    prompts longer than a step one at a time is admitted; shorter ones go beside it.
+    """
 
     def __init__(
-        self, config: SchedConfig, cache: PrefixCache, budget: Budget, seed_of: Callable[[Namespace], bytes]
+        self,
+        config: SchedConfig,
+        cache: PrefixCache,
+        budget: Budget,
+        seed_of: Callable[[Namespace], bytes],
+        gatekeeper: Gatekeeper | None = None,
     ) -> None:
         self.config = config
+        self.gatekeeper: Gatekeeper = gatekeeper or OpenDoor()
+        self.fetch: Callable[[Request, int, float], Verdict] | None = None
+        """(request of origin FETCHED, pages to leave, now): try to have its pages sent here. Set by whoever can."""
         self._cache = cache
         self._budget = budget
         self._seed_of = seed_of
-        self.waiting = AdmissionQueue(POLICIES[config.policy](cache))
+        self.waiting = FairQueue(POLICIES[config.policy](cache))
+        self._landed: dict[Request, None] = {}
+        self._entering: dict[Request, None] = {}
+        self._holders = Holders(self.waiting.__contains__)
         self._running: dict[Request, None] = {}
         self._rows = Rows(config.max_running)
         self._twins = Twins(config.page_size, self._feeds_tree)
         self._in_flight: dict[RowId, tuple[Request, PlanItem]] | None = None
         self._ended_in_flight: dict[Request, None] = {}
         self._retracted: list[Request] = []
-        self.is_blocked = False  # who may be overtaken no more waits for memory: only who holds its own passes
+        self._yielded: list[Request] = []
+        self._reserve_scale = 1.0
+        self._seen: _Seen | None = None
         self._step = 0
         self._runs: tuple[SharedRun, ...] | None = None
 
@@ -110,6 +190,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests without a row: for their turn, or landed and for a row only."""
+        return len(self.waiting) + len(self._landed)
+
+    @property
     def ending(self) -> Iterable[Request]:
         """Requests that ended while their step runs: they keep their pages until it is committed."""
         return self._ended_in_flight
@@ -119,64 +204,165 @@ class Scheduler:
         taken, self._retracted = self._retracted, []
         return taken
 
+    def take_yielded(self) -> list[Request]:
+        """Waiting requests that gave up what they held since the last call."""
+        taken, self._yielded = self._yielded, []
+        return taken
+
     # ------------------------------------------------------------ admission
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that holds its pages already (landed from prefill) only waits for a row."""
+        """Queue a request: by arrival, or first if it is urgent."""
         self.waiting.push(request)
 
-    def add_first(self, request: Request) -> None:
-        """Queue a retracted request before all others."""
-        self.waiting.push_first(request)
+    def add_landed(self, request: Request) -> None:
+        """Its pages have come from elsewhere: it waits for its row only."""
+        self._landed[request] = None
 
-    def admit(self, now: float, gate: Gate | None = None) -> list[Request]:
-        """Give rows and pages to waiting requests, in order with bounded overtaking."""
-        admitted: list[Request] = []
-        self.is_blocked = False
-        frontier = self._twins.frontier(self._running)
-        num_refused = 0
-        for request in self.waiting.in_order():
-            if not self._rows.num_free:
-                break
-            if self._twins.holds_back(request) or (self.is_blocked and request.lease is None):
-                continue
-            match self._admit_one(request, frontier, gate):
-                case _Admission.ADMITTED:
-                    self.waiting.remove(request)
-                    admitted.append(request)
-                    frontier |= self._twins.frontier((request,))
-                case _Admission.NO_ROOM:
-                    num_refused += 1
-                    self.is_blocked |= num_refused == MAX_TRIES or not self.waiting.may_overtake(request, now)
+    def hold(self, request: Request) -> None:
+        """A request that waits keeps what it has as long as nobody needs it more."""
+        self._holders.add(request)
+
+    def unhold(self, request: Request) -> None:
+        """What it has is not to be taken from it any more."""
+        self._holders.discard(request)
+
+    def enter(self, request: Request) -> None:
+        """It was promised a row: its pages are on their way."""
+        self._entering[request] = None
+
+    def admit(self, now: float) -> list[Request]:
+        """Give rows and pages to waiting requests: those landed, then the queue in its order."""
+        admitted = self._admit_landed()
+        seen = self._look(now)
+        if not self.waiting or seen == self._seen:
+            return admitted
+        booking = self._book()
+        if not booking.is_full and (self.fetch is not None or not booking.is_late):
+            admitted += self.waiting.take(lambda request: self._try(request, booking, now), now)
+        self._seen = self._look(now)
+        return [request for request in admitted if request in self._running]
+
+    def look_again(self) -> None:
+        """Something that the gatekeeper's answers depend on has changed."""
+        self._seen = None
+
+    def _look(self, now: float) -> _Seen:
+        return (
+            self.waiting.version,
+            self._cache.version,
+            self._rows.num_free - len(self._entering),
+            tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)),
+            self._step,
+            int(now / _LOOK_AGAIN_S),
+        )
+
+    def _admit_landed(self) -> list[Request]:
+        admitted = []
+        for request in list(self._landed)[: self._rows.num_free]:
+            del self._landed[request]
+            self._entering.pop(request, None)
+            self._take_row(request)
+            admitted.append(request)
         return admitted
 
-    def _admit_one(self, request: Request, frontier: dict[bytes, Request], gate: Gate | None) -> _Admission:
-        if request.lease is not None:  # landed from prefill: holds its pages
-            self._take_row(request)
-            return _Admission.ADMITTED
+    def _book(self) -> _Booking:
+        step_len = self.config.step_len
+        missing = [r.num_tokens - r.num_computed for r in self._running]
+        booked = sum(min(tokens, step_len) for tokens in missing if tokens > 1)
+        return _Booking(
+            horizon_left=HORIZON_STEPS * step_len - booked,
+            has_long=any(tokens > step_len for tokens in missing),
+            reserve=sum(self._reserve_of(r) for r in (*self._running, *self._entering)),
+            num_rows=self._rows.num_free - len(self._entering),
+            frontier=self._twins.frontier(self._running),
+        )
+
+    def _try(self, request: Request, booking: _Booking, now: float) -> Verdict:
+        if booking.is_full:
+            return Verdict.HELD_BACK
+        if request.origin is Origin.FETCHED:
+            reserve = self._reserve_beside(request, booking)
+            verdict = self.fetch(request, reserve, now) if self.fetch is not None else Verdict.HELD_BACK
+        else:
+            verdict = self._try_computed(request, booking)
+        if verdict is Verdict.TAKEN:
+            booking.num_rows -= 1
+            booking.reserve += self._reserve_of(request)
+            booking.frontier |= self._twins.frontier((request,))
+        return verdict
+
+    def _try_computed(self, request: Request, booking: _Booking) -> Verdict:
+        waits_for_long = booking.has_long and request.num_tokens - request.matched_len > self.config.step_len
+        may_start = not booking.is_late and not waits_for_long and not self._twins.holds_back(request)
+        if not may_start or not self.gatekeeper.may_start(request):
+            return Verdict.HELD_BACK
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
-        twin = frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
+        request.matched_len = match.num_tokens
+        twin = booking.frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
         if twin is not None:
             self._twins.hold_back(request, twin)
-            return _Admission.HELD_BACK
+            return Verdict.HELD_BACK
+        missing = request.num_tokens - match.num_tokens
+        if booking.has_long and missing > self.config.step_len:
+            return Verdict.HELD_BACK
+        claim = self.gatekeeper.claim(request, match.num_tokens)
+        if claim is Claim.NOTHING:
+            return Verdict.HELD_BACK
+        if not self._start(request, match, claim, self._reserve_beside(request, booking)):
+            return Verdict.NO_ROOM if claim is Claim.FULL else Verdict.HELD_BACK
+        booking.horizon_left -= min(missing, self.config.step_len)
+        booking.has_long |= missing > self.config.step_len
+        return Verdict.TAKEN
+
+    def _start(self, request: Request, match: Match, claim: Claim, reserve: int) -> bool:
+        """Lease the match, take the other pages and a row; or nothing."""
         lease = self._cache.lease(match)
         need = -(-request.num_tokens // self.config.page_size) - lease.num_pages
-        fits = self._budget.fits(need, self.reserve_pages()) and (gate is None or gate(request, need))
-        owned = self._budget.allocate(need) if fits else None
+        if claim is Claim.FULL:
+            self.yield_to(request, need, reserve)
+        owned = self._budget.allocate(need) if self._budget.fits(need, reserve) else None
         if owned is None:
             self._cache.release(lease)
-            return _Admission.NO_ROOM
+            return False
         request.lease, request.owned, request.num_computed = lease, owned, lease.num_tokens
         self._take_row(request)
-        return _Admission.ADMITTED
+        return True
 
-    def reserve_pages(self, num_entering: int = 0) -> int:
-        """Pages to leave for the decode steps of those running or entering, per pool; 0 for a lone request."""
-        per_request = -(-self.config.reserve_len // self.config.page_size)
-        others = len(self._running) + num_entering
-        return per_request * (others + 1) if others else 0
+    def yield_to(self, request: Request, need: int, reserve: int) -> bool:
+        """Whether `need` pages of every pool can be had, with `reserve` left over; requests behind it yield for them."""
+        while not self._budget.fits(need, reserve):
+            holder = self._holders.youngest_behind(request)
+            if holder is None:
+                return False
+            self._yield(holder)
+        return True
+
+    def _yield(self, holder: Request) -> None:
+        self._holders.discard(holder)
+        self._budget.free(holder.owned)
+        holder.owned = ()
+        if holder.lease is not None:
+            self._cache.release(holder.lease)
+            holder.lease = None
+        self._yielded.append(holder)
+
+    def _reserve_beside(self, request: Request, booking: _Booking) -> int:
+        """Pages to leave, per pool, when `request` enters; a lone one need leave none."""
+        is_alone = not self._running and not self._entering
+        return 0 if is_alone else booking.reserve + self._reserve_of(request)
+
+    def _reserve_of(self, request: Request) -> int:
+        """Pages kept for a request's further output: what it can still use, at most the share each one gets.
+
+        The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
+        whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise).
+        """
+        share = int(self.config.reserve_len * self._reserve_scale)
+        left = max(0, request.max_len - request.num_tokens)
+        return -(-min(share, left) // self.config.page_size)
 
     def _uses_tree(self, request: Request) -> bool:
         return self.config.radix_cache and request.cache is CacheUse.NORMAL
@@ -222,7 +408,7 @@ class Scheduler:
         return bool(self._running) and self._in_flight is None
 
     def _grow_decode_rows(self) -> None:
-        """One page for each decode row whose next token starts a page; evict once, then retract the youngest."""
+        """One page for each decode row whose next token starts a page."""
         page_size = self.config.page_size
         hungry = [r for r in self._running if r.num_computed >= r.num_pages * page_size]
         if hungry:
@@ -235,24 +421,49 @@ class Scheduler:
                     for owned, pages in zip(request.owned, grown, strict=True):
                         owned.extend(pages)
                     break
-                self.retract(max(self._running, key=lambda r: r.arrival))
+                self._make_way()
+
+    def _make_way(self) -> None:
+        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one."""
+        holder = self._holders.youngest()
+        if holder is not None:
+            self._yield(holder)
+            return
+        self.retract(max(self._running, key=lambda r: r.arrival))
+        self._reserve_scale = min(_MAX_RESERVE_SCALE, 2 * self._reserve_scale)
 
     def _items(self) -> list[PlanItem]:
-        items: list[PlanItem] = []
-        extends: list[Request] = []
+        decoding: list[Request] = []
+        extending: list[Request] = []
         for request in self._running:
-            if request.num_tokens - request.num_computed == 1:
-                items.append(self._item(request, 1))
-            else:
-                extends.append(request)
+            (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
         budget = self.config.step_len
-        for request in extends:
-            q_len = self._chunk(request, budget)
-            if q_len == 0:
-                break
-            items.append(self._item(request, q_len))
-            budget -= q_len
-        return items
+        if decoding and self.config.extend_len_beside_decode is not None:
+            budget = min(budget, self.config.extend_len_beside_decode)
+        items = [self._item(request, 1) for request in decoding]
+        return items + [self._item(request, q_len) for request, q_len in self._shares(extending, budget)]
+
+    def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
+        """Tokens of each extend in this step.
+
+        The oldest goes first if the step can end it. Otherwise it gets half, the others the other half, the shortest
+        of them first, and what one half leaves over goes to the other. So a long prompt goes on at no less than half
+        the pace, and a short one behind it waits for about one step.
+        """
+        if not extending:
+            return []
+        oldest, *others = extending
+        is_long = oldest.num_tokens - oldest.num_computed > min(budget, self.config.chunk_len)
+        kept = max(self.config.page_size, budget // 2) if others and is_long else budget
+        left = budget - self._chunk(oldest, kept)
+        shares = []
+        for request in sorted(others, key=lambda r: r.num_tokens - r.num_computed):
+            q_len = self._chunk(request, left)
+            if q_len:
+                shares.append((request, q_len))
+                left -= q_len
+        q_len = self._chunk(oldest, left + self._chunk(oldest, kept))
+        return [(oldest, q_len), *shares] if q_len else shares
 
     def _chunk(self, request: Request, budget: int) -> int:
         """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple."""
@@ -304,6 +515,7 @@ class Scheduler:
         if self._in_flight is None or result.step != self._step:
             raise StateError(f"result of step {result.step} while step {self._step} is expected")
         rows, self._in_flight = self._in_flight, None
+        self._reserve_scale = max(1.0, self._reserve_scale * _RESERVE_DECAY)
         progress = [self._apply(*rows[item.row], item) for item in result.items if item.row in rows]
         ended, self._ended_in_flight = self._ended_in_flight, {}
         for request in ended:
@@ -346,7 +558,7 @@ class Scheduler:
         self._runs = None
 
     def leave(self, request: Request) -> None:
-        """Give up the row, keep the pages (a computed prompt whose pages are still to be sent)."""
+        """Give up the row, keep the pages: a computed prompt whose pages are still to be sent."""
         self._running.pop(request)
         self._drop_row(request)
 
@@ -359,6 +571,9 @@ class Scheduler:
     def discard(self, request: Request) -> None:
         """The end, leaving nothing in the tree."""
         self.waiting.discard(request)
+        self._landed.pop(request, None)
+        self._entering.pop(request, None)
+        self._holders.discard(request)
         self._twins.forget(request)
         if self.is_in_flight(request):
             self._ended_in_flight[request] = None
@@ -371,6 +586,7 @@ class Scheduler:
         self._give_back(request)
         request.num_computed = 0
         request.num_retractions += 1
+        request.is_urgent = True
         self._retracted.append(request)
 
     def _give_back(self, request: Request) -> None:

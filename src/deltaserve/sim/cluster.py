@@ -42,7 +42,6 @@ class Shape:
     context_len: int = 200
     reserve_len: int = 4
     extend_len: int = 4
-    park_fraction: float = 0.3
     radix_cache: bool = True
     verify_checksums: bool = True
     evidence: Evidence = Evidence.COMPLETION
@@ -92,7 +91,6 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
             attention_split_tokens=shape.page_size * 2,
             num_reserved_decode_tokens=shape.reserve_len,
             decode_extend_tokens=shape.extend_len,
-            park_fraction=shape.park_fraction,
             radix_cache=shape.radix_cache,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,

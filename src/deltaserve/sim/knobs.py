@@ -122,7 +122,6 @@ def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> 
         context_len=largest,
         reserve_len=chance.choose((0, 1, 4, 16)),
         extend_len=chance.choose((0, 4, 100)),
-        park_fraction=chance.choose((0.0, 0.3, 0.9)),
         radix_cache=chance.hits(0.85),
         verify_checksums=evidence is Evidence.CONTENTS or chance.hits(0.7),
         evidence=evidence,

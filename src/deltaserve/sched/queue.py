@@ -1,0 +1,116 @@
+"""The order in which waiting requests are tried: arrival, with bounded overtaking.
+
+One request that does not fit must not stall those that do, and must not be passed for ever: it may be overtaken
+`MAX_OVERTAKES` times or for `MAX_WAIT_S`; from then on nobody behind it is tried before it has been taken.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from deltaserve.request.request import Request
+from deltaserve.sched.policy import Rank
+
+MAX_OVERTAKES = 8
+MAX_WAIT_S = 1.0
+MAX_TRIES = 16
+"""Requests that find no room per call, so that a long queue costs little more than a short one."""
+_RANKED = 64
+"""Waiting requests that are ranked at a time, for the same reason."""
+_MAX_RANK = 2**63
+
+
+class Verdict(Enum):
+    """What trying one request came to."""
+
+    TAKEN = "taken"
+    NO_ROOM = "no room"
+    """Memory is missing: those that go before it from now on are counted."""
+    HELD_BACK = "held back"
+    """It waits for something else (a twin, its reader, the steps already booked): in nobody's way, passed by nobody."""
+
+
+Attempt = Callable[[Request], Verdict]
+
+
+@dataclass(slots=True)
+class _Wait:
+    overtaken: int = 0
+    refused_since: float | None = None
+
+
+class FairQueue:
+    """Waiting requests: urgent ones first (retracted, or granted by their reader), each kind by arrival."""
+
+    def __init__(self, rank: Rank | None = None) -> None:
+        self._rank = rank
+        self._urgent: dict[Request, _Wait] = {}
+        self._normal: dict[Request, _Wait] = {}
+        self.version = 0
+        """Changes whenever a request comes or goes."""
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._normal)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from sorted(self._urgent, key=lambda r: r.arrival)
+        yield from self._normal
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._urgent or request in self._normal
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all waiting requests, cache hits not deducted."""
+        return sum(r.num_tokens for r in self._urgent) + sum(r.num_tokens for r in self._normal)
+
+    def push(self, request: Request) -> None:
+        """By arrival, or before all that are not urgent."""
+        queue = self._urgent if request.is_urgent else self._normal
+        queue[request] = _Wait()
+        self.version += 1
+
+    def discard(self, request: Request) -> None:
+        """Forget a request; one that is not queued is left alone."""
+        for queue in (self._urgent, self._normal):
+            if queue.pop(request, None) is not None:
+                self.version += 1
+
+    def take(self, attempt: Attempt, now: float) -> list[Request]:
+        """Try requests in order and return those taken, which are queued no longer."""
+        taken: list[Request] = []
+        refused: list[_Wait] = []
+        for request in self._in_order():
+            match attempt(request):
+                case Verdict.TAKEN:
+                    self.discard(request)
+                    taken.append(request)
+                    for wait in refused:
+                        wait.overtaken += 1
+                case Verdict.NO_ROOM:
+                    wait = self._wait_of(request)
+                    refused.append(wait)
+                    if len(refused) == MAX_TRIES or not _may_be_overtaken(wait, now):
+                        break
+                case Verdict.HELD_BACK:
+                    pass
+        return taken
+
+    def _in_order(self) -> list[Request]:
+        """By rank, but those overtaken too often first."""
+        if self._rank is None or len(self) < 2:
+            return list(self)
+        requests = list(self)
+        head = requests[len(self._urgent) :][:_RANKED]
+        ranks = {r: _MAX_RANK if self._normal[r].overtaken >= MAX_OVERTAKES else self._rank(r) for r in head}
+        urgent, rest = requests[: len(self._urgent)], requests[len(self._urgent) + len(head) :]
+        return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]
+
+    def _wait_of(self, request: Request) -> _Wait:
+        return self._urgent[request] if request in self._urgent else self._normal[request]
+
+
+def _may_be_overtaken(wait: _Wait, now: float) -> bool:
+    if wait.refused_since is None:
+        wait.refused_since = now
+    return wait.overtaken < MAX_OVERTAKES and now - wait.refused_since < MAX_WAIT_S

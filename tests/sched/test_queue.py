@@ -1,0 +1,96 @@
+"""Order of admission: urgent ones, then arrival, with overtaking bounded in number and in time."""
+
+from collections.abc import Callable
+
+from deltaserve.request.request import Request
+from deltaserve.sched.queue import MAX_OVERTAKES, MAX_TRIES, MAX_WAIT_S, FairQueue, Verdict
+from tests.sched.toys import make_request
+
+
+def requests(count: int) -> list[Request]:
+    return [make_request(range(i + 1), max_tokens=1, arrival=float(i)) for i in range(count)]
+
+
+def answers(**verdicts: Verdict) -> Callable[[Request], Verdict]:
+    """By length of the prompt: `t3=TAKEN`."""
+    return lambda request: verdicts.get(f"t{request.num_tokens}", Verdict.HELD_BACK)
+
+
+def test_requests_wait_in_order_of_arrival_urgent_ones_first() -> None:
+    queue = FairQueue()
+    first, second, young, old = requests(4)
+    young.is_urgent = old.is_urgent = True
+    young.arrival, old.arrival = 9.0, 0.5
+    for request in (first, second, young, old):
+        queue.push(request)
+    assert list(queue) == [old, young, first, second]
+    assert (len(queue), queue.num_tokens) == (4, 10)
+
+
+def test_only_those_refused_for_want_of_room_are_overtaken() -> None:
+    queue = FairQueue()
+    for request in requests(3):
+        queue.push(request)
+    for _ in range(MAX_OVERTAKES):
+        late = make_request(range(50), max_tokens=1)
+        queue.push(late)
+        taken = queue.take(answers(t1=Verdict.HELD_BACK, t2=Verdict.NO_ROOM, t50=Verdict.TAKEN), 0.0)
+        assert taken == [late]
+    late = make_request(range(50), max_tokens=1)
+    queue.push(late)
+    assert queue.take(answers(t2=Verdict.NO_ROOM, t50=Verdict.TAKEN), 0.0) == []
+    assert queue.take(answers(t1=Verdict.HELD_BACK, t2=Verdict.HELD_BACK, t50=Verdict.TAKEN), 0.0) == [late]
+
+
+def test_overtaking_ends_after_so_long_from_the_first_refusal() -> None:
+    queue = FairQueue()
+    blocked, other = requests(2)
+    queue.push(blocked)
+    verdicts = answers(t1=Verdict.NO_ROOM, t2=Verdict.TAKEN)
+    for now, passes in ((10.0, True), (10.0 + MAX_WAIT_S * 0.99, True), (10.0 + MAX_WAIT_S, False)):
+        queue.push(other)
+        assert (queue.take(verdicts, now) == [other]) is passes
+    queue.discard(blocked)
+    queue.push(blocked)
+    assert queue.take(verdicts, 20.0) == [other]  # a new wait
+
+
+def test_a_long_queue_costs_a_bounded_number_of_tries() -> None:
+    queue = FairQueue()
+    for request in requests(5 * MAX_TRIES):
+        queue.push(request)
+    tried: list[Request] = []
+
+    def refuse(request: Request) -> Verdict:
+        tried.append(request)
+        return Verdict.NO_ROOM
+
+    assert queue.take(refuse, 0.0) == []
+    assert len(tried) == MAX_TRIES
+
+
+def test_discarding_what_is_not_queued_changes_nothing() -> None:
+    queue = FairQueue()
+    (request,) = requests(1)
+    queue.discard(request)
+    assert (len(queue), queue.version) == (0, 0)
+
+
+def test_ranked_requests_go_best_first_and_starved_ones_before_all() -> None:
+    queue = FairQueue(lambda request: -request.num_tokens)
+    for request in requests(3):
+        queue.push(request)
+    tried: list[int] = []
+
+    def note(request: Request) -> Verdict:
+        tried.append(request.num_tokens)
+        return Verdict.NO_ROOM if request.num_tokens == 3 else Verdict.HELD_BACK
+
+    queue.take(note, 0.0)
+    assert tried == [1, 2, 3]
+    for _ in range(MAX_OVERTAKES):
+        queue.push(make_request(range(50), max_tokens=1))
+        queue.take(answers(t3=Verdict.NO_ROOM, t50=Verdict.TAKEN), 0.0)
+    tried.clear()
+    queue.take(note, 0.0)
+    assert tried == [3]
