@@ -41,7 +41,6 @@ from deltaserve.sched.twins import Twins
 from deltaserve.sched.worklist import LeasedRow, shared_runs
 from deltaserve.wire.messages import CacheUse
 
-
 HORIZON_STEPS = 2
 """Steps' worth of tokens that are admitted ahead of being computed."""
 _LOOK_AGAIN_S = 0.1
@@ -332,7 +331,7 @@ class Scheduler:
         return True
 
     def yield_to(self, request: Request, need: int, reserve: int) -> bool:
-        """Whether `need` pages of every pool can be had, with `reserve` left over; requests behind it yield for them."""
+        """Whether `need` pages of every pool can be had with `reserve` left over; requests behind it yield for them."""
         while not self._budget.fits(need, reserve):
             holder = self._holders.youngest_behind(request)
             if holder is None:
