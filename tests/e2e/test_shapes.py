@@ -177,6 +177,39 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
             parts["prefill"].kill()
 
 
+def test_two_routers_share_the_workers_and_one_of_another_cluster_is_told_why_not(
+    tiny_models: Path, folder: Path
+) -> None:
+    model = tiny_models / "llama"
+    stranger_key = folder / "stranger.key"
+    stranger_key.touch(mode=0o600)
+    stranger_key.write_text(secrets.token_urlsafe(48))
+    with by_hand(folder, model, *CHECKED) as (first, parts), ExitStack() as stack:
+        argv = list(parts["router"].argv)
+
+        def another(name: str, **changed: str) -> tuple[Api, Process]:
+            for flag, value in {"port": str(free_port()), **changed}.items():
+                argv[argv.index(f"--{flag.replace('_', '-')}") + 1] = value
+            process = Process(folder / name, *argv)
+            stack.callback(process.kill)
+            api = Api(f"http://127.0.0.1:{argv[argv.index('--port') + 1]}", model.name)
+            stack.callback(api.http.close)
+            return api, process
+
+        second, process = another("second")
+        wait_until(second.is_ready, "readiness", process)
+        for seed in range(4):
+            prompt = random_prompt(100, seed=seed)
+            for api in (first, second):
+                assert_true(model, prompt, api.complete(prompt, 6))
+        _, stranger = another("stranger", cluster_key_file=str(stranger_key))
+        stranger.wait_for_log("ends every handshake: another cluster key there")
+        for role in ("prefill", "decode"):
+            parts[role].wait_for_log("was refused: it has another cluster key")
+        assert first.is_ready()
+        assert second.is_ready()
+
+
 @pytest.mark.slow
 def test_workers_of_other_models_are_refused_with_both_values(tiny_models: Path, folder: Path) -> None:
     """The router says why it is not ready; it never pairs them."""

@@ -48,6 +48,8 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a front process is told: resolved and checked by the command line."""
 
+    name: str = "front"
+    """As the workers know it: no two fronts of the same workers may share one."""
     model_path: str
     given_path: str | None
     """The model's folder as the command line names it: clients may call the model by it."""
@@ -211,7 +213,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
 
 def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Member, ...]) -> FrontConfig:
     return FrontConfig(
-        name=PeerName("front"),
+        name=PeerName(spec.name),
         boot=boot,
         workers=members,
         cluster_secret=secret,

@@ -1,6 +1,7 @@
 """`deltaserve router MODEL --workers LIST`: the front alone, for workers on other machines or started by hand."""
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,15 @@ def run(settings: Settings) -> int:
     prepared = _prepare(settings)
     require_free_doors(settings)
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
-    spec = msgspec.structs.replace(front, workers=prepared.workers)
+    spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with private_folder(settings.process.state_dir) as folder:
         return int(run_front(write_front_spec(spec, folder), None))
+
+
+def front_name(settings: Settings) -> str:
+    """The same after a restart, so that workers know whose requests are over; no other front listens there."""
+    return f"front-{socket.gethostname()}:{settings.network.port}"
 
 
 def rehearse(settings: Settings) -> dict[str, str]:

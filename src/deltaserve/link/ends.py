@@ -1,10 +1,12 @@
 """The two ends of a worker link: a listener (ROUTER) and a dialer (DEALER). Neither ever blocks."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from enum import Enum
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.link.limits import LinkLimits
@@ -21,8 +23,18 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 200
 """A restarted peer is found again that soon. A try costs a packet."""
 _HANG_UP_LINGER_MS = 500
-_MAX_BREAKS = 100
-"""Read of a connection in a turn."""
+_MAX_EVENTS = 100
+"""Read of a monitor in a turn."""
+_REFUSED_AFTER = 3
+"""Handshakes in a row that the other side ended without a word: a peer that is being started or killed ends one."""
+_FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_REFUSALS: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it has another cluster key",
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it has no cluster key, or another protocol",
+}
+"""Failures of a handshake that only a peer of another configuration causes. Probes and scans cause others."""
 
 
 class Sent(Enum):
@@ -55,6 +67,8 @@ class Listener:
         except zmq.ZMQError as error:
             self.socket.close(linger=0)
             raise ConfigError(f"cannot listen for worker links on {host}:{port}: {error.strerror}") from None
+        self.monitor = _monitor(self.socket, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        """Readable when `take_refusals` may have something to tell."""
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.url.rpartition(":")[2])
 
@@ -69,8 +83,12 @@ class Listener:
             del self._outboxes[connection]
         return sent
 
+    def take_refusals(self) -> set[str]:
+        """Why connections were refused since this was last asked."""
+        return {_REFUSALS[detail] for _, detail in _events(self.monitor) if detail in _REFUSALS}
+
     def close(self, linger_ms: int) -> None:
-        self.socket.close(linger=linger_ms)
+        _close(self.socket, self.monitor, linger_ms)
 
 
 class Dialer:
@@ -83,12 +101,16 @@ class Dialer:
         """Raises ConfigError for a url that is not `tcp://host:port`, and when no more sockets are to be had."""
         self.url = url
         self._outbox = Outbox(limits.outbox_bytes)
+        self._num_refused = 0
+        """Handshakes in a row."""
         if not _is_tcp(url):
             raise ConfigError(f"worker links are tcp://host:port, not {url[:80]!r}")
         try:
             self.socket = _open(context, zmq.DEALER, limits)
-            self.monitor = _monitor(self.socket)
-            """Readable when the connection ended; ZeroMQ makes a new one by itself."""
+            self.monitor = _monitor(
+                self.socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED_HANDSHAKES
+            )
+            """Readable when the connection began or ended; ZeroMQ makes a new one by itself."""
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
         self.socket.reconnect_ivl = _RECONNECT_MS
@@ -107,13 +129,24 @@ class Dialer:
 
     def close(self, linger_ms: int = _HANG_UP_LINGER_MS) -> None:
         """What was accepted for sending has that long to leave; this call does not wait for it."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=linger_ms)
+        _close(self.socket, self.monitor, linger_ms)
 
     def take_broken(self) -> bool:
         """Whether the connection ended since this was last asked."""
-        return is_readable(self.monitor) and bool(receive_parts(self.monitor, _MAX_BREAKS))
+        is_broken = False
+        for event, _ in _events(self.monitor):
+            if event == zmq.EVENT_DISCONNECTED:
+                is_broken = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._num_refused = 0
+            else:
+                self._num_refused += 1 if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL else _REFUSED_AFTER
+        return is_broken
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether something listens there that ends every handshake. As of the last `take_broken`."""
+        return self._num_refused >= _REFUSED_AFTER
 
 
 def receive_parts(socket: Socket, limit: int) -> list[list[bytes]]:
@@ -159,14 +192,28 @@ def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
     return socket
 
 
-def _monitor(socket: Socket) -> Socket:
-    """Tells of connections that end. Closes the socket it cannot watch; raises ZMQError."""
+def _monitor(socket: Socket, events: int) -> Socket:
+    """Tells of connections. Closes the socket it cannot watch; raises ZMQError."""
     try:
-        return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        return socket.get_monitor_socket(events)
     except zmq.ZMQError:
         socket.disable_monitor()
         socket.close(linger=0)
         raise
+
+
+def _events(monitor: Socket) -> Iterator[tuple[int, int]]:
+    """(event, its detail) of what happened meanwhile."""
+    if is_readable(monitor):
+        for parts in receive_parts(monitor, _MAX_EVENTS):
+            told = parse_monitor_message(parts)
+            yield told["event"], told["value"]
+
+
+def _close(socket: Socket, monitor: Socket, linger_ms: int) -> None:
+    socket.disable_monitor()
+    monitor.close(linger=0)
+    socket.close(linger=linger_ms)
 
 
 def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> Sent:

@@ -21,6 +21,8 @@ from deltaserve.wire.codec import decode, encode
 from deltaserve.wire.messages import Envelope, PeerAddress
 
 _LOG_EVERY_S = 5.0
+_REFUSAL_LOG_EVERY_S = 300.0
+"""Who is refused tries again several times a second."""
 _DEFAULT_LIMITS = LinkLimits()
 _ROUTES_OF_A_NAME = 2
 """Connections remembered: a process that dials anew is heard over the former one for a moment longer."""
@@ -57,7 +59,11 @@ class Links:
         self._routes: OrderedDict[PeerName, tuple[bytes, ...]] = OrderedDict()  # the connection heard last comes first
         """Name |-> the listener's connection it was last seen on."""
         self._strikes = Strikes(limits, clock)
-        self._log = _RareLog(clock)
+        self._log = _RareLog(clock, _LOG_EVERY_S)
+        self._refusing: set[PeerName] = set()
+        """Dialled peers of which it was logged that they end every handshake."""
+        self._refusals: dict[str, _RareLog] = {}
+        """Per reason for which connections to the listener are refused."""
 
     # ------------------------------------------------------------ connections
 
@@ -102,6 +108,7 @@ class Links:
         if dialer is not None:
             del self._names[dialer.socket], self._dialled_at[peer]
             self._strikes.forget(peer)
+            self._refusing.discard(peer)
             dialer.close()
 
     def close(self, linger_ms: int = 0) -> None:
@@ -126,11 +133,33 @@ class Links:
 
     def monitors(self) -> list[Socket]:
         """Readable when `take_broken` has something to tell. They change as `sockets` does."""
-        return [dialer.monitor for dialer in self._dialled.values()]
+        listening = [self._listener.monitor] if self._listener is not None else []
+        return listening + [dialer.monitor for dialer in self._dialled.values()]
 
     def take_broken(self) -> list[PeerName]:
-        """Dialled peers whose connection ended since this was last asked: they are dialled again, and may be gone."""
-        return [name for name, dialer in self._dialled.items() if dialer.take_broken()]
+        """Dialled peers whose connection ended since this was last asked: they are dialled again, and may be gone.
+
+        Handshakes that fail, on either side, are logged.
+        """
+        broken = [name for name, dialer in self._dialled.items() if dialer.take_broken()]
+        for name in broken:
+            self._note_refusal(name, self._dialled[name])
+        if self._listener is not None:
+            for why in self._listener.take_refusals():
+                log = self._refusals.setdefault(why, _RareLog(self._clock, _REFUSAL_LOG_EVERY_S))
+                log.warn(f"a connection to {self._listener.url} was refused: {why}")
+        return broken
+
+    def _note_refusal(self, peer: PeerName, dialer: Dialer) -> None:
+        """Once, until a handshake succeeds."""
+        if not dialer.is_refused:
+            self._refusing.discard(peer)
+        elif peer not in self._refusing:
+            self._refusing.add(peer)
+            logging.getLogger(__name__).warning(
+                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker",
+                *(peer, dialer.url),
+            )
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> list[Socket]:
         """Block until a socket, a monitor or one of the file descriptors is readable, or the time is over.
@@ -231,10 +260,11 @@ def _read(payload: list[bytes]) -> Envelope:
 
 
 class _RareLog:
-    """Writes at most one warning per few seconds, and says how many it kept back."""
+    """Writes at most one warning in a while, and says how many it kept back."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], every_s: float) -> None:
         self._clock = clock
+        self._every_s = every_s
         self._logger = logging.getLogger(__name__)
         self._next_at: float | None = None
         self._num_kept = 0
@@ -245,4 +275,4 @@ class _RareLog:
             self._num_kept += 1
             return
         self._logger.warning("%s%s", text, f" ({self._num_kept} more like it)" if self._num_kept else "")
-        self._next_at, self._num_kept = now + _LOG_EVERY_S, 0
+        self._next_at, self._num_kept = now + self._every_s, 0

@@ -1,0 +1,79 @@
+"""Connections that never become links: both ends say why, once, and differently from a peer that is not there."""
+
+import socket as sockets
+import time
+
+import pytest
+
+from deltaserve.link.links import Links
+from deltaserve.link.security import LinkSecurity
+from tests.link.frames import DECODE, PATIENCE_S, PREFILL, MakeLinks, address, envelope, receive
+
+OURS, THEIRS = (LinkSecurity.from_cluster_key(byte * 32) for byte in (b"o", b"t"))
+
+
+def turn_until(text: str, caplog: pytest.LogCaptureFixture, *all_links: Links) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while text not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        for links in all_links:
+            links.wait(0.01)
+            links.take_broken()
+
+
+def turn(num: int, *all_links: Links) -> None:
+    for _ in range(num):
+        for links in all_links:
+            links.wait(0.01)
+            links.take_broken()
+
+
+@pytest.mark.parametrize(
+    ("security", "why"), [(THEIRS, "it has another cluster key"), (None, "it has no cluster key, or another protocol")]
+)
+def test_a_peer_of_another_cluster_is_told_and_told_of(
+    make_links: MakeLinks, caplog: pytest.LogCaptureFixture, security: LinkSecurity | None, why: str
+) -> None:
+    listener, dialer = make_links(security=OURS), make_links(security=security)
+    dialer.dial(address(PREFILL, listener.listen("127.0.0.1", 0)))
+    turn_until("ends every handshake", caplog, listener, dialer)
+    turn_until(why, caplog, listener, dialer)
+    turn(50, listener, dialer)
+    assert len(caplog.records) == 2
+
+
+def test_a_peer_that_is_not_there_is_not_refused(make_links: MakeLinks, caplog: pytest.LogCaptureFixture) -> None:
+    listener, dialer = make_links(security=OURS), make_links(security=OURS)
+    port = listener.listen("127.0.0.1", 0)
+    listener.close()
+    dialer.dial(address(PREFILL, port))
+    turn(50, dialer)
+    again = make_links(security=OURS)
+    again.listen("127.0.0.1", port)
+    dialer.send(PREFILL, envelope(DECODE))
+    assert [e.src for e in receive(again)] == [DECODE]
+    turn(10, again, dialer)
+    assert caplog.records == []
+
+
+def test_a_peer_whose_key_was_corrected_is_heard(make_links: MakeLinks, caplog: pytest.LogCaptureFixture) -> None:
+    listener, dialer = make_links(security=THEIRS), make_links(security=OURS)
+    port = listener.listen("127.0.0.1", 0)
+    dialer.dial(address(PREFILL, port))
+    turn_until("ends every handshake", caplog, listener, dialer)
+    listener.close()
+    again = make_links(security=OURS)
+    again.listen("127.0.0.1", port)
+    dialer.send(PREFILL, envelope(DECODE))
+    assert [e.src for e in receive(again)] == [DECODE]
+
+
+def test_bytes_of_strangers_are_not_told(make_links: MakeLinks, caplog: pytest.LogCaptureFixture) -> None:
+    """A probe of a load balancer connects and goes; nothing was refused."""
+    listener = make_links(security=OURS)
+    port = listener.listen("127.0.0.1", 0)
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+        with sockets.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(data)
+        turn(20, listener)
+    assert caplog.records == []
