@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from deltaserve import __version__
+from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.settings import HttpLimits, ServerSettings
 from deltaserve.server.template import ChatTemplate
 from deltaserve.server.text import TextCodec
+from deltaserve.wire.messages import CacheUse
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, live, served, until
 from tests.server.corpus import CHAT, COMPLETIONS, GENERATE, completion
@@ -219,6 +222,49 @@ async def test_top_logprobs_hold_the_token_that_was_drawn(codec: TextCodec) -> N
         assert logprobs["top_logprobs"] == [{"b": logprob_of(97), "c": logprob_of(97) - 1, "a": logprob_of(97)}]
         choice = await _choice(case, prompt="a", max_tokens=1, logprobs=0, echo=True)
         assert choice["logprobs"]["top_logprobs"] == [None, {"a": logprob_of(97)}]  # type: ignore[index]
+
+
+# --- routes
+
+
+async def test_the_routes_of_other_servers(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL, model_path="models/tiny")) as case:
+        get = case.client.get
+        assert (await get("/v1/models/")).json() == (await get("/v1/models")).json()
+        info = (await get("/get_model_info")).json()
+        assert (await get("/model_info")).json() == info
+        assert (info["model_path"], info["tokenizer_path"], info["served_model_name"]) == (*["models/tiny"] * 2, MODEL)
+        assert (await get("/version")).json() == {"version": __version__}
+        assert (await get("/get_server_info")).json() == (await get("/server_info")).json()
+        assert (await get("/ping")).status_code == (await case.client.post("/ping")).status_code == 200
+
+
+async def test_loads_tell_what_runs_and_waits(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
+    async with served(codec, engine, SETTINGS) as case:
+        running = asyncio.create_task(_post(case, n=2))
+        await until(lambda: engine.num_held == 2)
+        engine.free_tokens = 0
+        waiting = asyncio.create_task(_post(case))
+        await until(lambda: engine.num_held == 3)
+        loads = (await case.client.get("/v1/loads")).json()["loads"]
+        assert loads == [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_total_reqs": 3}]
+        text = case.front.metrics.text()
+        assert b"deltaserve_num_requests_running 2.0" in text
+        assert b"deltaserve_num_requests_waiting 1.0" in text
+        engine.gate.set()  # type: ignore[union-attr]
+        await asyncio.gather(running, waiting)
+
+
+async def test_health_generate_generates(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+        assert (await case.client.get("/health_generate")).status_code == 200
+        assert (engine.opened[0].sampling.max_tokens, engine.opened[0].cache) == (1, CacheUse.BYPASS)
+        engine.failure = RequestFailed(FailReason.PEER_LOST, "gone")
+        assert (await case.client.get("/health_generate")).status_code == 502
+        engine.not_ready = "no worker"
+        assert (await case.client.get("/health_generate")).status_code == 503
 
 
 # --- connections and the queue

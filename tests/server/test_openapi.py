@@ -52,7 +52,7 @@ def test_answers_are_as_described(codec: TextCodec, path: str, method: str, mode
 
 def test_every_public_route_is_described(codec: TextCodec) -> None:
     app = create_app(OracleEngine(), codec, ServerSettings(MODEL))
-    admin = {"/metrics", "/server_info", "/flush_cache"}
+    admin = {"/metrics", "/server_info", "/get_server_info", "/flush_cache"}
     served = {route.path.replace(":path", "") for route in app.routes}  # type: ignore[attr-defined]
     described = document()["paths"]
     assert isinstance(described, dict)

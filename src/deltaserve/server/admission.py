@@ -26,6 +26,7 @@ class Admitted:
     tenant: Namespace
     num_waiting: int = 1
     """A request counts as one sample until it is read."""
+    num_running: int = 0
     num_tokens: int = 0
     is_open: bool = True
 
@@ -40,6 +41,8 @@ class Admission:
     settings: ServerSettings
     num_requests: int = 0
     """All that are inside, waiting or not."""
+    num_running: int = 0
+    """Samples that have their first token, until their request ends."""
     num_tokens: int = 0
     _waiting: Counter[Namespace] = field(default_factory=Counter)
 
@@ -74,6 +77,8 @@ class Admission:
 
     def start(self, place: Admitted) -> None:
         """One of its samples has its first token."""
+        place.num_running += 1
+        self.num_running += 1
         self._add(place, -1, -place.num_tokens if place.num_waiting == 1 else 0)
 
     def leave(self, place: Admitted) -> None:
@@ -82,6 +87,7 @@ class Admission:
             raise StateError("a place in the queue was given back twice")
         place.is_open = False
         self.num_requests -= 1
+        self.num_running -= place.num_running
         self._add(place, -place.num_waiting, -place.num_tokens)
 
     def _add(self, place: Admitted, num_samples: int, num_tokens: int) -> None:

@@ -63,13 +63,20 @@ def _public_routes(front: Front) -> list[Route]:
         ("POST", "/v1/chat/completions", chat),
         ("POST", "/generate", generate),
         ("GET", "/v1/models", info.models),
+        ("GET", "/v1/models/", info.models),
         ("GET", "/v1/models/{name:path}", info.model),
+        ("GET", "/v1/loads", info.loads),
         ("POST", "/tokenize", info.tokenize),
         ("POST", "/detokenize", info.detokenize),
         ("GET", "/health", info.readyz),
         ("GET", "/readyz", info.readyz),
         ("GET", "/livez", info.livez),
+        ("GET", "/ping", info.readyz),
+        ("POST", "/ping", info.readyz),
+        ("GET", "/health_generate", info.health_generate),
         ("GET", "/model_info", info.model_info),
+        ("GET", "/get_model_info", info.model_info),
+        ("GET", "/version", info.version),
     ]
 
 
@@ -78,6 +85,7 @@ def _admin_routes(front: Front) -> list[Route]:
     return [
         ("GET", "/metrics", info.metrics),
         ("GET", "/server_info", info.server_info),
+        ("GET", "/get_server_info", info.server_info),
         ("POST", "/flush_cache", info.flush_cache),
         ("POST", "/admin/drain", info.drain),
         ("GET", "/admin/requests/{id}", info.past_request),

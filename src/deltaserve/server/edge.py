@@ -19,7 +19,7 @@ from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})
 """Probes need no key: they tell nothing but their state and start no work."""
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"

@@ -40,13 +40,14 @@ class Front:
     @staticmethod
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
         """Wire the parts together."""
-        metrics = ServerMetrics(registry, engine.stats)
+        metrics, admission = ServerMetrics(registry, engine.stats), Admission(settings)
+        metrics.watch(lambda: admission.num_running, lambda: admission.num_waiting)
         return Front(
             engine=engine,
             text=text,
             settings=settings,
             metrics=metrics,
-            admission=Admission(settings),
+            admission=admission,
             bodies=Bodies(settings),
             health=Health(engine.ready),
             liveness=Liveness(engine.alive, time.monotonic),

@@ -1,6 +1,8 @@
 """The endpoints that generate nothing: models, tokenizer, health, metrics, drain."""
 
+import asyncio
 import logging
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -8,16 +10,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve import __version__
+from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Room
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.request.client import Generation
+from deltaserve.server.caller import caller_of
 from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
 from deltaserve.server.completions import check_length, read_ids
 from deltaserve.server.compose import check_model
-from deltaserve.server.errors import ApiError, invalid, not_ready, retry_after
+from deltaserve.server.errors import ApiError, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.fields import Body, Items, parse
 from deltaserve.server.front import Front
 from deltaserve.server.read import in_thread_if, read_object
 from deltaserve.server.replies import json_reply
+from deltaserve.wire.messages import CacheUse
 
 _log = logging.getLogger("deltaserve.server")
+_PROBE_S = 20.0
 
 
 class TokenizeBody(Body):
@@ -56,10 +66,14 @@ class InfoRoutes:
 
     async def model_info(self, request: Request) -> Response:
         """GET /model_info"""
-        text, limits = self.front.text, self.front.engine.limits()
+        settings, text, limits = self.front.settings, self.front.text, self.front.engine.limits()
         return json_reply(
             {
-                "model": self.front.settings.model_name,
+                "model": settings.model_name,
+                "served_model_name": settings.model_name,
+                "model_path": settings.model_path or settings.model_name,
+                "tokenizer_path": settings.model_path or settings.model_name,
+                "is_generation": True,
                 "vocab_size": text.vocab_size,
                 "eos_token_ids": list(text.eos_ids),
                 "has_chat_template": text.has_chat_template,
@@ -116,6 +130,32 @@ class InfoRoutes:
             return json_reply({"status": "ready", "reasons": reasons})
         return json_reply({"status": "not_ready", "reasons": reasons}, 503, retry_after())
 
+    async def health_generate(self, request: Request) -> Response:
+        """GET /health_generate: one token is generated, past every cache. Costs a prefill: it needs a key."""
+        self.front.health.check()
+        room, sampling = Room(secrets.token_bytes(16)), SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+        namespace = caller_of(request).namespace
+        probe = Generation(room, pack_u32((0,)), namespace, sampling, _PROBE_S, CacheUse.BYPASS)
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                async for _ in self.front.engine.generate(probe):
+                    pass
+        except TimeoutError as error:
+            raise from_failure(RequestFailed(FailReason.DEADLINE, "the engine did not answer a probe")) from error
+        except RequestFailed as failure:
+            raise from_failure(failure) from failure
+        return json_reply({"status": "ready"})
+
+    async def loads(self, request: Request) -> Response:
+        """GET /v1/loads: SGLang's, of the whole cluster as one."""
+        admission = self.front.admission
+        load = {"num_running_reqs": admission.num_running, "num_waiting_reqs": admission.num_waiting}
+        return json_reply({"loads": [{"dp_rank": 0, **load, "num_total_reqs": sum(load.values())}]})
+
+    async def version(self, request: Request) -> Response:
+        """GET /version"""
+        return json_reply({"version": __version__})
+
     async def metrics(self, request: Request) -> Response:
         """GET /metrics"""
         return Response(self.front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -168,6 +208,7 @@ class InfoRoutes:
             "object": "model",
             "created": self._created,
             "owned_by": "deltaserve",
+            "root": self.front.settings.model_path or self.front.settings.model_name,
             "max_model_len": limits.max_context_len if limits else None,
         }
 

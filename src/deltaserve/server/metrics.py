@@ -1,5 +1,7 @@
 """Prometheus metrics of the front, in a registry handed in. Names are vLLM's and SGLang's where they mean the same."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deltaserve.server.engine_metrics import EngineMetrics, Stats
@@ -34,10 +36,16 @@ class ServerMetrics:
         self.ignored_fields = counter("ignored_fields", "Unknown request fields that were ignored")
         self.streams_cut = counter("streams_cut", "Streams cut because their reader was too slow")
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")
+        # Read from admission, which counts them: see `watch`.
         self.running = Gauge("deltaserve_num_requests_running", "Samples that have a first token", registry=registry)
         self.queued = Gauge("deltaserve_num_requests_waiting", "Samples before their first token", registry=registry)
         registry.register(EngineMetrics(stats))
         ProcessCollector(registry=registry)
+
+    def watch(self, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
+        """Where the two gauges get their values."""
+        self.running.set_function(num_running)
+        self.queued.set_function(num_waiting)
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""

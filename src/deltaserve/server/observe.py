@@ -61,7 +61,6 @@ class JobRecord:
 
     def __post_init__(self) -> None:
         self._samples = {sample.index: _SampleClock() for sample in self.job.samples}
-        self.recorder.metrics.queued.inc(len(self._samples))
 
     def piece(self, piece: Piece) -> None:
         """A sample gained something."""
@@ -69,8 +68,6 @@ class JobRecord:
         if piece.tokens:
             if clock.last_token is None:
                 metrics.ttft_s.observe(now - self.caller.received)
-                metrics.queued.dec()
-                metrics.running.inc()
                 self.on_first_token()
             else:
                 # Tokens that arrive together share the time since the last ones.
@@ -90,7 +87,6 @@ class JobRecord:
         """The job is over: `ok` or an error code."""
         metrics, elapsed = self.recorder.metrics, self.recorder.now() - self.caller.received
         for clock in self._samples.values():
-            (metrics.queued if clock.last_token is None else metrics.running).dec()
             if clock.usage is not None:
                 metrics.prompt_tokens.inc(clock.usage.prompt_len)
                 metrics.cached_tokens.labels("decode").inc(clock.usage.decode_cached_len)

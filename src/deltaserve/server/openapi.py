@@ -24,10 +24,16 @@ BODIES: Mapping[str, tuple[type[BaseModel], str]] = {
 }
 READS: Mapping[str, str] = {
     "/v1/models": "The model served",
+    "/v1/models/": "The model served",
     "/v1/models/{name}": "The model, by its name",
+    "/v1/loads": "Requests that run and that wait",
     "/model_info": "Vocabulary, context length, version",
+    "/get_model_info": "Vocabulary, context length, version",
+    "/version": "Version of this server",
     "/health": "Ready for requests, or why not",
     "/readyz": "Ready for requests, or why not",
+    "/ping": "Ready for requests, or why not",
+    "/health_generate": "One token is generated",
     "/livez": "Alive",
     "/openapi.json": "This document",
 }
@@ -81,7 +87,7 @@ def _get(path: str, summary: str) -> Json:
         named = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     content = {"application/json": {"schema": {"type": "object"}}}
     responses: Json = {"200": {"description": summary, "content": content}, **_errors(_READ_ERRORS)}
-    if path in ("/health", "/readyz"):
+    if path in ("/health", "/readyz", "/ping"):
         responses["503"] = {"description": "Not ready, and why", "content": content}
     return {"summary": summary, "parameters": named, "responses": responses}
 
