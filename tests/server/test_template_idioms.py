@@ -59,8 +59,57 @@ IDIOMS = {
     "sets": "{%- set content %}{%- for m in messages %}{{ m.role }}{%- endfor %}{%- endset %}{{ content|upper }}"
     "{%- set pair = ('a', 'b') %}{%- set x, y = pair %}{{ y }}"
     "{{ x in pair }}{%- set d = dict(a=1) %}{{ d['a'] }}{{ d.get('b', 2) }}",
+    "format": "{{ '%s: %03d'|format(messages[0].role, 7) }}",
+    "trained on": "{%- for m in messages %}{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}<end>"
+    "{% endgeneration %}\n{%- else %}{{ m.role }}{%- endif %}{%- endfor %}",
+    "JSON": "{{ messages[0]|tojson(separators=(',', ':'), sort_keys=true) }}"
+    "{{ messages[-3]|default(messages[0])|tojson(ensure_ascii=true) }}"
+    "{{ messages[-1]|tojson(indent=2, ensure_ascii=false) }}",
     "generation": "{%- if add_generation_prompt %}{{ bos_token + 'assistant' }}{%- endif %}"
     "{{ messages[-1]['content']|length }}",
+}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+DEEP_CALL = {"function": {"name": "f", "arguments": {"a": "<b>"}}}
+PARTS: Sequence[Mapping[str, object]] = [
+    {"role": "system", "content": " Be <brief>. "},
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b\nc"}]},
+    {"role": "assistant", "content": "<think>\nwell\n</think>\n\nyes", "tool_calls": [DEEP_CALL]},
+    {"role": "tool", "content": "4"},
+    {"role": "user", "content": "and now?"},
+]
+MORE = {
+    "last question": "{% set ns = namespace(at=messages|length - 1, found=false) %}{% for m in messages[::-1] %}"
+    "{% set i = (messages|length - 1) - loop.index0 %}{% if m.role == 'user' and not ns.found %}"
+    "{% set ns.found = true %}{% set ns.at = i %}{% endif %}{% endfor %}{{ ns.at }}",
+    "thoughts": "{% for m in messages %}{% if m.content is string and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}|"
+    "{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "parts": "{{ messages[1].content | selectattr('type', 'equalto', 'text') | map(attribute='text') | map('trim')"
+    " | join('\\n') }}",
+    "tools": "{% for t in tools %}{{ t | tojson }}{% for n, p in t.function.parameters.properties | items %}"
+    "{{ n ~ ': ' ~ p.type }}{% if not loop.last %}, {% endif %}{% endfor %}{% endfor %}",
+    "calls": "{% for m in messages if m.tool_calls is defined and m.tool_calls %}{% for c in m.tool_calls %}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v if v is string else v | tojson }}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "macro with a namespace": "{% macro add(ns, m) %}{% set ns.n = ns.n + 1 %}{{ m.role | upper }}{% endmacro %}"
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{{ add(ns, m) }}{% endfor %}{{ ns.n }}{{ ns is defined }}",
+    "recursive macro": "{% macro kind(spec) %}{% if spec is mapping %}{ {%- for k, v in spec | dictsort %}{{ k }}:"
+    "{{ kind(v) }},{% endfor -%} }{% else %}{{ spec }}{% endif %}{% endmacro %}{{ kind(tools[0]) }}",
+    "lists": "{% set loop_messages = [{'role': 'x', 'content': 'y'}] + messages[1:] %}{{ loop_messages | length }}"
+    "{% for m in loop_messages %}{{ m.role in ['user', 'tool'] }}{{ loop.previtem.role if loop.previtem }}{% endfor %}",
+    "roles": "{{ messages | map(attribute='role') | unique | list }}{{ messages | rejectattr('role', 'in', ['user']) "
+    "| list | length }}{{ (messages | groupby('role'))[0][0] }}{{ messages | last }}",
+    "words": "{{ '{}-{:>4}'.format('a', 7) }}{{ 'a b'.split() }}{{ 'x' * 3 }}{{ '%s' }}{{ 'abc'[1:] }}{{ 7 // 2 * 3 }}"
+    "{{ 'ab' | indent(2, true) }}{{ 'a\\n\\nb' | indent(3) }}{{ 'a\\nb' | indent('> ', blank=true) }}"
+    "{{ [1, 2] | sum }}{{ 'a,b' | replace(',', ';') }}{{ none }}{{ true }}{{ 1.5 }}{{ missing }}",
+    "block": "{% set x %}{% for m in messages %}{{ m.role }} {% endfor %}{% endset %}{{ x | trim }}"
+    "{% filter upper %}{{ x }}{% endfilter %}",
+    "caller": "{% macro f() %}[{{ caller() }}]{% endmacro %}{% call f() %}{{ messages[0].role }}{% endcall %}",
+    "breaks": "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}"
+    "{{ loop.cycle('a', 'b') }}{% endfor %}",
+    "dates": "{% set d = {'a': 1} %}{{ d.get('b', 2) }}{{ d.keys() | list }}{{ dict(a=[1]).items() | list }}",
 }
 
 
@@ -70,5 +119,15 @@ def test_the_text_is_that_of_transformers(name: str) -> None:
     ours = ChatTemplate(source, (), {"bos_token": "<s>"}).render(CONVERSATION, {}).text
     messages = [dict(message) for message in CONVERSATION]
     [theirs], _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, bos_token="<s>")
+    assert ours == theirs
+    assert ours.strip()
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_parts_and_tools_are_those_of_transformers(name: str) -> None:
+    source = f"{{% if messages|length > 1 %}}{MORE[name]}{{% endif %}}"
+    ours = ChatTemplate(source, (), {}).render(PARTS, {"tools": [TOOL]}).text
+    messages = [dict(message) for message in PARTS]
+    [theirs], _ = render_jinja_template([messages], tools=[TOOL], chat_template=source, add_generation_prompt=True)
     assert ours == theirs
     assert ours.strip()

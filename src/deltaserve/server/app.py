@@ -72,7 +72,6 @@ def _public_routes(front: Front) -> list[Route]:
         ("GET", "/readyz", info.readyz),
         ("GET", "/livez", info.livez),
         ("GET", "/ping", info.readyz),
-        ("POST", "/ping", info.readyz),
         ("GET", "/health_generate", info.health_generate),
         ("GET", "/model_info", info.model_info),
         ("GET", "/get_model_info", info.model_info),

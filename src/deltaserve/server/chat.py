@@ -12,8 +12,8 @@ from deltaserve.server.compose import Asker, Common, Wanted, check_model, compos
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Items, Part, at_most
 from deltaserve.server.jobs import Budget, Job, Prompt
+from deltaserve.server.read import parse_object
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
-from deltaserve.server.strict_json import parse_object
 from deltaserve.server.template import TemplateError
 from deltaserve.server.text import TextCodec, TooManyTokens
 

@@ -1,4 +1,7 @@
-"""Chat templates: rendered in a sandbox, with user text kept apart from the template's own control tokens."""
+"""Chat templates: rendered as transformers does, with user text kept apart from the template's own control tokens.
+
+A template is as trusted as the weights beside it: no request brings one. Jinja's sandbox keeps it from Python's inside.
+"""
 
 import json
 import re
@@ -8,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
-from deltaserve.server.sandbox import STEPS_KEY, Sandbox
-from deltaserve.server.template_work import Steps, TooMuchWork
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
-_MAX_INDENT = 16
 
 Message = Mapping[str, object]
 PLAIN_CHAT: Sequence[Message] = ({"role": "user", "content": "hello"},)
@@ -24,7 +27,7 @@ PLAIN_CHAT: Sequence[Message] = ({"role": "user", "content": "hello"},)
 
 
 class TemplateError(DeltaserveError):
-    """The template refuses these messages, or needs too much. The message is fit for the client."""
+    """The template refuses these messages, or fails on them. The message is fit for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,26 @@ def _refuse(message: object) -> str:
     raise TemplateError(f"the chat template refuses these messages: {str(message)[:80]}")
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    if indent is not None and (not isinstance(indent, int) or indent > _MAX_INDENT):
-        raise TemplateError(f"the chat template indents JSON by more than {_MAX_INDENT}")
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` of transformers; Jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`: marks what training is to learn. Here it is plain text."""
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Its body, in a scope of its own."""
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
 
 
 def _strftime_now(pattern: object) -> str:
@@ -60,8 +79,10 @@ class ChatTemplate:
         num_bytes = len(source.encode(errors="surrogatepass"))
         if num_bytes > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"chat template has {num_bytes} bytes, at most {MAX_TEMPLATE_BYTES} are allowed")
-        environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.add_filter("tojson", _to_json)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
         self._names = dict(names)
         self._quote = _Quoter(control_tokens)
@@ -96,13 +117,11 @@ class ChatTemplate:
         pieces: list[str] = []
         num_chars = 0
         try:
-            for piece in self._template.generate({**variables, STEPS_KEY: Steps()}):
+            for piece in self._template.generate(variables):
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > MAX_OUTPUT_CHARS:
                     raise TemplateError("the chat template's output is too large")
-        except TooMuchWork as error:
-            raise TemplateError("the chat template needs too many steps or too much memory") from error
         except TemplateError:
             raise
         except Exception as error:  # a template can raise any type: it runs Python operators on user values

@@ -15,7 +15,6 @@ from deltaserve.models.fingerprint import MAX_FILE_BYTES
 from deltaserve.models.regular_file import read_if_there
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
-from deltaserve.server.template_trial import try_template
 
 MAX_VOCAB = 1 << 22
 _MAX_JSON_BYTES = 16 << 20
@@ -306,7 +305,6 @@ def _load_template(
         return None
     control = [added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special]
     try:
-        try_template(source, control, names)
         return ChatTemplate(source, control, names)
     except ConfigError:
         if broken is BrokenTemplate.REFUSE:
