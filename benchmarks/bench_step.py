@@ -90,7 +90,7 @@ class Bench:
         self.pages_per_row = cache.num_pages(self.context)
         num_pages = self.pages_per_row * rows
         self.token_bytes = pool_page_bytes(cache)[0] // PAGE_SIZE
-        sizes = ExecutorSizes((num_pages,), rows, self.context, num_aux_slots=1)
+        sizes = ExecutorSizes((num_pages,), rows, self.context)
         self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, num_threads=threads)
         for arena in self.executor.memory.kv.arenas:
             arena.bytes.fill_(0x3C)  # a small number in every dtype; untouched memory would all be one page

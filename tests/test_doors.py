@@ -45,7 +45,7 @@
   tests/base/test_keys.py::test_each_part_of_the_seed_counts
   tests/server/test_access.py::test_a_key_names_the_tenant
   tests/instance/test_hits.py::test_namespaces_share_nothing_on_either_side
-9 No shared memory has a name; only pages and aux slots can be written from outside, and by living peers only.
+9 No shared memory has a name; only pages can be written from outside, and by living peers only.
   tests/test_doors.py::test_sources_share_no_memory_by_name
   tests/device/test_memory.py::test_regions_name_real_memory
   tests/e2e/test_service.py::test_no_process_shares_memory_by_name

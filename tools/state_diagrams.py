@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 _TABLES: tuple[tuple[str, Mapping[Any, Mapping[Any, Any]]], ...] = (
-    ("page and aux slot (cache/pages.py)", PAGE_TRANSITIONS),
+    ("page (cache/pages.py)", PAGE_TRANSITIONS),
     ("ticket on decode (transfer/tables.py, RECEIVER)", RECEIVER),
     ("ticket on prefill (SENDER; * = no control plane comes to it)", SENDER),
     ("room on decode (request/status.py)", DECODE_TABLE),

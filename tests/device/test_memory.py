@@ -1,14 +1,13 @@
-"""Pages and aux slots as peers see them: addresses, bytes, checksums."""
+"""Pages as peers see them: addresses, bytes, checksums."""
 
 import ctypes
 import zlib
 
-import pytest
 import torch
 
-from deltaserve.base.ids import AuxSlot, PageId, PoolId
+from deltaserve.base.ids import PageId, PoolId
 from deltaserve.base.tokens import unpack_u32
-from deltaserve.device.memory import AUX_COMPONENT, DeviceMemory
+from deltaserve.device.memory import DeviceMemory
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
@@ -22,19 +21,17 @@ CPU = torch.device("cpu")
 
 
 def memory() -> DeviceMemory:
-    return DeviceMemory(CACHE, (10, 5), CPU, num_aux_slots=3)
+    return DeviceMemory(CACHE, (10, 5), CPU)
 
 
 def test_regions_name_real_memory() -> None:
     owner = memory()
     regions = owner.regions()
-    assert [name for name, _ in regions] == ["kv", "window", "draft", AUX_COMPONENT]
-    assert [region.id for _, region in regions] == [0, 1, 2, 3]
+    assert [name for name, _ in regions] == ["kv", "window", "draft"]
+    assert [region.id for _, region in regions] == [0, 1, 2]
     sizes = [KvLayout(group, 4).arena_bytes(pages) for group, pages in ((FULL, 10), (WINDOW, 5), (DRAFT, 10))]
-    assert [region.num_bytes for _, region in regions] == [*sizes, 3 * 2048]
+    assert [region.num_bytes for _, region in regions] == sizes
     assert all(region.device == "cpu" for _, region in regions)
-    owner.write_aux(AuxSlot(1), b"abc")
-    assert ctypes.string_at(regions[3][1].base + 2048, 4) == b"abc\0"
     ctypes.memset(regions[0][1].base, 7, 1)  # as a peer's write would
     assert owner.kv.arenas[0].bytes[0] == 7
 
@@ -71,16 +68,3 @@ def test_checksums_cover_all_groups_of_a_pool() -> None:
     draft.bytes[3 * small] ^= 1
     assert unpack_u32(owner.checksums(PoolId(0), pages))[0] != want[0]
     assert owner.checksums(PoolId(1), ()) == b""
-
-
-def test_aux_slots() -> None:
-    owner = memory()
-    owner.write_aux(AuxSlot(2), b"x" * 2048)
-    owner.write_aux(AuxSlot(2), b"yy")
-    assert owner.read_aux(AuxSlot(2)) == b"yy" + b"x" * 2046
-    assert owner.read_aux(AuxSlot(1)) == bytes(2048)
-    with pytest.raises(ValueError, match="2049 bytes in an aux slot of 2048"):
-        owner.write_aux(AuxSlot(0), b"x" * 2049)
-    for slot in (3, -1):
-        with pytest.raises(ValueError, match="aux slot"):
-            owner.read_aux(AuxSlot(slot))

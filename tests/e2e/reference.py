@@ -16,7 +16,7 @@ TIE = 1e-2
 """Two tokens whose log-probabilities are nearer than this may change places."""
 
 
-MAX_AUX_BYTES = 512
+MAX_PAYLOAD_BYTES = 512
 """What may move beside pages: the first token, its log-probabilities, counts."""
 
 

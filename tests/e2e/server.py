@@ -205,7 +205,7 @@ class Server(Process, Api):
 def is_held(metric: str) -> bool:
     """What must be 0 when no request is there."""
     states = ("granted", "owned", "quarantined")
-    names = ("leases", "num_running_reqs", "num_queue_reqs", "aux_slots_used", "tickets_open", "pages_protected")
+    names = ("leases", "num_running_reqs", "num_queue_reqs", "tickets_open", "pages_protected")
     return any(f'state="{state}"' in metric for state in states) or any(
         metric.startswith(f"deltaserve_{name}") for name in names
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
+from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import Answer, Server, serving
 from tests.fixtures.tiny_models import VARIANTS
 
@@ -74,8 +74,8 @@ def check_hits(server: Server, model: Path, page_size: int, cache: bool) -> None
         wanted = hit if cache else 0
         assert answer.timings["decode_cached_tokens"] == wanted
         num_pages = -(-len(prompt) // page_size) - wanted // page_size
-        aux = answer.timings["transferred_bytes"] - num_pages * page_bytes(model, page_size)
-        assert 0 < aux < MAX_AUX_BYTES
+        payload = answer.timings["transferred_bytes"] - num_pages * page_bytes(model, page_size)
+        assert 0 < payload < MAX_PAYLOAD_BYTES
         return answer
 
     expect(random_prompt(2 * unit + 1, seed=1001), 0)

@@ -15,7 +15,7 @@ import pytest
 
 from deltaserve.cli.compose import free_port, free_ports
 from deltaserve.layout.dtype import DType
-from tests.e2e.reference import MAX_AUX_BYTES, assert_true, page_bytes, random_prompt
+from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
 
 PAGES = ("--page-size", "16")
@@ -117,8 +117,8 @@ def test_fp8_pages(tiny_models: Path, folder: Path) -> None:
                 answer = server.complete(prompt, 12)
                 assert answer.cached_len == cached
                 assert_true(model, prompt, answer, FP8_TOLERANCE)
-                aux = answer.timings["transferred_bytes"] - moved(model, length, cached, DType.FP8_E4M3)
-                assert 0 < aux < MAX_AUX_BYTES
+                payload = answer.timings["transferred_bytes"] - moved(model, length, cached, DType.FP8_E4M3)
+                assert 0 < payload < MAX_PAYLOAD_BYTES
 
 
 def moved(model: Path, length: int, cached: int, kv_dtype: DType) -> int:

@@ -9,20 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from deltaserve.base.extents import Region
-from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
+from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.transfer_thread import Reports, TransferThread
-from deltaserve.layout.aux import AuxLayout
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import StepResult
 from deltaserve.transfer.commands import (
     AttachEndpoint,
-    AuxWrite,
     ChunkSent,
-    Collect,
-    Collected,
     EndpointAttached,
     EndpointOpened,
     Landed,
@@ -43,10 +39,9 @@ from tests.engine.server import PATIENCE_S
 WRITER, READER = PeerName("prefill-0"), PeerName("decode-0")
 CACHE = CacheSpec(4, (PageGroup("kv", 2, 1, 8, DType.FLOAT32),))
 LAYOUT = KvLayout(CACHE.groups[0], CACHE.page_size)
-AUX = AuxLayout()
-NUM_PAGES, NUM_SLOTS = 8, 2
-SIZES = {"kv": LAYOUT.arena_bytes(NUM_PAGES), "aux": NUM_SLOTS * AUX.slot_bytes}
-REGIONS = {"kv": RegionId(0), "aux": RegionId(1)}
+NUM_PAGES = 8
+SIZES = {"kv": LAYOUT.arena_bytes(NUM_PAGES)}
+REGIONS = {"kv": RegionId(0)}
 TICKET = TicketId(Boot(1), Boot(2), TicketSeq(1))
 
 
@@ -58,7 +53,7 @@ class Side:
         self.transport = LoopbackTransport(name, fabric, self.bytes)
         for component, size in SIZES.items():
             self.transport.register(Region(REGIONS[component], base=1 << 20, num_bytes=size, device="cpu"))
-        config = EndpointConfig(CACHE, {"kv": LAYOUT}, REGIONS, AUX)
+        config = EndpointConfig(CACHE, {"kv": LAYOUT}, REGIONS)
         self.endpoint = Endpoint(config, self.transport, self)
         self.num_polls = 0
         self.is_closed = False
@@ -90,13 +85,6 @@ class Side:
 
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
         return b""
-
-    def read_aux(self, slot: AuxSlot) -> bytes:
-        return bytes(self.bytes[REGIONS["aux"]][slot * AUX.slot_bytes : (slot + 1) * AUX.slot_bytes])
-
-    def write_aux(self, slot: AuxSlot, data: bytes) -> None:
-        start = slot * AUX.slot_bytes
-        self.bytes[REGIONS["aux"]][start : start + len(data)] = data
 
 
 @dataclass
@@ -133,8 +121,7 @@ class Rig:
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))
         pairs = PagePairs(PoolId(0), (PageId(1), PageId(2)), (PageId(5), PageId(6)))
-        aux = AuxWrite(AuxSlot(0), AuxSlot(1), generation=3, payload=b"first token")
-        self.thread.submit(PostChunk(READER, TICKET, chunk=0, first_page=0, pairs=(pairs,), aux=aux))
+        self.thread.submit(PostChunk(READER, TICKET, chunk=0, first_page=0, pairs=(pairs,), payload=b"first token"))
 
     def polls_until(self, count: int) -> None:
         """Wait until the writer has polled `count` times more."""
@@ -165,7 +152,7 @@ def rig(policy: Callable[..., Fate | None] = lambda posted: Fate()) -> Iterator[
     assert writer.is_closed
 
 
-def test_a_chunk_travels_with_its_aux_record() -> None:
+def test_a_chunk_travels_with_its_payload() -> None:
     with rig() as world:
         page = LAYOUT.page_bytes
         world.writer.bytes[REGIONS["kv"]][page : 3 * page] = b"k" * (2 * page)
@@ -176,10 +163,8 @@ def test_a_chunk_travels_with_its_aux_record() -> None:
         assert sent.is_last
         [landed] = world.reader.poll(0.0)
         assert isinstance(landed, Landed)
-        assert landed.done.is_last
+        assert landed.done.payload == b"first token"
         assert world.reader.bytes[REGIONS["kv"]][5 * page : 7 * page] == b"k" * (2 * page)
-        collect = Collect(TICKET, AuxSlot(1), 3, ())
-        assert world.reader.perform(collect, 0.0) == [Collected(TICKET, b"first token")]
 
 
 def test_it_sleeps_while_there_is_nothing_to_wait_for() -> None:

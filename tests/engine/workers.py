@@ -35,7 +35,6 @@ def write_worker(folder: Path, model: str = "echo", name: str = "decode-0", **ch
         "kv_dtype": DType.FLOAT32,
         "page_size": 16,
         "num_pages": (4,),
-        "num_aux_slots": 1,
         "max_running_requests": 1,
         "max_context_len": 64,
         "secret_path": str(secret),

@@ -60,12 +60,11 @@ class Held:
     granted: float
     quarantined: float
     protected: float
-    aux: float
     tickets: float
 
     @property
     def is_nothing(self) -> bool:
-        return self == Held(0, 0, 0, 0, 0, 0, 0)
+        return self == Held(0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -190,7 +189,6 @@ class Duo:
             pages("granted"),
             pages("quarantined"),
             protected,
-            metrics["deltaserve_aux_slots_used"],
             metrics["deltaserve_tickets_open"],
         )
 

@@ -25,7 +25,7 @@ def lossy_grants(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[f
     return () if isinstance(envelope.body, Grant) else None
 
 
-REMOTE = [DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING]
+REMOTE = [DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.VERIFYING]
 
 
 @pytest.mark.parametrize("state", [*REMOTE, DecodeState.RUNNING])

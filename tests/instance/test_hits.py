@@ -11,13 +11,13 @@ from deltaserve.wire.messages import CacheUse, Grant, PromptLogprobs, Starting
 from tests.instance.duo import DECODE, PAGE_BYTES, PREFILL, Duo, slow_fabric
 
 HEAD = list(range(1, 17))
-AUX_RECORD = range(40, 100)
-"""Bytes an aux record may have: its header and a small payload."""
+FIRST_TOKEN = range(10, 60)
+"""Bytes a first token may have."""
 
 
 def check_moved(duo: Duo, before: float, num_pages: int) -> None:
-    """Since `before` one request moved: so many pages and an aux record, nothing else."""
-    assert int(duo.bytes_sent() - before) - num_pages * PAGE_BYTES in AUX_RECORD
+    """Since `before` one request moved: so many pages and a first token, nothing else."""
+    assert int(duo.bytes_sent() - before) - num_pages * PAGE_BYTES in FIRST_TOKEN
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_cold_prefix_is_computed_once_and_moved_once(count: int) -> None:
     asked = [duo.ask([*shared, 60 + i, 70 + i], 4) for i in range(count)]
     duo.settle(*asked)
     assert duo.prefill.metrics()["deltaserve_computed_tokens_total"] == 40 + 2 * count
-    assert duo.bytes_sent() < (10 + count) * PAGE_BYTES + count * AUX_RECORD.stop
+    assert duo.bytes_sent() < (10 + count) * PAGE_BYTES + count * FIRST_TOKEN.stop
     assert sorted(a.usage.decode_cached_len for a in asked) == [0] + [40] * (count - 1)
 
 

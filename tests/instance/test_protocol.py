@@ -124,7 +124,7 @@ def test_a_late_offer_of_a_room_that_runs_already_is_taken_back(attempt: int) ->
 def test_a_late_failure_of_a_transfer_that_has_landed_changes_nothing() -> None:
     duo = Duo()
     asked = duo.ask(PROMPT, 3)
-    duo.until(lambda: (room := duo.decode_room(asked)) is not None and room.state is DecodeState.COLLECTING)
+    duo.until(lambda: (room := duo.decode_room(asked)) is not None and room.state is DecodeState.VERIFYING)
     failed = Failed(room=asked.room, attempt=1, reason=FailReason.CANCELLED, message="no such attempt here")
     duo.inject(DECODE, PREFILL, failed)
     duo.settle(asked)
@@ -227,7 +227,6 @@ def test_an_announcement_of_what_was_not_granted_fails_the_attempt_and_keeps_the
         chunk=5,
         first_page=0,
         num_pages=1,
-        is_last=False,
     )
     duo.report(DECODE, Landed(PREFILL, msgspec.structs.replace(done, **changes)))
     room = duo.decode_room(asked)

@@ -12,11 +12,12 @@ from deltaserve.instance.api import FrameIn
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.peer.table import PeerState
-from deltaserve.transfer.commands import Collected
-from deltaserve.wire.aux import FirstToken, encode_first_token
+from deltaserve.transfer.commands import Landed
+from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     CacheUse,
     Component,
+    Done,
     Drain,
     Drained,
     Envelope,
@@ -64,8 +65,6 @@ def a_grant(offer: Offer, pages: Sequence[int] = range(8)) -> Grant:
         prefix_len=0,
         prefix_key=b"",
         coverage=(Component(writer=0, reader=0, pool=0, pages=packed, generations=packed),),
-        aux_slot=0,
-        aux_generation=1,
         remaining_ms=60_000,
     )
 
@@ -166,31 +165,14 @@ def test_keys_that_are_not_the_prompts_are_refused(keys: bytes) -> None:
     duo.serve(PROMPT, 3)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"ticket": value} for value in (0, -1, 1 << 63)]
-    + [{"aux_slot": value} for value in (-1, 1 << 32)]
-    + [{"aux_generation": value} for value in (-1, 1 << 32, (1 << 64) - 1)],
-)
-def test_numbers_of_a_grant_that_no_record_can_hold_are_refused(changes: dict[str, int]) -> None:
-    """They would end the process in the thread that writes the record."""
+@pytest.mark.parametrize("ticket", [0, -1, 1 << 63])
+def test_numbers_that_no_ticket_has_are_refused(ticket: int) -> None:
     duo = Duo()
     offer = an_offer(duo)
     duo.inject(PREFILL, DECODE, offer)
-    duo.inject(PREFILL, DECODE, msgspec.structs.replace(a_grant(offer), **changes))
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(a_grant(offer), ticket=ticket))
     assert [f.reason for f in duo.sent(Failed)] == [FailReason.BAD_EXTENT]
     assert len(duo.prefill.sender) == 0
-    duo.serve(PROMPT, 3)
-
-
-@pytest.mark.parametrize("aux_slot", [16, 10**9])
-def test_a_slot_that_decode_does_not_have_fails_that_attempt(aux_slot: int) -> None:
-    duo = Duo()
-    offer = an_offer(duo)
-    duo.inject(PREFILL, DECODE, offer)
-    duo.inject(PREFILL, DECODE, msgspec.structs.replace(a_grant(offer), ticket=50, aux_slot=aux_slot))
-    duo.run(8.0)
-    duo.quiet()
     duo.serve(PROMPT, 3)
 
 
@@ -200,8 +182,18 @@ def test_a_first_token_beyond_the_vocabulary_fails_the_attempt(token: int) -> No
     asked = duo.ask(PROMPT, 3)
     duo.until(lambda: (room := duo.decode_room(asked)) is not None and room.ticket is not None)
     (ticket,) = duo.decode.receiver
-    duo.report(DECODE, Collected(ticket.id, encode_first_token(FirstToken(token=token))))
-    assert ticket.is_revoked
+    done = Done(
+        ticket=ticket.id.seq,
+        decode_boot=ticket.id.decode_boot,
+        prefill_boot=ticket.id.prefill_boot,
+        chunk=0,
+        first_page=0,
+        num_pages=len(ticket.pages[0]),
+        payload=encode_first_token(FirstToken(token=token)),
+    )
+    duo.report(DECODE, Landed(PREFILL, done))
+    room = duo.decode_room(asked)
+    assert room is None or room.ticket is not ticket
     duo.until(lambda: asked.answer.ends == 1)
     duo.run(4.0)
     duo.quiet()

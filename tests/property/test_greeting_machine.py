@@ -40,7 +40,6 @@ def config_of(name: PeerName, boot: int) -> InstanceConfig:
         boot=boot,
         cache=stamp_spec(4, 1),
         num_pages=(8,),
-        num_aux_slots=2,
         max_running_requests=2,
         max_context_len=32,
         vocab_size=97,

@@ -45,8 +45,8 @@ class Flight:
 class TicketMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.decode = DecodeSide(NUM_PAGES, num_aux=3)
-        self.prefill = PrefillSide(NUM_PAGES, num_aux=3)
+        self.decode = DecodeSide(NUM_PAGES)
+        self.prefill = PrefillSide(NUM_PAGES)
         self.receiver, self.sender = self.decode.receiver, self.prefill.sender
         self.now = 0.0
         self.num_rooms = 0
@@ -200,6 +200,8 @@ class TicketMachine(RuleBasedStateMachine):
     @initialize()
     def nothing_opened(self) -> None:
         self.opened: set[TicketId] = set()
+        self.finished: set[TicketId] = set()
+        """Whose last chunk was posted."""
 
     def hear_revoke(self, revoke: Revoke) -> None:
         ticket = self.sender.revoked(DECODE, DECODE_BOOT, revoke.ticket)
@@ -224,7 +226,7 @@ class TicketMachine(RuleBasedStateMachine):
         return [f for f in self.flights if f.post.ticket == ticket.id and not f.told]
 
     def sendable(self) -> list[SendTicket]:
-        return [t for t in self.sender if t.is_open and t.src_slot is None]
+        return [t for t in self.sender if t.is_open and t.id not in self.finished]
 
     @precondition(lambda self: self.sendable())
     @rule(data=st.data())
@@ -232,11 +234,13 @@ class TicketMachine(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(self.sendable()))
         missing = ticket.num_pages - ticket.cursor
         num_pages = data.draw(st.integers(0, missing))
-        is_last = num_pages == missing and self.sender.can_post_last() and not self.outstanding(ticket)
+        is_last = num_pages == missing and not self.outstanding(ticket)
         if (not is_last and num_pages == 0) or any(pool.num_free < num_pages for pool in self.prefill.pools):
             return
         src = self.prefill.allocate(num_pages)
         self.flights.append(Flight(self.sender.post(ticket, src, b"first" if is_last else None)))
+        if is_last:
+            self.finished.add(ticket.id)
         for pool, pages in zip(self.prefill.pools, src, strict=True):
             pool.free(pages)  # the request is over: only the pins hold the bytes in place
 
@@ -287,7 +291,7 @@ class TicketMachine(RuleBasedStateMachine):
                 self.to_decode.append(Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
             return
         self.sender.chunk_sent(ticket.id, flight.post.chunk, 1)
-        if flight.post.aux is not None and ticket.state is not SenderState.DIRTY:
+        if flight.post.payload is not None and ticket.state is not SenderState.DIRTY:
             self.sender.sent_all(ticket)
             if ticket.answer_revoke:
                 self.to_decode.append(Drained(ticket=ticket.id.seq, outcome=Drain.CLEAN))
@@ -299,7 +303,7 @@ class TicketMachine(RuleBasedStateMachine):
             return
         flight.notified = True
         post = flight.post
-        self.dones.append(done(ticket, post.chunk, post.first_page, flight.num_pages, post.aux is not None))
+        self.dones.append(done(ticket, post.chunk, post.first_page, flight.num_pages, post.payload is not None))
 
     def fence_at_prefill(self) -> None:
         """Prefill destroys its endpoint: nothing reads its pages, but what has left them may land all the same."""
@@ -349,7 +353,6 @@ class TicketMachine(RuleBasedStateMachine):
         self.heal()
         assert self.decode.all_free
         assert all(pool.num_free == pool.num_pages and not pool.num_pinned for pool in self.prefill.pools)
-        assert self.prefill.aux.num_free == self.prefill.aux.num_pages
         assert (len(self.receiver), len(self.sender)) == (0, 0)
         mark = self.receiver.closed_below(PREFILL, PREFILL_BOOT)
         self.sender.advance_mark(DECODE, DECODE_BOOT, mark)

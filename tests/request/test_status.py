@@ -59,5 +59,5 @@ def test_a_grant_follows_a_start_and_a_row_follows_the_queue() -> None:
 
 
 def test_a_failed_attempt_of_a_resumed_room_is_computed_here_from_every_remote_state() -> None:
-    remote = {DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.COLLECTING}
+    remote = {DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED, DecodeState.VERIFYING}
     assert {s for s in DecodeState if DecodeEvent.LOCAL in DECODE_TABLE[s]} == remote

@@ -180,12 +180,12 @@ def test_input_tokens_must_match_the_item(driver: Driver) -> None:
 def test_no_cuda_is_said_in_one_line(tiny_models: Path) -> None:
     path = tiny_models / "llama"
     spec = load_spec(path)
-    sizes = ExecutorSizes((4,), 1, 64, 1)
+    sizes = ExecutorSizes((4,), 1, 64)
     with pytest.raises(ConfigError, match="torch sees no CUDA device"):
         TorchExecutor.load(path, spec, spec.cache_spec(16, spec.dtype), sizes, "cuda:0")
 
 
 def test_memory_is_announced(driver: Driver) -> None:
     names = [name for name, _ in driver.executor.memory.regions()]
-    assert names == ["kv", "aux"]
+    assert names == ["kv"]
     assert len(driver.executor.memory.checksums(PoolId(0), [PageId(0), PageId(1)])) == 8

@@ -56,7 +56,7 @@ class Driver:
         spec = load_spec(path)
         cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype)
         num_pages = num_pages or 1024 // page_size
-        sizes = ExecutorSizes((num_pages,), max_rows=32, max_context_len=512, num_aux_slots=2)
+        sizes = ExecutorSizes((num_pages,), max_rows=32, max_context_len=512)
         self.executor = TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype)
         self.page_size, self.split_tokens = page_size, split_tokens
         self.free = [PageId(page) for page in range(num_pages)]

@@ -55,7 +55,7 @@ MUTANTS = (
         "landing is Landing.REPEATED and not",
     ),
     Mutant("ticket_id_reused", "A8", _RECEIVER, "[peer, prefill_boot] = seq + 1", "[peer, prefill_boot] = seq"),
-    Mutant("aux_slot_leaks", "C1", _RECEIVER, "        self._aux.drain((PageId(ticket.aux_slot),))\n", ""),
+    Mutant("quarantine_leaks", "C1", _RECEIVER, "            pool.drain(pages)\n", "            pass\n"),
     Mutant("source_not_pinned", "A11", _SENDER, "            pool.pin(pages)\n", "            pass\n"),
     Mutant("pins_leak", "C1", _SENDER, "ticket.pins[chunk] = tuple(src)", "ticket.pins[chunk] = ()"),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = (
         "if gate.drain_wanted:",
     ),
     Mutant(
-        "aux_before_data",
+        "payload_before_data",
         "A15",
         _ENDPOINT,
         "return gate.data_in_flight == 0 and self._is_only_job(link, job)",

@@ -55,9 +55,9 @@ def test_a_second_turn_moves_only_the_delta() -> None:
     assert usage is not None
     assert usage.decode_cached_len == 20  # 16 + 7 computed output tokens, page floored
     prefill = cluster.world.workers[PeerName("prefill-0")].instance.metrics()
-    aux = 2 * 100
+    payloads = 2 * 100
     pages = 4 + 2
-    assert pages * 64 < prefill["deltaserve_transfer_bytes_sent_total"] < pages * 64 + aux
+    assert pages * 64 < prefill["deltaserve_transfer_bytes_sent_total"] < pages * 64 + payloads
 
 
 def test_concurrent_cold_misses_move_a_prefix_once() -> None:

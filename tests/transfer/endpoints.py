@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.base.extents import Copy
-from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, TicketSeq
+from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.sim.memory import STAMP_BYTES, StampMemory, region_infos
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.transfer.commands import (
-    AuxWrite,
-    Collect,
     Landed,
     OpenEndpoint,
     OpenGate,
@@ -18,6 +16,7 @@ from deltaserve.transfer.commands import (
     PostChunk,
     TicketId,
     TransferReport,
+    VerifyPages,
 )
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transport.base import WriteId
@@ -27,7 +26,6 @@ from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT
 
 PAGE_SIZE = 4
 PAGE_BYTES = PAGE_SIZE * STAMP_BYTES
-PAYLOAD = b"first token"
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Rank:
 
     def __init__(self, me: PeerName, fabric: Fabric, num_pools: int, window_bytes: int, checksums: bool) -> None:
         cache = stamp_spec(PAGE_SIZE, num_pools)
-        self.memory = StampMemory(cache, (32,) * num_pools, 4)
+        self.memory = StampMemory(cache, (32,) * num_pools)
         self.transport = WatchedTransport(me, fabric, self.memory)
         for _, region in self.memory.regions:
             self.transport.register(region)
@@ -108,14 +106,19 @@ class Pair:
         return ticket
 
     def chunk(
-        self, ticket: TicketId, index: int, first: int, src: Sequence[int], dst: Sequence[int], slot: int | None = None
+        self,
+        ticket: TicketId,
+        index: int,
+        first: int,
+        src: Sequence[int],
+        dst: Sequence[int],
+        payload: bytes | None = None,
     ) -> PostChunk:
-        """A chunk of equal page lists in every pool; `slot`: the reader's aux slot, which makes it the last."""
+        """A chunk of equal page lists in every pool; `payload` makes it the last."""
         pairs = tuple(
             PagePairs(PoolId(p), tuple(map(PageId, src)), tuple(map(PageId, dst))) for p in range(self.num_pools)
         )
-        aux = None if slot is None else AuxWrite(AuxSlot(1), AuxSlot(slot), 7, PAYLOAD)
-        return PostChunk(DECODE, ticket, index, first, pairs, aux)
+        return PostChunk(DECODE, ticket, index, first, pairs, payload)
 
     def post(self, chunk: PostChunk) -> list[TransferReport]:
         return self.writer.endpoint.perform(chunk, self.fabric.now)
@@ -131,11 +134,11 @@ class Pair:
         assert all(isinstance(r, Landed) and r.peer == PREFILL for r in reports)
         return [r.done for r in reports if isinstance(r, Landed)]
 
-    def collect(self, ticket: TicketId, slot: int, dones: Sequence[Done], dst: Sequence[int]) -> TransferReport:
-        """The reader's look at the aux record and the checksums of pages `dst`."""
+    def verify(self, ticket: TicketId, dones: Sequence[Done], dst: Sequence[int]) -> TransferReport:
+        """The reader compares its pages `dst` with the announced checksums."""
         checks = []
         for done in dones:
             pages = tuple(PageId(p) for p in dst[done.first_page : done.first_page + done.num_pages])
             checks += [PageCheck(PoolId(pool), pages, sums) for pool, sums in enumerate(done.checksums)]
-        (report,) = self.reader.endpoint.perform(Collect(ticket, AuxSlot(slot), 7, tuple(checks)), self.fabric.now)
+        (report,) = self.reader.endpoint.perform(VerifyPages(ticket, tuple(checks)), self.fabric.now)
         return report

@@ -18,9 +18,17 @@ def chunk(index: int, first: int, num_pages: int, is_last: bool = False, checksu
         chunk=index,
         first_page=first,
         num_pages=num_pages,
-        is_last=is_last,
         checksums=checksums,
+        payload=b"first token" if is_last else None,
     )
+
+
+def test_the_payload_is_that_of_the_last_chunk() -> None:
+    coverage = Coverage(3)
+    coverage.land(chunk(0, 0, 2))
+    assert coverage.payload is None
+    coverage.land(chunk(1, 2, 1, is_last=True))
+    assert coverage.payload == b"first token"
 
 
 def test_zero_pages_are_complete_with_the_last_chunk_and_not_before() -> None:

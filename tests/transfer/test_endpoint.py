@@ -2,24 +2,23 @@
 
 import pytest
 
-from deltaserve.base.ids import TicketSeq
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
-    Collected,
     EndpointFailed,
     FencePeer,
     GateDrained,
     OpenEndpoint,
     OpenGate,
+    PagesVerified,
     PeerFenced,
     WriteFailed,
 )
 from deltaserve.transport.base import FenceResult, WriteState
 from deltaserve.transport.loopback import Fate, Part, Posted
 from deltaserve.wire.messages import Drain
-from tests.transfer.endpoints import PAGE_BYTES, PAYLOAD, Pair
-from tests.transfer.toys import DECODE, PREFILL
+from tests.transfer.endpoints import PAGE_BYTES, Pair
+from tests.transfer.toys import DECODE, PAYLOAD, PREFILL
 
 FOREVER = 1e9
 
@@ -37,34 +36,49 @@ def test_a_transfer_of_two_chunks(num_pools: int) -> None:
     for pool in range(num_pools):
         pair.writer.fill(pool, src)
     reports = pair.post(pair.chunk(ticket, 0, 0, src[:3], dst[:3]))
-    reports += pair.post(pair.chunk(ticket, 1, 3, src[3:], dst[3:], slot=2))
+    reports += pair.post(pair.chunk(ticket, 1, 3, src[3:], dst[3:], payload=PAYLOAD))
     reports += pair.until(1.0) + pair.until(2.0) + pair.until(3.0)
-    aux_bytes = reports[-1].num_bytes - 2 * PAGE_BYTES * num_pools  # type: ignore[union-attr]
     assert reports == [
         ChunkSent(ticket, 0, 3 * PAGE_BYTES * num_pools, False),
-        ChunkSent(ticket, 1, 2 * PAGE_BYTES * num_pools + aux_bytes, True),
+        ChunkSent(ticket, 1, 2 * PAGE_BYTES * num_pools + len(PAYLOAD), True),
     ]
-    assert len(PAYLOAD) < aux_bytes < len(PAYLOAD) + 64
-    assert pair.writer.endpoint.counters["bytes_sent"] == 5 * PAGE_BYTES * num_pools + aux_bytes
+    assert pair.writer.endpoint.counters["bytes_sent"] == 5 * PAGE_BYTES * num_pools + len(PAYLOAD)
     dones = pair.dones()
     assert [(d.chunk, d.first_page, d.num_pages, d.is_last) for d in dones] == [(0, 0, 3, False), (1, 3, 2, True)]
     for pool in range(num_pools):
         assert pair.reader.pages(pool, dst) == pair.writer.pages(pool, src)
-    assert pair.collect(ticket, 2, dones, dst) == Collected(ticket, PAYLOAD)
+    assert [d.payload for d in dones] == [None, PAYLOAD]
+    assert pair.verify(ticket, dones, dst) == PagesVerified(ticket)
     assert pair.writer.endpoint.is_idle()
 
 
-def test_zero_pages_send_the_aux_record_alone() -> None:
+def test_a_transfer_of_one_window_is_one_post() -> None:
+    pair = Pair()
+    pair.writer.fill(0, [1, 2])
+    pair.post(pair.chunk(pair.open(), 0, 0, [1, 2], [5, 6], payload=PAYLOAD))
+    (post,) = pair.writer.transport.posts
+    assert post.num_bytes == 2 * PAGE_BYTES
+    assert [d.payload for d in pair.dones()] == [PAYLOAD]
+
+
+def test_a_payload_of_tens_of_kilobytes_travels() -> None:
+    pair = Pair()
+    payload = bytes(range(256)) * 256
+    pair.post(pair.chunk(pair.open(), 0, 0, [1], [5], payload=payload))
+    assert [d.payload for d in pair.dones()] == [payload]
+
+
+def test_zero_pages_send_the_payload_alone() -> None:
     pair = Pair()
     ticket = pair.open()
-    pair.post(pair.chunk(ticket, 0, 0, [], [], slot=0))
+    pair.post(pair.chunk(ticket, 0, 0, [], [], payload=PAYLOAD))
     (sent,) = pair.until(1.0)
     assert isinstance(sent, ChunkSent)
     assert sent.is_last
-    assert [len(w.copies) for w in pair.writer.transport.posts] == [1]
+    assert [len(w.copies) for w in pair.writer.transport.posts] == [0]
     (done,) = pair.dones()
-    assert (done.num_pages, done.is_last) == (0, True)
-    assert pair.collect(ticket, 0, [done], []) == Collected(ticket, PAYLOAD)
+    assert (done.num_pages, done.payload) == (0, PAYLOAD)
+    assert pair.verify(ticket, [done], []) == PagesVerified(ticket)
 
 
 def test_windows_are_bounded_and_two_are_in_flight() -> None:
@@ -74,16 +88,16 @@ def test_windows_are_bounded_and_two_are_in_flight() -> None:
     ticket = pair.open()
     src, dst = list(range(0, 12, 2)), list(range(1, 13, 2))  # six runs of one page, 384 bytes
     pair.writer.fill(0, src)
-    pair.post(pair.chunk(ticket, 0, 0, src, dst, slot=0))
+    pair.post(pair.chunk(ticket, 0, 0, src, dst, payload=PAYLOAD))
     posts = pair.writer.transport.posts
     numbers = [len(posts)]
-    for second in range(1, 6):
+    for second in range(1, 4):
         pair.until(float(second))
         numbers.append(len(posts))
-    assert numbers == [2, 4, 5, 5, 5, 5]
+    assert numbers == [2, 3, 4, 4]
     assert all(write.num_bytes <= window for write in posts)
     assert [write.num_bytes for write in posts[:4]] == [100, 100, 100, 84]
-    assert [write.notification is not None for write in posts] == [False] * 4 + [True]
+    assert [write.notification is not None for write in posts] == [False] * 3 + [True]
     assert pair.reader.pages(0, dst) == pair.writer.pages(0, src)
 
 
@@ -113,10 +127,10 @@ def test_a_notification_follows_every_window_of_its_chunk() -> None:
     assert [d.chunk for d in pair.dones()] == [0]
 
 
-def test_the_aux_record_follows_all_data_of_its_ticket() -> None:
+def test_the_write_with_the_payload_follows_all_data_of_its_ticket() -> None:
     pair = Pair()
     ticket = pair.open()
-    fates = [3.0, 1.0, 0.1]
+    fates = [3.0, 0.1]
 
     def policy(posted: Posted) -> Fate:
         delay = fates.pop(0)
@@ -124,20 +138,19 @@ def test_the_aux_record_follows_all_data_of_its_ticket() -> None:
 
     pair.fabric.policy = policy
     pair.post(pair.chunk(ticket, 0, 0, [1], [1]))
-    pair.post(pair.chunk(ticket, 1, 1, [2], [2], slot=0))
+    pair.post(pair.chunk(ticket, 1, 1, [2], [2], payload=PAYLOAD))
     posts = pair.writer.transport.posts
-    assert [p.notification is not None for p in posts] == [True, False]
     pair.until(2.9)
-    assert len(posts) == 2  # chunk 0 is not DONE
+    assert len(posts) == 1  # chunk 0 is not DONE
     assert [type(r) for r in pair.until(3.0)] == [ChunkSent]
-    assert (len(posts), posts[2].notification is not None) == (3, True)
+    assert [p.notification is not None for p in posts] == [True, True]
 
 
 def test_closing_the_gate_midway_drains_cleanly_within_a_window() -> None:
     pair = Pair(window_bytes=PAGE_BYTES)
     pair.fabric.policy = slow
     ticket = pair.open()
-    pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4, 6], [0, 2, 4, 6], slot=0))
+    pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4, 6], [0, 2, 4, 6], payload=PAYLOAD))
     assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
     assert pair.until(0.5) == []
     assert pair.until(1.0) == [GateDrained(ticket, Drain.CLEAN)]
@@ -153,7 +166,7 @@ def test_closing_an_idle_gate_answers_at_once_and_drops_later_chunks() -> None:
     assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == [
         GateDrained(ticket, Drain.CLEAN)
     ]
-    assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0)) == []
+    assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], payload=PAYLOAD)) == []
     assert pair.writer.transport.posts == []
 
 
@@ -212,11 +225,11 @@ def test_a_refused_post_dirties_its_ticket_only() -> None:
     pair = Pair()
     first, second = pair.open(1), pair.open(2)
     pair.fabric.policy = lambda posted: None
-    (failed,) = pair.post(pair.chunk(first, 0, 0, [1], [1], slot=0))
+    (failed,) = pair.post(pair.chunk(first, 0, 0, [1], [1], payload=PAYLOAD))
     assert isinstance(failed, WriteFailed)
     pair.fabric.policy = lambda posted: Fate()
     pair.writer.fill(0, [2])
-    pair.post(pair.chunk(second, 0, 0, [2], [2], slot=1))
+    pair.post(pair.chunk(second, 0, 0, [2], [2], payload=PAYLOAD))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
     assert pair.writer.endpoint.perform(CloseGate(DECODE, first), pair.fabric.now) == [GateDrained(first, Drain.DIRTY)]
 
@@ -262,7 +275,7 @@ def test_a_new_endpoint_serves_new_tickets() -> None:
     pair.reader.endpoint.perform(FencePeer(PREFILL), pair.fabric.now)
     pair.connect()
     ticket = pair.open(5)
-    pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=3))
+    pair.post(pair.chunk(ticket, 0, 0, [1], [1], payload=PAYLOAD))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
 
 
@@ -270,38 +283,31 @@ def test_a_gate_is_not_opened_for_a_peer_without_an_endpoint() -> None:
     pair = Pair()
     pair.writer.endpoint.perform(FencePeer(DECODE), pair.fabric.now)
     ticket = pair.open(2)
-    assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0)) == []
+    assert pair.post(pair.chunk(ticket, 0, 0, [1], [1], payload=PAYLOAD)) == []
     assert pair.until(1.0) == []
 
 
 def test_regions_that_lack_a_component_fail_the_endpoint() -> None:
     pair = Pair(num_pools=2)
     (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
-    partial = tuple(r for r in pair.reader.regions if r.component != "aux")
+    partial = tuple(r for r in pair.reader.regions if r.component != "stamps-window")
     reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.metadata, partial), 0.0)  # type: ignore[union-attr]
     assert isinstance(reports[-1], EndpointFailed)
-    assert "aux" in reports[-1].message
+    assert "window" in reports[-1].message
 
 
-def test_damaged_pages_and_foreign_aux_records_are_found() -> None:
+def test_damaged_pages_are_found() -> None:
     pair = Pair()
     ticket = pair.open()
     pair.writer.fill(0, [1, 2])
-    pair.post(pair.chunk(ticket, 0, 0, [1, 2], [1, 2], slot=0))
+    pair.post(pair.chunk(ticket, 0, 0, [1, 2], [1, 2], payload=PAYLOAD))
     pair.until(1.0)
     dones = pair.dones()
-    other = ticket._replace(seq=TicketSeq(ticket.seq + 1))
-    report = pair.collect(other, 0, dones, [1, 2])
-    assert isinstance(report, Collected)
-    assert (report.payload, "belongs to" in report.problem) == (None, True)
     pair.reader.fill(0, [2])
-    assert pair.collect(ticket, 0, dones, [1, 2]) == Collected(ticket, PAYLOAD)  # equal bytes
-    pair.reader.fill(0, [3])
+    assert pair.verify(ticket, dones, [1, 2]) == PagesVerified(ticket)  # equal bytes
     pair.reader.memory.memory[pair.reader.memory.regions[0][1].id][2 * PAGE_BYTES] ^= 1
-    report = pair.collect(ticket, 0, dones, [1, 2])
-    assert report == Collected(ticket, None, "checksum of pages in pool 0 differs from the writer's")
-    report = pair.collect(ticket, 3, dones, [1, 2])
-    assert report == Collected(ticket, None, "aux slot holds no record")
+    report = pair.verify(ticket, dones, [1, 2])
+    assert report == PagesVerified(ticket, "checksum of pages in pool 0 differs from the writer's")
 
 
 def test_a_notification_that_overtook_its_data_does_not_pass_the_checksums() -> None:
@@ -311,9 +317,9 @@ def test_a_notification_that_overtook_its_data_does_not_pass_the_checksums() -> 
     pair.writer.fill(0, [1])
     pair.post(pair.chunk(ticket, 0, 0, [1], [1]))
     dones = pair.dones()
-    report = pair.collect(ticket, 0, dones, [1])
-    assert isinstance(report, Collected)
-    assert report.payload is None
+    report = pair.verify(ticket, dones, [1])
+    assert isinstance(report, PagesVerified)
+    assert report.problem is not None
 
 
 def test_malformed_notifications_are_counted() -> None:
@@ -327,7 +333,7 @@ def test_malformed_notifications_are_counted() -> None:
 def test_a_gate_is_forgotten_with_its_last_chunk() -> None:
     pair = Pair()
     ticket = pair.open()
-    pair.post(pair.chunk(ticket, 0, 0, [1], [1], slot=0))
+    pair.post(pair.chunk(ticket, 0, 0, [1], [1], payload=PAYLOAD))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
     assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
     assert pair.writer.endpoint.perform(OpenGate(DECODE, ticket), pair.fabric.now) == []

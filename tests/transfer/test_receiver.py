@@ -23,7 +23,6 @@ def test_a_complete_transfer_hands_its_pages_to_the_caller(num_pages: int) -> No
     assert ticket.state is ReceiverState.LANDED
     assert side.receiver.accept(ticket) == ticket.pages
     assert side.states(ticket.pages) <= {PageState.OWNED}
-    assert side.aux.num_free == side.aux.num_pages
     assert len(side.receiver) == 0
     side.check()
     for pool, pages in zip(side.pools, ticket.pages, strict=True):
@@ -32,13 +31,12 @@ def test_a_complete_transfer_hands_its_pages_to_the_caller(num_pages: int) -> No
 
 
 def test_a_grant_takes_all_or_nothing() -> None:
-    side = DecodeSide((8, 4), num_aux=2)
+    side = DecodeSide((8, 4))
     receiver = side.receiver
     assert receiver.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), 5) is None
     assert side.all_free
-    side.grant(1)
-    side.grant(1)
-    assert receiver.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), 1) is None  # no aux slot
+    side.grant(3)
+    assert receiver.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), 2) is None
     side.check()
 
 
@@ -223,14 +221,15 @@ def test_checksums_that_do_not_fit_the_pools_are_a_breach(checksums: tuple[bytes
     assert ticket.state is ReceiverState.OPEN
 
 
-def test_collect_names_the_pages_of_each_chunk() -> None:
+def test_the_verification_names_the_pages_of_each_chunk() -> None:
     side = DecodeSide((32, 40))
     ticket = side.grant(3)
     side.receiver.landed(PREFILL, done(ticket, 1, 2, 1, is_last=True, checksums=(b"cccc", b"dddd")))
     side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, checksums=(b"aaaaaaaa", b"bbbbbbbb")))
-    collect = side.receiver.collect(ticket)
-    assert (collect.ticket, collect.slot, collect.generation) == (ticket.id, ticket.aux_slot, ticket.aux_generation)
-    assert {(c.pool, c.pages, c.checksums) for c in collect.checks} == {
+    verification = side.receiver.verification(ticket)
+    assert verification is not None
+    assert verification.ticket == ticket.id
+    assert {(c.pool, c.pages, c.checksums) for c in verification.checks} == {
         (0, ticket.pages[0][:2], b"aaaaaaaa"),
         (1, ticket.pages[1][:2], b"bbbbbbbb"),
         (0, ticket.pages[0][2:], b"cccc"),

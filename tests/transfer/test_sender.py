@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaserve.base.errors import IntegrityError, StateError
+from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Boot, PageId
 from deltaserve.transfer.commands import PostChunk
 from deltaserve.transfer.sender import GrantVerdict, SendTicket
@@ -32,13 +32,12 @@ class Pair:
 def test_chunks_follow_the_coverage_and_are_pinned() -> None:
     pair = Pair(5, (32, 40))
     first = pair.post(0, 3)
-    assert (first.chunk, first.first_page, first.num_pages, first.aux) == (0, 0, 3, None)
+    assert (first.chunk, first.first_page, first.num_pages, first.payload) == (0, 0, 3, None)
     for pool, pairs in enumerate(first.pairs):
         assert (pairs.pool, pairs.src, pairs.dst) == (pool, pair.source[pool][:3], pair.granted.pages[pool][:3])
     last = pair.post(3, 5, b"payload")
     assert (last.chunk, last.first_page, last.num_pages) == (1, 3, 2)
-    assert last.aux is not None
-    assert (last.aux.dst_slot, last.aux.generation) == (pair.granted.aux_slot, pair.granted.aux_generation)
+    assert last.payload == b"payload"
     assert pair.prefill.num_pinned == 10
     pair.sender.chunk_sent(pair.ticket.id, 0, 30)
     assert pair.prefill.num_pinned == 4
@@ -46,7 +45,6 @@ def test_chunks_follow_the_coverage_and_are_pinned() -> None:
     pair.sender.sent_all(pair.ticket)
     assert (pair.ticket.state, pair.ticket.num_bytes) == (SenderState.SENT, 50)
     assert pair.prefill.num_pinned == 0
-    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages
     assert len(pair.sender) == 0
     pair.prefill.check()
 
@@ -55,7 +53,7 @@ def test_a_zero_page_ticket_still_sends_its_last_chunk() -> None:
     pair = Pair(0)
     last = pair.post(0, 0, b"payload")
     assert (last.num_pages, last.first_page) == (0, 0)
-    assert last.aux is not None
+    assert last.payload == b"payload"
 
 
 def test_pinned_pages_are_out_of_reach_though_their_owner_freed_them() -> None:
@@ -135,10 +133,8 @@ def test_a_failed_write_keeps_its_pins_until_the_fence() -> None:
     assert pair.ticket.state is SenderState.DIRTY
     pair.sender.gate_drained(pair.ticket.id, Drain.DIRTY)
     assert pair.prefill.num_pinned == 4
-    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages - 1
     assert pair.sender.fenced(DECODE) == [pair.ticket]
     assert pair.prefill.num_pinned == 0
-    assert pair.prefill.aux.num_free == pair.prefill.aux.num_pages
     pair.prefill.check()
 
 
@@ -170,15 +166,6 @@ def test_illegal_moves_raise() -> None:
     pair.sender.sent_all(pair.ticket)
     with pytest.raises(StateError):
         pair.sender.close(pair.ticket)
-
-
-def test_a_last_chunk_needs_an_aux_slot() -> None:
-    pair = Pair(2)
-    while pair.prefill.aux.allocate(1):
-        pass
-    assert not pair.sender.can_post_last()
-    with pytest.raises(IntegrityError):
-        pair.post(0, 2, b"payload")
 
 
 def test_free_pages_cannot_be_sent() -> None:

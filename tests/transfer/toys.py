@@ -15,17 +15,15 @@ PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 PREFILL_BOOT, DECODE_BOOT = Boot(101), Boot(202)
 ROOM = Room(b"r" * 16)
 DRAIN_TIMEOUT_S = 1.0
+PAYLOAD = b"first token"
 
 
 class DecodeSide:
     """A receiver with its pools."""
 
-    def __init__(
-        self, num_pages: Sequence[int] = (32,), num_aux: int = 4, evidence: Evidence = Evidence.COMPLETION
-    ) -> None:
+    def __init__(self, num_pages: Sequence[int] = (32,), evidence: Evidence = Evidence.COMPLETION) -> None:
         self.pools = tuple(PagePool(count) for count in num_pages)
-        self.aux = PagePool(num_aux)
-        self.receiver = Receiver(DECODE_BOOT, self.pools, self.aux, DRAIN_TIMEOUT_S, evidence)
+        self.receiver = Receiver(DECODE_BOOT, self.pools, DRAIN_TIMEOUT_S, evidence)
 
     def grant(self, num_pages: int, room: Room = ROOM, peer: PeerName = PREFILL, boot: Boot = PREFILL_BOOT) -> Ticket:
         ticket = self.receiver.grant(peer, boot, room, Attempt(1), num_pages)
@@ -51,8 +49,6 @@ class DecodeSide:
             prefix_len=0,
             prefix_key=b"",
             coverage=coverage,
-            aux_slot=ticket.aux_slot,
-            aux_generation=ticket.aux_generation,
             remaining_ms=1000,
         )
 
@@ -62,21 +58,20 @@ class DecodeSide:
 
     @property
     def all_free(self) -> bool:
-        return all(pool.num_free == pool.num_pages for pool in (*self.pools, self.aux))
+        return all(pool.num_free == pool.num_pages for pool in self.pools)
 
     def check(self) -> None:
         self.receiver.check_integrity()
-        for pool in (*self.pools, self.aux):
+        for pool in self.pools:
             pool.check_integrity()
 
 
 class PrefillSide:
     """A sender with its pools."""
 
-    def __init__(self, num_pages: Sequence[int] = (32,), num_aux: int = 4) -> None:
+    def __init__(self, num_pages: Sequence[int] = (32,)) -> None:
         self.pools = tuple(PagePool(count) for count in num_pages)
-        self.aux = PagePool(num_aux)
-        self.sender = Sender(PREFILL_BOOT, self.pools, self.aux)
+        self.sender = Sender(PREFILL_BOOT, self.pools)
 
     def allocate(self, num_pages: int) -> tuple[tuple[PageId, ...], ...]:
         taken = tuple(pool.allocate(num_pages) for pool in self.pools)
@@ -88,7 +83,7 @@ class PrefillSide:
         return sum(pool.num_pinned for pool in self.pools)
 
     def check(self) -> None:
-        for pool in (*self.pools, self.aux):
+        for pool in self.pools:
             pool.check_integrity()
 
 
@@ -108,6 +103,6 @@ def done(
         chunk=chunk,
         first_page=first,
         num_pages=num_pages,
-        is_last=is_last,
         checksums=checksums,
+        payload=PAYLOAD if is_last else None,
     )

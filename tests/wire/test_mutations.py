@@ -66,8 +66,8 @@ def test_an_envelope_or_one_error_comes_out_of_any_frame(count: int) -> None:
 
 @pytest.mark.parametrize("count", MANY)
 def test_a_done_or_one_error_comes_out_of_any_notification(count: int) -> None:
-    done = Done(ticket=3, decode_boot=2**64 - 1, prefill_boot=7, chunk=0, first_page=0, num_pages=4, is_last=False)
-    summed = msgspec.structs.replace(done, is_last=True, checksums=(bytes(16), b"\xff" * 16))
+    done = Done(ticket=3, decode_boot=2**64 - 1, prefill_boot=7, chunk=0, first_page=0, num_pages=4)
+    summed = msgspec.structs.replace(done, payload=b"first token", checksums=(bytes(16), b"\xff" * 16))
     # The mutator fixes headers of frames; a notification has two bytes of one.
     mutator = Mutator([framed(encode_done(each)[2:]) for each in (done, summed)], seed=2)
     for _ in range(count):

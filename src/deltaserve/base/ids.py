@@ -13,8 +13,6 @@ PoolId = NewType("PoolId", int)
 """Index of a lifetime in `CacheSpec.pools`. Groups of one lifetime share page ids and hence one pool."""
 RowId = NewType("RowId", int)
 """A running request's line in the page table."""
-AuxSlot = NewType("AuxSlot", int)
-"""Index of a slot that carries a first token and its metadata from prefill to decode."""
 StepIndex = NewType("StepIndex", int)
 RegionId = NewType("RegionId", int)
 

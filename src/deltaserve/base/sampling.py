@@ -5,7 +5,7 @@ import math
 import msgspec
 
 MAX_LOGPROBS = 20
-"""Of one position: an aux record of so many always fits its slot."""
+"""Of one position: so many always fit a notification."""
 _MAX_SEED = (1 << 64) - 1
 
 

@@ -1,4 +1,4 @@
-"""PagePool: the states of all pages of one pool (or aux slots), and the only place that changes them."""
+"""PagePool: the states of all pages of one pool, and the only place that changes them."""
 
 from collections.abc import Collection
 from operator import itemgetter

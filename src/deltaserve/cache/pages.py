@@ -6,7 +6,6 @@
                     GRANTED --REVOKE--> QUARANTINED --DRAIN--> FREE
 
 No event leads from GRANTED to FREE: a page a peer may write to leaves its ticket by evidence (LAND, DRAIN) only.
-Aux slots live by the same table.
 """
 
 from collections.abc import Mapping

@@ -165,7 +165,6 @@ def worker_spec(
         kv_dtype=DType(resolved.kv_cache_dtype),
         page_size=resolved.page_size,
         num_pages=resolved.num_pages,
-        num_aux_slots=2 * resolved.max_running_requests + 8,
         max_running_requests=resolved.max_running_requests,
         max_context_len=resolved.context_len,
         secret_path=str(secret_path),

@@ -13,7 +13,6 @@ from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
-from deltaserve.layout.aux import AuxLayout
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.models.config import load_spec
@@ -38,20 +37,17 @@ def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) 
     cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     fingerprint = model_fingerprint(path)
     progress(f"loading {path.name} ({spec.dtype.value}) on {spec.device}")
-    aux = AuxLayout()
     sizes = ExecutorSizes(
         num_pages=spec.num_pages,
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
-        num_aux_slots=spec.num_aux_slots,
-        aux_slot_bytes=aux.slot_bytes,
     )
     executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype, spec.num_threads)
     regions = executor.memory.regions()
     config = instance_config(spec, boot, model, fingerprint, regions)
 
     def open_plane() -> DataPlane:
-        return _open_plane(spec, boot, executor, cache, aux)
+        return _open_plane(spec, boot, executor, cache)
 
     return Parts(make_instance(config), executor, open_plane)
 
@@ -78,7 +74,6 @@ def instance_config(
         boot=boot,
         cache=cache,
         num_pages=spec.num_pages,
-        num_aux_slots=spec.num_aux_slots,
         max_running_requests=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         vocab_size=model.vocab_size,
@@ -140,7 +135,7 @@ class _Plane:
         self.transport.close()
 
 
-def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: CacheSpec, aux: AuxLayout) -> DataPlane:
+def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: CacheSpec) -> DataPlane:
     options = NixlOptions(tls=spec.transport_tls, net_devices=spec.transport_devices)
     regions = executor.memory.regions()
     try:
@@ -155,7 +150,6 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
         cache=cache,
         layouts={group.name: KvLayout(group, cache.page_size) for group in cache.groups},
         regions={component: region.id for component, region in regions},
-        aux=aux,
         checksums=spec.options.verify_checksums,
     )
     return _Plane(Endpoint(config, transport, executor.memory), transport)

@@ -26,7 +26,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tokens."""
     num_pages: tuple[int, ...]
     """Per pool."""
-    num_aux_slots: int
     max_running_requests: int
     max_context_len: int
     """Tokens."""

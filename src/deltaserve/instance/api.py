@@ -87,7 +87,6 @@ class InstanceConfig:
     cache: CacheSpec
     num_pages: tuple[int, ...]
     """Per pool."""
-    num_aux_slots: int
     max_running_requests: int
     max_context_len: int
     vocab_size: int

@@ -32,7 +32,6 @@ STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
     ItemOutcome.FAILED: (FailReason.COMPUTE_FAILED, "the step could not be computed"),
 }
 """What ends a request whose item was not computed."""
-_UINT32 = 1 << 32
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
@@ -80,8 +79,8 @@ def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, 
 
     `pool_pages`: sizes of decode's pools, as it announced them.
     """
-    if not (0 < grant.ticket < _TICKETS and 0 <= grant.aux_slot < _UINT32 and 0 <= grant.aux_generation < _UINT32):
-        return False  # whether decode has that slot the transport checks, against the regions announced
+    if not 0 < grant.ticket < _TICKETS:
+        return False
     num_pages = config.cache.num_pages(num_tokens)
     prefix_pages, beyond = divmod(grant.prefix_len, config.cache.page_size)
     if beyond or not 0 <= prefix_pages <= num_pages or grant.prefix_len > num_tokens:

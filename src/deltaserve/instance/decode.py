@@ -20,11 +20,11 @@ from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled, StepPlan, StepResult
 from deltaserve.sched.scheduler import Progress
 from deltaserve.transfer.commands import (
-    Collected,
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
     Landed,
+    PagesVerified,
     PeerFenced,
     TicketId,
     TransferReport,
@@ -45,7 +45,7 @@ from deltaserve.wire.messages import (
 )
 
 _ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
-_REMOTE = (*_ASKED, DecodeState.COLLECTING)
+_REMOTE = (*_ASKED, DecodeState.VERIFYING)
 
 
 class DecodeInstance:
@@ -54,8 +54,7 @@ class DecodeInstance:
     def __init__(self, config: InstanceConfig) -> None:
         self.config = config
         self.parts = build_parts(config)
-        pools, aux = self.parts.pools, self.parts.aux
-        self.receiver = Receiver(Boot(config.boot), pools, aux, config.options.drain_timeout_s, config.evidence)
+        self.receiver = Receiver(Boot(config.boot), self.parts.pools, config.options.drain_timeout_s, config.evidence)
         self._out: list[Action] = []
         self.links = Greeter(config, facts_of(config), config.options.peer_lost_s, self._out)
         self._rooms = RoomBook()
@@ -240,8 +239,8 @@ class DecodeInstance:
                         self.intake.repeat(room, now)
             case Landed():
                 outcomes = self.intake.landed(report, now)
-            case Collected():
-                outcomes = self.intake.collected(report)
+            case PagesVerified():
+                outcomes = self.intake.verified(report)
             case PeerFenced():
                 self.intake.fenced(report.peer, report.result)
         for outcome in outcomes:

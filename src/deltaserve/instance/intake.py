@@ -22,10 +22,10 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.queue import Verdict
-from deltaserve.transfer.commands import Collected, Landed
+from deltaserve.transfer.commands import Landed, PagesVerified
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
-from deltaserve.wire.aux import FirstToken, decode_first_token
+from deltaserve.wire.first_token import FirstToken, decode_first_token
 from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, Revoke
 
 _MAX_GAP_S = 8.0
@@ -227,8 +227,6 @@ class Intake:
             prefix_len=prefix_len,
             prefix_key=self._prefix_key(room, prefix_len),
             coverage=coverage,
-            aux_slot=ticket.aux_slot,
-            aux_generation=ticket.aux_generation,
             remaining_ms=self._remaining_ms(room, now),
         )
 
@@ -261,21 +259,29 @@ class Intake:
         if heard is Heard.COMPLETE:
             room.move(DecodeEvent.LAND)
             room.times.landed = now
-            self._out.append(self._receiver.collect(ticket))
+            verification = self._receiver.verification(ticket)
+            if verification is None:
+                return self._accept(ticket, room)
+            self._out.append(verification)
         elif heard is Heard.BREACH:
             return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")]
         return []
 
-    def collected(self, report: Collected) -> list[Outcome]:
+    def verified(self, report: PagesVerified) -> list[Outcome]:
         ticket = self._receiver.get(report.ticket)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
             return []
-        if report.payload is None:
+        if report.problem is not None:
             ticket.is_refuted = True
             return [AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)]
+        return self._accept(ticket, room)
+
+    def _accept(self, ticket: Ticket, room: DecodeRoom) -> list[Outcome]:
+        """Everything has landed: the pages are the room's, the last announcement holds its first token."""
+        payload = ticket.coverage.payload or b""
         try:
-            first = decode_first_token(report.payload)
+            first = decode_first_token(payload)
         except ProtocolError as error:
             return [AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))]
         if not 0 <= first.token < self._config.vocab_size:
@@ -283,7 +289,7 @@ class Intake:
         self._forget(ticket, room)
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
         num_bytes = ticket.coverage.num_pages * self._page_bytes
-        room.transferred_bytes += num_bytes + len(report.payload)
+        room.transferred_bytes += num_bytes + len(payload)
         self._landed_bytes += num_bytes
         self.update_mark(ticket.peer)
         return [Arrived(room, first)]

@@ -21,7 +21,6 @@ class Parts:
     """One engine's memory and scheduler."""
 
     pools: tuple[PagePool, ...]
-    aux: PagePool
     cache: PrefixCache
     budget: Budget
     scheduler: Scheduler
@@ -47,7 +46,7 @@ def build_parts(config: InstanceConfig) -> Parts:
     def seed_of(namespace: Namespace) -> bytes:
         return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
 
-    return Parts(pools, PagePool(config.num_aux_slots), cache, budget, Scheduler(sched, cache, budget, seed_of))
+    return Parts(pools, cache, budget, Scheduler(sched, cache, budget, seed_of))
 
 
 def facts_of(config: InstanceConfig) -> Facts:
@@ -87,7 +86,6 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = parts.scheduler.num_running
     metrics["deltaserve_num_queue_reqs"] = parts.scheduler.num_waiting
-    metrics["deltaserve_aux_slots_used"] = parts.aux.num_pages - parts.aux.num_free
     return metrics
 
 

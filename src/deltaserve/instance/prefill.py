@@ -33,7 +33,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.sender import GrantVerdict, Sender, SendTicket
 from deltaserve.transfer.tables import SenderState
-from deltaserve.wire.aux import FirstToken, encode_first_token
+from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     CacheUse,
     Cancel,
@@ -56,7 +56,7 @@ class PrefillInstance:
         self.config = config
         self.parts = build_parts(config)
         self.parts.scheduler.gatekeeper = self
-        self.sender = Sender(Boot(config.boot), self.parts.pools, self.parts.aux, config.evidence)
+        self.sender = Sender(Boot(config.boot), self.parts.pools, config.evidence)
         self._out: list[Action] = []
         self.links = Greeter(config, facts_of(config), config.options.peer_lease_s, self._out)
         self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
@@ -64,7 +64,6 @@ class PrefillInstance:
         self._ungranted: dict[PeerName, int] = {}
         """Tokens announced to a decode worker that it has not granted yet."""
         self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
-        self._slotless: dict[PrefillRoom, None] = {}  # computed and granted, without an aux slot for the last chunk
         self._meter = Meter(config.options.heartbeat_s)
         self._is_draining = False
 
@@ -121,8 +120,6 @@ class PrefillInstance:
             self._send_ready(room)
         for request in scheduler.take_yielded():
             self._queue_again(self._by_request[request])
-        while self._slotless and self.sender.can_post_last():
-            self._send_ready(self._slotless.popitem()[0])
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             self.links.tell_fronts(events)
         actions = list(self._out)
@@ -358,9 +355,6 @@ class PrefillInstance:
         page_size = self.config.cache.page_size
         first = ticket.prefix_len // page_size + ticket.cursor
         if room.first is not None:
-            if not self.sender.can_post_last():
-                self._slotless[room] = None
-                return
             self._post(room, ticket, first, room.num_pages, encode_first_token(room.first))
             self._move(room, PrefillEvent.SEND)
             return

@@ -17,7 +17,7 @@ from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState, Pr
 from deltaserve.sched.plan import Sampled
 from deltaserve.transfer.receiver import Ticket
 from deltaserve.transfer.sender import SendTicket
-from deltaserve.wire.aux import FirstToken
+from deltaserve.wire.first_token import FirstToken
 from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogprobs, Submit, TokenRun, Tokens, Usage
 
 _ATTEMPTS_REMEMBERED = 4096

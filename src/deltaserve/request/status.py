@@ -52,8 +52,8 @@ class DecodeState(Enum):
     """Prefill computes; waits for memory here, or for a twin's transfer of the same pages."""
     GRANTED = "granted"
     """A ticket is open."""
-    COLLECTING = "collecting"
-    """All chunks landed; the aux record is being read and checked."""
+    VERIFYING = "verifying"
+    """All chunks were announced; their checksums, if there are any, are being compared."""
     QUEUED = "queued"
     """In the scheduler: to be computed here, or landed and waiting for a row."""
     RUNNING = "running"
@@ -85,8 +85,8 @@ DECODE_TABLE: Table[DecodeState, DecodeEvent] = {
         _E.END: _D.ENDED,
     },
     _D.STARTED: {_E.GRANT: _D.GRANTED, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
-    _D.GRANTED: {_E.LAND: _D.COLLECTING, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
-    _D.COLLECTING: {_E.QUEUE: _D.QUEUED, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
+    _D.GRANTED: {_E.LAND: _D.VERIFYING, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
+    _D.VERIFYING: {_E.QUEUE: _D.QUEUED, _E.LOCAL: _D.RETRACTED, _E.END: _D.ENDED},
     _D.QUEUED: {_E.RUN: _D.RUNNING, _E.END: _D.ENDED},
     _D.RUNNING: {_E.RETRACT: _D.RETRACTED, _E.END: _D.ENDED},
     _D.RETRACTED: {_E.OFFER: _D.OFFERED, _E.QUEUE: _D.QUEUED, _E.END: _D.ENDED},

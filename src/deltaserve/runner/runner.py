@@ -14,7 +14,6 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.device.aux_pool import DEFAULT_SLOT_BYTES
 from deltaserve.device.kv_pool import torch_dtype
 from deltaserve.device.memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
@@ -44,8 +43,6 @@ class ExecutorSizes:
     max_rows: int
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
-    num_aux_slots: int
-    aux_slot_bytes: int = DEFAULT_SLOT_BYTES
 
 
 class TorchExecutor:
@@ -53,7 +50,7 @@ class TorchExecutor:
 
     def __init__(self, decoder: Decoder, cache: CacheSpec, sizes: ExecutorSizes, device: torch.device) -> None:
         spec = decoder.spec
-        self.memory = DeviceMemory(cache, sizes.num_pages, device, sizes.num_aux_slots, sizes.aux_slot_bytes)
+        self.memory = DeviceMemory(cache, sizes.num_pages, device)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
         self._attention = TorchAttention(self.memory.kv, self._tables, spec.num_heads)
         self._decoder = decoder

@@ -74,7 +74,6 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         boot=boot_of(name, life),
         cache=stamp_spec(shape.page_size, shape.num_pools),
         num_pages=(pages,) * shape.num_pools,
-        num_aux_slots=shape.max_running * 2,
         max_running_requests=shape.max_running,
         max_context_len=shape.context_len,
         vocab_size=VOCAB,
@@ -177,9 +176,9 @@ _BUSY = (PageState.OWNED, PageState.GRANTED, PageState.QUARANTINED)
 
 
 def held_by(worker: SimWorker) -> int:
-    """Pages, aux slots, pins, leases, rows and tickets that a worker holds for requests."""
+    """Pages, pins, leases, rows and tickets that a worker holds for requests."""
     parts = worker.instance.parts
-    pages = sum(pool.count(state) for pool in (*parts.pools, parts.aux) for state in _BUSY)
+    pages = sum(pool.count(state) for pool in parts.pools for state in _BUSY)
     pins = sum(pool.num_pinned for pool in parts.pools)
     rows = parts.scheduler.num_running + len(parts.scheduler.waiting)
     return pages + pins + rows + parts.cache.num_leases + worker.instance.transfer_active()

@@ -172,7 +172,7 @@ def state_digest(run: Run) -> bytes:
 
 def _worker_state(worker: SimWorker) -> tuple[object, ...]:
     instance, parts = worker.instance, worker.instance.parts
-    pages = [pool.states() for pool in (*parts.pools, parts.aux)]
+    pages = [pool.states() for pool in parts.pools]
     peers = [(peer.name, peer.state, peer.boot) for peer in instance.links.table]
     tickets: list[tuple[object, ...]]
     if isinstance(instance, DecodeInstance):

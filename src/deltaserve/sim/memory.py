@@ -1,33 +1,30 @@
-"""Pages and aux slots of a simulated rank, as bytearrays."""
+"""Pages of a simulated rank, as bytearrays."""
 
 from collections.abc import Sequence
 
 import xxhash
 
 from deltaserve.base.extents import Region
-from deltaserve.base.ids import AuxSlot, PageId, PoolId, RegionId
+from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.wire.messages import RegionInfo
 
 STAMP_BYTES = 16
-AUX_SLOT_BYTES = 2048
 _POISON = b"\xdb" * STAMP_BYTES
 
 
 class StampMemory:
     """The transfer.memory.Memory of a simulated rank."""
 
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_aux_slots: int) -> None:
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
         self.layouts = {group.name: KvLayout(group, cache.page_size) for group in cache.groups}
         self.regions: list[tuple[str, Region]] = []
         self.memory: dict[RegionId, bytearray] = {}
         self.page_bytes = cache.page_size * STAMP_BYTES
         for pool, group in enumerate(cache.groups):
             self._add(group.name, self.layouts[group.name].arena_bytes(num_pages[pool]))
-        self._add("aux", num_aux_slots * AUX_SLOT_BYTES)
-        self.aux_region = RegionId(len(self.regions) - 1)
         self._page_size = cache.page_size
         self._poison = _POISON * cache.page_size
 
@@ -56,20 +53,8 @@ class StampMemory:
         """What stood there is of no use to anybody any more."""
         self.memory[RegionId(pool)][page * self.page_bytes : (page + 1) * self.page_bytes] = self._poison
 
-    def poison_aux(self, slot: AuxSlot) -> None:
-        self.memory[self.aux_region][slot * AUX_SLOT_BYTES : slot * AUX_SLOT_BYTES + STAMP_BYTES] = _POISON
-
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
         return pack_u32(xxhash.xxh32_intdigest(self.pages(pool, (page,))) for page in pages)
-
-    def read_aux(self, slot: AuxSlot) -> bytes:
-        return bytes(self.memory[self.aux_region][slot * AUX_SLOT_BYTES : (slot + 1) * AUX_SLOT_BYTES])
-
-    def write_aux(self, slot: AuxSlot, data: bytes) -> None:
-        if len(data) > AUX_SLOT_BYTES:
-            raise ValueError(f"{len(data)} bytes exceed an aux slot")
-        start = slot * AUX_SLOT_BYTES
-        self.memory[self.aux_region][start : start + len(data)] = data
 
 
 def region_infos(memory: StampMemory) -> tuple[RegionInfo, ...]:

@@ -162,7 +162,7 @@ class SimWorker(SimProcess):
         stall_s: float = 5.0,
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
-        self.memory = StampMemory(config.cache, config.num_pages, config.num_aux_slots)
+        self.memory = StampMemory(config.cache, config.num_pages)
         config = replace(config, regions=region_infos(self.memory))
         self.config = config
         self.url = url

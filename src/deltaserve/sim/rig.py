@@ -223,7 +223,7 @@ class Run:
     def _restart_stranded(self) -> None:
         """What the worker process and its supervisor do about pages that nobody gives back (engine/quarantine.py)."""
         for name, worker in list(self.world.workers.items()):
-            pools = (*worker.instance.parts.pools, worker.instance.parts.aux)
+            pools = worker.instance.parts.pools
             if not self.knobs.can_fence and any(pool.count(PageState.QUARANTINED) for pool in pools):
                 self.world.kill(name)
                 self.bury(worker)

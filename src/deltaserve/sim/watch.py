@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Span
-from deltaserve.base.ids import AuxSlot, PageId, PoolId
+from deltaserve.base.ids import PageId, PoolId
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
 from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.prefill import PrefillInstance
-from deltaserve.sim.memory import AUX_SLOT_BYTES
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
@@ -64,7 +63,7 @@ class Watch:
         known = self._pools.get(worker)
         if known is None:
             parts = worker.instance.parts
-            known = self._pools[worker] = [_Pages(pool) for pool in (*parts.pools, parts.aux)]
+            known = self._pools[worker] = [_Pages(pool) for pool in parts.pools]
             self._workers[worker.transport] = worker
         for index, pages in enumerate(known):
             num_moves = sum(pages.pool.moves.values())
@@ -77,16 +76,12 @@ class Watch:
         states, generations = pool.states(), pool.generations()
         counted = sum(pool.count(state) for state in PageState) + pool.num_held
         _claim(counted == pool.num_pages, "I1", f"{worker.name} pool {index}: {counted} of {pool.num_pages} pages")
-        is_aux = index == len(worker.instance.parts.pools)
         old = pages.states or bytes(pool.num_pages)
         old_generations = pages.generations or [0] * pool.num_pages
         for page in range(pool.num_pages):
             freed = states[page] == _FREE != old[page] and not pool.is_pinned(PageId(page))
             if freed or generations[page] != old_generations[page]:
-                if is_aux:
-                    worker.memory.poison_aux(AuxSlot(page))
-                else:
-                    worker.memory.poison(PoolId(index), PageId(page))
+                worker.memory.poison(PoolId(index), PageId(page))
         pages.states, pages.generations = states, generations
 
     # ------------------------------------------------------------ complete recount
@@ -136,8 +131,6 @@ def _check_landing(reader: SimWorker, key: TicketId, span: Span) -> None:
 
 
 def _holds(ticket: Ticket, reader: SimWorker, span: Span) -> bool:
-    if span.region == reader.memory.aux_region:
-        return span.offset // AUX_SLOT_BYTES == ticket.aux_slot
     return set(_pages_of(reader, span)) <= set(ticket.pages[span.region])
 
 
@@ -147,12 +140,7 @@ def _pages_of(worker: SimWorker, span: Span) -> range:
 
 
 def _check_pinned(writer: SimWorker, span: Span) -> None:
-    parts = writer.instance.parts
-    if span.region == writer.memory.aux_region:
-        slot = PageId(span.offset // AUX_SLOT_BYTES)
-        _claim(parts.aux.state(slot) is PageState.OWNED, "I10", f"{writer.name} sends aux slot {slot}, which is free")
-        return
-    pool = parts.pools[span.region]
+    pool = writer.instance.parts.pools[span.region]
     for page in _pages_of(writer, span):
         _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
 
@@ -180,8 +168,7 @@ def page_moves(worker: SimWorker) -> Counter[tuple[PageState, PageEvent]]:
     """Pages moved by event since the worker's start, over all its pools."""
     from_state = {event: state for state, cells in PAGE_TRANSITIONS.items() for event in cells}
     moves: Counter[tuple[PageState, PageEvent]] = Counter()
-    parts = worker.instance.parts
-    for pool in (*parts.pools, parts.aux):
+    for pool in worker.instance.parts.pools:
         for event, count in pool.moves.items():
             moves[from_state[event], event] += count
     return moves

@@ -6,7 +6,7 @@ Every command but PostChunk and OpenGate is answered by exactly one report, in o
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deltaserve.base.ids import AuxSlot, Boot, PageId, PeerName, PoolId, TicketSeq
+from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.messages import Done, Drain, RegionInfo
 
@@ -64,19 +64,6 @@ class PagePairs:
 
 
 @dataclass(frozen=True, slots=True)
-class AuxWrite:
-    """The aux record of a ticket, written by the very last transfer, after all its data was seen DONE."""
-
-    src_slot: AuxSlot
-    """This side's, where the record is composed."""
-    dst_slot: AuxSlot
-    """The reader's."""
-    generation: int
-    """Of the reader's slot, as granted."""
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class PostChunk:
     """Writer: send a chunk. Posted at most once; dropped when the gate is closed."""
 
@@ -86,8 +73,8 @@ class PostChunk:
     first_page: int
     """Index within the ticket's coverage."""
     pairs: tuple[PagePairs, ...]
-    aux: AuxWrite | None
-    """Not None exactly for the last chunk."""
+    payload: bytes | None
+    """Not None exactly for the last chunk: announced with it, after all data of the ticket was seen DONE."""
 
     @property
     def num_pages(self) -> int:
@@ -112,12 +99,10 @@ class PageCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
-    """Reader: all chunks of a ticket have landed: read its aux record, verify the checksums."""
+class VerifyPages:
+    """Reader: all chunks of a ticket have been announced: compare its pages with the announced checksums."""
 
     ticket: TicketId
-    slot: AuxSlot
-    generation: int
     checks: tuple[PageCheck, ...]
 
 
@@ -128,7 +113,7 @@ class FencePeer:
     peer: PeerName
 
 
-TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGate | Collect | FencePeer
+TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGate | VerifyPages | FencePeer
 
 # ---------------------------------------------------------------- reports
 
@@ -191,12 +176,11 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """Reader: answer to Collect. `payload` is None when header, length or a checksum disagree: see `problem`."""
+class PagesVerified:
+    """Reader: answer to VerifyPages. `problem`: what disagrees, in words; None when nothing does."""
 
     ticket: TicketId
-    payload: bytes | None
-    problem: str = ""
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +197,6 @@ TransferReport = (
     | WriteFailed
     | GateDrained
     | Landed
-    | Collected
+    | PagesVerified
     | PeerFenced
 )

@@ -26,6 +26,11 @@ class Coverage:
         self._last: int | None = None
 
     @property
+    def payload(self) -> bytes | None:
+        """Of the last chunk, once it has landed. Worth nothing before the coverage is complete."""
+        return None if self._last is None else self.chunks[self._last].payload
+
+    @property
     def is_complete(self) -> bool:
         return self._last is not None and len(self.chunks) == self._last + 1 and self._num_landed == self.num_pages
 

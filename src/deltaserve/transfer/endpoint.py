@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy
-from deltaserve.base.ids import AuxSlot, PeerName, RegionId
-from deltaserve.layout.aux import AuxLayout, AuxTag
+from deltaserve.base.ids import PeerName, RegionId
 from deltaserve.layout.kv import KvLayout, page_copies
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import (
     AttachEndpoint,
-    AuxWrite,
     ChunkSent,
     CloseGate,
-    Collect,
-    Collected,
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
@@ -29,11 +25,13 @@ from deltaserve.transfer.commands import (
     Landed,
     OpenEndpoint,
     OpenGate,
+    PagesVerified,
     PeerFenced,
     PostChunk,
     TicketId,
     TransferCommand,
     TransferReport,
+    VerifyPages,
     WriteFailed,
 )
 from deltaserve.transfer.gate import ChunkJob, Gate, cut_windows
@@ -50,9 +48,6 @@ from deltaserve.transport.base import (
 from deltaserve.wire.codec import decode_done, encode_done
 from deltaserve.wire.messages import Done, Drain, RegionInfo
 
-AUX = "aux"
-"""Component name of the aux region; all other components are page groups."""
-
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
@@ -62,8 +57,7 @@ class EndpointConfig:
     layouts: Mapping[str, KvLayout]
     """Page group name |-> layout."""
     regions: Mapping[str, RegionId]
-    """Component |-> local region."""
-    aux: AuxLayout = field(default_factory=AuxLayout)
+    """Page group name |-> local region."""
     window_bytes: int = 64 << 20
     max_windows: int = 2
     """Posts in flight per peer."""
@@ -120,8 +114,8 @@ class Endpoint:
                 return self._advance(command.peer, now)
             case CloseGate():
                 return self._close_gate(command)
-            case Collect():
-                return [self._collect(command)]
+            case VerifyPages():
+                return [self._verify(command)]
             case FencePeer():
                 return [self._fence(command.peer)]
 
@@ -187,11 +181,9 @@ class Endpoint:
         if link is None or gate is None or not gate.is_open or gate.is_dirty:
             return  # closed meanwhile: GateDrained or PeerFenced answers for it
         copies = self._copies(link, command)
-        aux = self._aux_copy(link, command.ticket, command.aux) if command.aux else ()
         windows = cut_windows(copies, self._config.window_bytes)
-        done = self._done(command)
-        num_bytes = sum(c.src.num_bytes for c in copies) + sum(c.src.num_bytes for c in aux)
-        link.jobs.append(ChunkJob(command, windows, aux, encode_done(done), num_bytes))
+        num_bytes = sum(c.src.num_bytes for c in copies) + len(command.payload or b"")
+        link.jobs.append(ChunkJob(command, windows, encode_done(self._done(command)), num_bytes))
 
     def _copies(self, link: _Link, command: PostChunk) -> list[Copy]:
         copies: list[Copy] = []
@@ -201,15 +193,6 @@ class Endpoint:
                 src, dst = self._config.regions[group.name], link.regions[group.name]
                 copies += page_copies(layout, src, pair.src, dst, pair.dst)
         return copies
-
-    def _aux_copy(self, link: _Link, ticket: TicketId, aux: AuxWrite) -> tuple[Copy, ...]:
-        layout = self._config.aux
-        tag = AuxTag(ticket.decode_boot, ticket.prefill_boot, ticket.seq, aux.generation)
-        record = layout.pack(tag, aux.payload)
-        self._memory.write_aux(aux.src_slot, record)
-        src = layout.span(self._config.regions[AUX], aux.src_slot, len(record))
-        dst = layout.span(link.regions[AUX], aux.dst_slot, len(record))
-        return (Copy(src, dst),)
 
     def _done(self, command: PostChunk) -> Done:
         checksums: tuple[bytes, ...] = ()
@@ -222,8 +205,8 @@ class Endpoint:
             chunk=command.chunk,
             first_page=command.first_page,
             num_pages=command.num_pages,
-            is_last=command.aux is not None,
             checksums=checksums,
+            payload=command.payload,
         )
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
@@ -288,9 +271,9 @@ class Endpoint:
         gate = link.gates[job.command.ticket]
         if not gate.is_open or gate.is_dirty or job.announced:
             return False
-        if job.windows and (len(job.windows) > 1 or job.is_last):
+        if len(job.windows) > 1:
             return True
-        if job.is_last:  # the aux record follows all data of the ticket
+        if job.is_last:  # the window with the payload follows all data of the ticket
             return gate.data_in_flight == 0 and self._is_only_job(link, job)
         return not job.in_flight  # the window with the notification follows all others of its chunk
 
@@ -299,8 +282,8 @@ class Endpoint:
 
     def _post_next(self, link: _Link, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         gate = link.gates[job.command.ticket]
-        closes = len(job.windows) <= (0 if job.is_last else 1)
-        copies = job.windows.popleft() if job.windows else job.closing
+        closes = len(job.windows) <= 1
+        copies = job.windows.popleft() if job.windows else ()
         gate.data_in_flight += 1
         gate.has_posted = True
         try:
@@ -339,13 +322,9 @@ class Endpoint:
 
     # ------------------------------------------------------------ reading
 
-    def _collect(self, command: Collect) -> Collected:
-        key = command.ticket
-        tag = AuxTag(key.decode_boot, key.prefill_boot, key.seq, command.generation)
-        payload = self._config.aux.unpack(tag, self._memory.read_aux(AuxSlot(command.slot)))
-        if isinstance(payload, str):
-            return Collected(key, None, payload)
+    def _verify(self, command: VerifyPages) -> PagesVerified:
         for check in command.checks:
             if self._memory.checksums(check.pool, check.pages) != check.checksums:
-                return Collected(key, None, f"checksum of pages in pool {check.pool} differs from the writer's")
-        return Collected(key, payload)
+                problem = f"checksum of pages in pool {check.pool} differs from the writer's"
+                return PagesVerified(command.ticket, problem)
+        return PagesVerified(command.ticket)

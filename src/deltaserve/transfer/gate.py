@@ -1,7 +1,8 @@
 """The write gate: per ticket, whether posts may go out and what is outstanding. Lives beside the transport.
 
     post: gate open? -> in flight += 1 ...... DONE seen: in flight -= 1;  ERROR: the ticket is dirty for good
-A chunk is a row of windows; its notification goes with the last of them, so it can never overtake the data.
+A chunk is a row of windows; its notification goes with the last of them, so it can never overtake the data. A chunk of
+no pages is its notification alone.
 """
 
 from collections import deque
@@ -18,8 +19,6 @@ class ChunkJob:
 
     command: PostChunk
     windows: deque[tuple[Copy, ...]]
-    closing: tuple[Copy, ...]
-    """Posted alone, with the notification, when all that must precede it was seen DONE (the aux record, or nothing)."""
     notification: bytes
     num_bytes: int
     in_flight: set[WriteId] = field(default_factory=set)
@@ -28,7 +27,7 @@ class ChunkJob:
 
     @property
     def is_last(self) -> bool:
-        return self.command.aux is not None
+        return self.command.payload is not None
 
 
 @dataclass(slots=True)

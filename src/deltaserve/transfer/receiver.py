@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Attempt, AuxSlot, Boot, PageId, PeerName, PoolId, Room, TicketSeq
+from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
 from deltaserve.base.machine import advance
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
-from deltaserve.transfer.commands import Collect, PageCheck, TicketId
+from deltaserve.transfer.commands import PageCheck, TicketId, VerifyPages
 from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
 from deltaserve.transport.base import Evidence
@@ -37,8 +37,6 @@ class Ticket:
     attempt: Attempt
     pages: tuple[tuple[PageId, ...], ...]
     """Per pool, in order of the prompt."""
-    aux_slot: AuxSlot
-    aux_generation: int
     coverage: Coverage
     is_refuted: bool = False
     """What was announced had not landed: a complete coverage proves nothing."""
@@ -59,7 +57,7 @@ class Heard(Enum):
     NOTHING = "nothing"
     """Unknown, repeated or incomplete: no effect."""
     COMPLETE = "complete"
-    """Everything landed: Collect is due."""
+    """Everything was announced: verify it, or accept it."""
     RELEASED = "released"
     """The revoked ticket's pages are free."""
     BREACH = "breach"
@@ -75,14 +73,12 @@ class Receiver:
         self,
         boot: Boot,
         pools: Sequence[PagePool],
-        aux: PagePool,
         drain_timeout_s: float,
         evidence: Evidence = Evidence.COMPLETION,
     ) -> None:
         self._boot = boot
         self._evidence = evidence
         self._pools = tuple(pools)
-        self._aux = aux
         self._drain_timeout_s = drain_timeout_s
         self._next_seq: dict[tuple[PeerName, Boot], int] = {}
         self._tickets: dict[TicketId, Ticket] = {}
@@ -95,13 +91,11 @@ class Receiver:
     # ------------------------------------------------------------ granting
 
     def grant(self, peer: PeerName, prefill_boot: Boot, room: Room, attempt: Attempt, num_pages: int) -> Ticket | None:
-        """Open a ticket for `num_pages` pages of every pool and one aux slot; None if any of them is missing."""
-        if self._aux.num_free < 1 or any(pool.num_free < num_pages for pool in self._pools):
+        """Open a ticket for `num_pages` pages of every pool; None if any of them is missing."""
+        if any(pool.num_free < num_pages for pool in self._pools):
             return None
         seq = self._next_seq.get((peer, prefill_boot), 1)
         self._next_seq[peer, prefill_boot] = seq + 1
-        slots = self._aux.grant(1) or ()
-        slot = AuxSlot(slots[0])
         pages = tuple(pool.grant(num_pages) or () for pool in self._pools)
         ticket = Ticket(
             id=TicketId(self._boot, prefill_boot, TicketSeq(seq)),
@@ -109,8 +103,6 @@ class Receiver:
             room=room,
             attempt=attempt,
             pages=pages,
-            aux_slot=slot,
-            aux_generation=self._aux.generation(slots[0]),
             coverage=Coverage(num_pages),
         )
         self._tickets[ticket.id] = ticket
@@ -148,9 +140,11 @@ class Receiver:
         return ticket, Heard.COMPLETE
 
     def _checksums_fit(self, done: Done) -> bool:
-        """None at all, or one of every page in every pool."""
+        """One of every page in every pool; or none at all, where the announcement is proof enough."""
+        if not done.checksums:
+            return self._evidence is Evidence.COMPLETION
         lengths = [len(checksums) for checksums in done.checksums]
-        return lengths in ([], [done.num_pages * _CHECKSUM_BYTES] * len(self._pools))
+        return lengths == [done.num_pages * _CHECKSUM_BYTES] * len(self._pools)
 
     def drained(self, key: TicketId, outcome: Drain) -> Heard:
         """Answer to a Revoke. Dirty: only a fence can give the pages back."""
@@ -164,23 +158,20 @@ class Receiver:
 
     # ------------------------------------------------------------ how a ticket ends
 
-    def collect(self, ticket: Ticket) -> Collect:
-        """What to read and check once everything landed."""
+    def verification(self, ticket: Ticket) -> VerifyPages | None:
+        """What to check once everything was announced; None when it came without checksums."""
         checks = []
         for done in ticket.coverage.chunks.values():
             end = done.first_page + done.num_pages
             for pool, checksums in enumerate(done.checksums):
                 checks.append(PageCheck(PoolId(pool), ticket.pages[pool][done.first_page : end], checksums))
-        return Collect(ticket.id, ticket.aux_slot, ticket.aux_generation, tuple(checks))
+        return VerifyPages(ticket.id, tuple(checks)) if checks else None
 
     def accept(self, ticket: Ticket) -> tuple[tuple[PageId, ...], ...]:
-        """Done: the pages are OWNED from now on and the caller's. The aux slot is free again."""
+        """Done: the pages are OWNED from now on and the caller's."""
         self._move(ticket, ReceiverEvent.ACCEPT)
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.land(pages)
-        slot = (PageId(ticket.aux_slot),)
-        self._aux.land(slot)
-        self._aux.free(slot)
         del self._tickets[ticket.id]
         return ticket.pages
 
@@ -190,7 +181,6 @@ class Receiver:
         ticket.revoked_at = now
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.revoke(pages)
-        self._aux.revoke((PageId(ticket.aux_slot),))
         if self._has_landed(ticket):
             self._release(ticket)
             return Heard.RELEASED
@@ -216,7 +206,6 @@ class Receiver:
         self._move(ticket, ReceiverEvent.RELEASE)
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.drain(pages)
-        self._aux.drain((PageId(ticket.aux_slot),))
         del self._tickets[ticket.id]
 
     def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:

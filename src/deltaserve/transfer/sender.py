@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Attempt, AuxSlot, Boot, PageId, PeerName, PoolId, Room, TicketSeq
+from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
 from deltaserve.base.machine import advance
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.cache.allocator import PagePool
-from deltaserve.transfer.commands import AuxWrite, PagePairs, PostChunk, TicketId
+from deltaserve.transfer.commands import PagePairs, PostChunk, TicketId
 from deltaserve.transfer.tables import SENDER, SenderEvent, SenderState
 from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Drain, Grant
@@ -33,14 +32,11 @@ class SendTicket:
     prefix_len: int
     pages: tuple[tuple[PageId, ...], ...]
     """Per pool: decode's pages, in order of the prompt, from prefix_len on."""
-    aux_slot: AuxSlot
-    aux_generation: int
     state: SenderState = SenderState.OPEN
     next_chunk: int = 0
     cursor: int = 0
     """Pages of the coverage posted so far; only moves forward."""
     pins: dict[int, _Pins] = field(default_factory=dict)
-    src_slot: AuxSlot | None = None
     answer_revoke: bool = False
     num_bytes: int = 0
 
@@ -72,13 +68,10 @@ class _Pair:
 class Sender:
     """All tickets this prefill worker holds."""
 
-    def __init__(
-        self, boot: Boot, pools: Sequence[PagePool], aux: PagePool, evidence: Evidence = Evidence.COMPLETION
-    ) -> None:
+    def __init__(self, boot: Boot, pools: Sequence[PagePool], evidence: Evidence = Evidence.COMPLETION) -> None:
         self._boot = boot
         self._evidence = evidence
         self._pools = tuple(pools)
-        self._aux = aux
         self._tickets: dict[TicketId, SendTicket] = {}
         self._pairs: dict[tuple[PeerName, Boot], _Pair] = {}
         self.moves: Counter[tuple[SenderState, SenderEvent]] = Counter()
@@ -102,8 +95,6 @@ class Sender:
             attempt=Attempt(grant.attempt),
             prefix_len=grant.prefix_len,
             pages=tuple(pages[pool] for pool in range(len(self._pools))),
-            aux_slot=AuxSlot(grant.aux_slot),
-            aux_generation=grant.aux_generation,
         )
         self._tickets[key] = ticket
         return ticket, GrantVerdict.OPENED
@@ -122,10 +113,6 @@ class Sender:
 
     # ------------------------------------------------------------ posting
 
-    def can_post_last(self) -> bool:
-        """Whether an aux slot is free to compose the record in."""
-        return self._aux.num_free > 0
-
     def post(self, ticket: SendTicket, src: Sequence[tuple[PageId, ...]], payload: bytes | None) -> PostChunk:
         """Pin `src` (per pool: the next pages of the coverage) and describe the chunk; `payload` makes it the last."""
         for pool, pages in zip(self._pools, src, strict=True):
@@ -139,15 +126,7 @@ class Sender:
             PagePairs(PoolId(pool), pages, ticket.pages[pool][first : first + num_pages])
             for pool, pages in enumerate(src)
         )
-        aux = None if payload is None else self._compose(ticket, payload)
-        return PostChunk(ticket.peer, ticket.id, chunk, first, pairs, aux)
-
-    def _compose(self, ticket: SendTicket, payload: bytes) -> AuxWrite:
-        slots = self._aux.allocate(1)
-        if slots is None:
-            raise IntegrityError("no aux slot although can_post_last() said yes")
-        ticket.src_slot = AuxSlot(slots[0])
-        return AuxWrite(ticket.src_slot, ticket.aux_slot, ticket.aux_generation, payload)
+        return PostChunk(ticket.peer, ticket.id, chunk, first, pairs, payload)
 
     # ------------------------------------------------------------ reports
 
@@ -226,9 +205,6 @@ class Sender:
     def _forget(self, ticket: SendTicket, outcome: Drain = Drain.CLEAN) -> None:
         for chunk in list(ticket.pins):
             self._unpin(ticket, chunk)
-        if ticket.src_slot is not None:
-            self._aux.free((PageId(ticket.src_slot),))
-            ticket.src_slot = None
         pair = self._pair(ticket.peer, ticket.id.decode_boot)
         if ticket.id.seq >= pair.closed_below:
             pair.tombstones[ticket.id.seq] = outcome

@@ -2,7 +2,7 @@
 
 Receiver (decode owns the pages):
     OPEN     prefill may write; pages GRANTED
-    LANDED   every chunk arrived; the aux record is being checked
+    LANDED   every chunk was announced; checksums, if any, are being verified
     DONE     pages OWNED by the request                                    (end)
     REVOKED  pages QUARANTINED until a clean Drained, a complete Done or a fence
     CLOSED   pages FREE again                                              (end)
@@ -31,7 +31,7 @@ class ReceiverEvent(Enum):
     COMPLETE = "complete"
     """Coverage complete."""
     ACCEPT = "accept"
-    """Aux record and checksums are right."""
+    """Checksums are right, or none were announced."""
     REVOKE = "revoke"
     RELEASE = "release"
     """Clean Drained, or a complete Done while revoked, or the peer is fenced."""

@@ -16,7 +16,7 @@ import msgspec
 from deltaserve.base.errors import FailReason
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class CacheUse(Enum):
@@ -52,7 +52,7 @@ class RegionInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     num_bytes: int
     device: str
     component: str
-    """Page group name, or `aux`."""
+    """Name of the page group."""
 
 
 class PeerAddress(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -160,8 +160,6 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     prefix_len: int
     prefix_key: bytes
     coverage: tuple[Component, ...]
-    aux_slot: int
-    aux_generation: int
     remaining_ms: int
 
 
@@ -175,10 +173,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_f
     first_page: int
     """Index within the coverage, not a page id."""
     num_pages: int
-    is_last: bool
-    """The aux slot was written by this very transfer, posted after all data had been seen DONE."""
     checksums: tuple[bytes, ...] = ()
     """Per pool, packed crc32 of each page of the chunk; empty when verification is off."""
+    payload: bytes | None = None
+    """Exactly in the last chunk's: the first token. Its write was posted after all others had been seen DONE."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.payload is not None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

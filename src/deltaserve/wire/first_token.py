@@ -1,4 +1,4 @@
-"""The payload of an aux record: what prefill tells decode besides KV."""
+"""What prefill tells decode besides KV: the payload of a transfer's last notification."""
 
 import msgspec
 
@@ -28,4 +28,4 @@ def decode_first_token(data: bytes) -> FirstToken:
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed aux payload: {error}") from None
+        raise ProtocolError(f"malformed first token: {error}") from None
