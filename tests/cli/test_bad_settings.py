@@ -119,6 +119,9 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     # doors
     ("serve", [M, "--host", "0.0.0.0"], ("--host 0.0.0.0", "--api-key-file", "--insecure-network")),
     ("serve", [M, "--host", "127.evil.example"], ("--host 127.evil.example", "--api-key-file")),
+    ("serve", [M, "--admin-host", "0.0.0.0"], ("--admin-host 0.0.0.0", "--api-key-file")),
+    ("serve", [M, "--admin-port", "30000"], ("--admin-port 30000", "that of the API")),
+    ("decode", [M, "--admin-port", "9100"], ("--admin-port", "only `deltaserve serve` or `deltaserve router`")),
     ("prefill", [M, "--host", "10.0.0.1"], ("--host 10.0.0.1", "--trusted-data-network")),
     (
         "prefill",

@@ -9,11 +9,12 @@ from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.serve import require_free_doors
+from tests.ports import taken
 
 
-def settings(port: int, keys: Path | None = None) -> Settings:
+def settings(port: int, keys: Path | None = None, admin_port: int | None = None) -> Settings:
     security = SecuritySettings(api_key_file=None if keys is None else str(keys))
-    return Settings(network=NetworkSettings(port=port), security=security)
+    return Settings(network=NetworkSettings(port=port, admin_port=admin_port), security=security)
 
 
 def test_a_port_in_use_is_named_with_its_flag() -> None:
@@ -33,3 +34,11 @@ def test_that_of_the_admin_routes_counts_where_they_have_one(tmp_path: Path) -> 
         require_free_doors(settings(port))
         with pytest.raises(ConfigError, match=rf"admin port \(one above --port\) {port + 1}: cannot listen"):
             require_free_doors(settings(port, tmp_path))
+
+
+def test_an_admin_port_that_was_asked_for_is_looked_at_alone(tmp_path: Path) -> None:
+    port, admin_port = free_port(), free_port()
+    with taken(port + 1):
+        require_free_doors(settings(port, tmp_path, admin_port))
+    with taken(admin_port), pytest.raises(ConfigError, match=f"--admin-port {admin_port}: cannot listen"):
+        require_free_doors(settings(port, tmp_path, admin_port))

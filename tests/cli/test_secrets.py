@@ -13,6 +13,8 @@ def write(tmp_path: Path, content: bytes, mode: int = 0o600) -> Path:
     path = tmp_path / "cluster.key"
     path.write_bytes(content)
     path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, 1000, 1000)  # of files of root more is allowed
     return path
 
 

@@ -57,6 +57,8 @@ EXAMPLES: dict[str, str] = {
     "trusted-data-network": "10.0.0.0/24",
     "log-level": "debug",
     "log-dir": "logs",
+    "admin-host": "localhost",
+    "admin-port": "9100",
     "advertise": "worker-0.example:9000",
     "start-timeout-s": "900",
     "shutdown-grace-s": "20",

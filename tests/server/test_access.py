@@ -124,9 +124,18 @@ async def test_admin_calls_from_a_browser_are_refused(codec: TextCodec) -> None:
 )
 def test_when_the_admin_listener_is_separate(host: str, keys: tuple[ApiKey, ...], separate: bool) -> None:
     settings = ServerSettings(MODEL, host=host, api_keys=keys)
-    assert settings.separate_admin == separate
+    assert settings.admin_address == (("127.0.0.1", 8001) if separate else None)
     assert is_loopback(host) == (host in ("127.0.0.1", "::1", "localhost"))
-    assert settings.admin_port == 8001
+
+
+def test_the_admin_listener_can_be_elsewhere() -> None:
+    """For what collects metrics from other machines; it also has one when the API alone would have none."""
+    assert ServerSettings(MODEL, api_keys=(USER,), admin_host="10.0.0.1").admin_address == ("10.0.0.1", 8001)
+    assert ServerSettings(MODEL, api_keys=(USER,), admin_port=9100).admin_address == ("127.0.0.1", 9100)
+    assert ServerSettings(MODEL, admin_host="127.0.0.1").admin_address == ("127.0.0.1", 8001)
+    assert ServerSettings(MODEL, port=65535, admin_port=9100).admin_address == ("127.0.0.1", 9100)
+    with pytest.raises(ConfigError, match="65535"):
+        ServerSettings(MODEL, port=65535, api_keys=(USER,))
 
 
 def _key_file(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
@@ -149,7 +158,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     ("text", "mode", "message"),
     [
         ("", 0o600, "holds no key"),
-        (f"{USER.secret} acme", 0o640, "mode 0640"),
+        (f"{USER.secret} acme", 0o660, "mode 0660"),
         (f"{USER.secret} acme", 0o604, "mode 0604"),
         (USER.secret, 0o600, "SECRET NAMESPACE"),
         (f"{USER.secret} acme root", 0o600, "SECRET NAMESPACE"),

@@ -217,7 +217,15 @@ class NetworkSettings(Group):
         "where the router and other workers reach this one, and its name; by default --host",
         commands=("prefill", "decode"),
     )
-    port: Port = option(30000, "port of the API; the admin port is the next one when keys are set", commands=ROUTING)
+    port: Port = option(30000, "port of the API", commands=ROUTING)
+    admin_host: Host | None = option(
+        None, "address of the admin routes (metrics, drain); by default 127.0.0.1", commands=ROUTING
+    )
+    admin_port: Port | None = option(
+        None,
+        "port of the admin routes; by default the one above --port when keys are set, else --port itself",
+        commands=ROUTING,
+    )
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
     max_connections_per_address: Count | None = option(
         None, "connections of one client address; by default any number, as behind a proxy", commands=ROUTING

@@ -100,8 +100,13 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
         yield f"--host {host}: nobody can dial that, and a worker is known by its address; add --advertise HOST"
     if not is_local and is_worker and security.trusted_data_network is None:
         yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"
+    network = settings.network
+    if not is_worker and network.admin_port == network.port:
+        yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"
     if security.insecure_network:
         return
+    if not is_worker and network.admin_host and not is_loopback(network.admin_host) and security.api_key_file is None:
+        yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
     if not is_local and not is_worker and security.api_key_file is None:
         yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
     has_remote_links = any(not is_loopback(address.split(":")[0]) for address in worker_addresses(settings))

@@ -59,6 +59,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     secret_path: str
     host: str
     port: int
+    admin_host: str | None
+    admin_port: int | None
     api_key_file: str | None
     max_queue: int
     max_connections_per_address: int | None
@@ -199,6 +201,8 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         model_name=spec.model_name,
         host=spec.host,
         port=spec.port,
+        admin_host=spec.admin_host,
+        admin_port=spec.admin_port,
         api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),

@@ -152,6 +152,8 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         curve=True,
         host=settings.network.host,
         port=settings.network.port,
+        admin_host=settings.network.admin_host,
+        admin_port=settings.network.admin_port,
         api_key_file=settings.security.api_key_file,
         given_path=settings.model.model_path,
         max_queue=scheduling.max_queued_requests,
@@ -176,10 +178,12 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
 
 def require_free_doors(settings: Settings) -> None:
     """Of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
-    host, port = settings.network.host, settings.network.port
-    require_free_port("--port", host, port)
-    if settings.security.api_key_file is not None or not is_loopback(host):
-        require_free_port("admin port (one above --port)", "127.0.0.1", port + 1)
+    network = settings.network
+    require_free_port("--port", network.host, network.port)
+    if network.admin_port is not None:
+        require_free_port("--admin-port", network.admin_host or "127.0.0.1", network.admin_port)
+    elif settings.security.api_key_file is not None or network.admin_host is not None or not is_loopback(network.host):
+        require_free_port("admin port (one above --port)", network.admin_host or "127.0.0.1", network.port + 1)
 
 
 def require_free_port(flag: str, host: str, port: int) -> None:

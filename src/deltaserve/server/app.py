@@ -30,7 +30,7 @@ def create_app(
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
     routes = _public_routes(front)
-    if not settings.separate_admin:
+    if settings.admin_address is None:
         routes += _admin_routes(front)
     return _application(front, routes, Right.API)
 

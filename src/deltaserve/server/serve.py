@@ -53,9 +53,8 @@ async def serve(
     assert isinstance(front, Front)
     sockets = [_bind(settings.host, settings.port)]
     servers = [_server(app, settings)]
-    if settings.separate_admin:
-        admin_port = settings.admin_port
-        sockets.append(_bind("127.0.0.1", admin_port))
+    if settings.admin_address is not None:
+        sockets.append(_bind(*settings.admin_address))
         servers.append(_server(create_admin_app(app), settings))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:

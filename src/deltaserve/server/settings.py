@@ -59,6 +59,9 @@ class ServerSettings:
     """As the command line names it; requests may call the model by it too."""
     host: str = "127.0.0.1"
     port: int = 8000
+    admin_host: str | None = None
+    admin_port: int | None = None
+    """Of the admin routes, where they are to have a listener of their own whatever else holds; see `admin_address`."""
     api_keys: tuple[ApiKey, ...] = ()
     http: HttpLimits = field(default_factory=HttpLimits)
     default_max_tokens: int | None = None
@@ -84,7 +87,7 @@ class ServerSettings:
             raise ConfigError("model_name is empty")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 0..65535")
-        if self.separate_admin and self.port == 65535:
+        if self.admin_address is not None and self.admin_address[1] > 65535:
             raise ConfigError("port 65535 leaves no port above it for the admin listener")
         for name in ("max_queue", "max_queue_tokens", "max_samples", "max_n", "stream_interval"):
             if getattr(self, name) < 1:
@@ -99,13 +102,15 @@ class ServerSettings:
         return max(1, len({key.namespace for key in self.api_keys}))
 
     @property
-    def separate_admin(self) -> bool:
-        """Admin routes have a listener of their own (127.0.0.1, port + 1) unless the API is loopback without keys."""
-        return bool(self.api_keys) or not is_loopback(self.host)
+    def admin_address(self) -> tuple[str, int] | None:
+        """(host, port) of the admin routes, by default (127.0.0.1, the port above that of the API).
 
-    @property
-    def admin_port(self) -> int:
-        return self.port + 1 if self.port else 0
+        None: they are on the API's port, unless asked otherwise when it is loopback without keys.
+        """
+        if is_loopback(self.host) and not self.api_keys and self.admin_host is None and self.admin_port is None:
+            return None
+        above = self.port + 1 if self.port else 0
+        return self.admin_host or "127.0.0.1", above if self.admin_port is None else self.admin_port
 
 
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
