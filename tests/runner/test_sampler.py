@@ -44,13 +44,14 @@ def plain_probs(logits: list[float], p: SamplingParams) -> list[float]:
     top = scaled[order[0]]
     weights = {token: math.exp(scaled[token] - top) for token in order}
     total = sum(weights.values())
-    kept, mass = [], 0.0
+    kept: dict[int, None] = {}
+    mass = 0.0
     for token in order:
-        kept.append(token)
+        kept[token] = None
         mass += weights[token] / total
         if mass >= p.top_p:
             break
-    kept = [token for token in kept if weights[token] >= p.min_p * weights[order[0]]]
+    kept = {token: None for token in kept if weights[token] >= p.min_p * weights[order[0]]}
     total = sum(weights[token] for token in kept)
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
 
@@ -85,6 +86,39 @@ def test_mixed_batch_equals_plain_rules_one_by_one() -> None:
         pick(plain_probs(logits[i].tolist(), r.params), uniform(r.params.seed, r.position)) for i, r in enumerate(rows)
     ]
     assert got == want
+
+
+WIDE_RULES: list[dict[str, Any]] = [
+    *RULES,
+    {"top_k": 2000},
+    {"top_k": 1024, "top_p": 0.5},
+    {"top_p": 0.999},
+    {"top_p": 0.95, "min_p": 0.02, "temperature": 0.7},
+    {"min_p": 1e-9},
+]
+
+
+@pytest.mark.parametrize("vocab", [1024, 3000, 20_001])
+@pytest.mark.parametrize("spread", [0.5, 6.0], ids=["flat", "peaked"])
+def test_rows_whose_choice_fits_the_candidates_and_rows_whose_does_not(vocab: int, spread: float) -> None:
+    """Both in one batch, against plain rules: where the vocabulary is larger than the candidates, and in groups."""
+    count = 2 * len(WIDE_RULES)
+    logits = random_logits(count, seed=4, vocab=vocab) * spread / 3
+    rows = [row(position=i, seed=11 * i, **WIDE_RULES[i % len(WIDE_RULES)]) for i in range(count)]
+    got = [draw.token for draw in sample(logits.clone(), rows)]
+    probs = [plain_probs(logits[i].tolist(), r.params) for i, r in enumerate(rows)]
+    assert got == [pick(p, uniform(r.params.seed, r.position)) for p, r in zip(probs, rows, strict=True)]
+    assert got == [sample(logits[i : i + 1].clone(), [r])[0].token for i, r in enumerate(rows)]
+
+
+@pytest.mark.parametrize("rules", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 1500, "top_p": 0.3}, {"min_p": 0.9}])
+def test_ties_with_the_last_one_kept_stay(rules: dict[str, Any]) -> None:
+    """2,000 equal logits, more than there are candidates: top-k and top-p cannot tell them apart."""
+    logits = torch.full((400, 20_000), -50.0)
+    logits[:, 5_000:7_000] = 1.0
+    tokens = [draw.token for draw in sample(logits, [row(position=i, **rules) for i in range(400)])]
+    assert min(tokens) < 5_100
+    assert 6_900 < max(tokens) < 7_000
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

@@ -10,12 +10,12 @@ from deltaserve.models.weights import MoeWeights
 
 
 def route(x: Tensor, router: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:
-    """x [T, hidden] -> expert ids [T, k] and their weights [T, k] in x's dtype. Scores are float32."""
+    """x [T, hidden] -> expert ids [T, k] and their weights [T, k] float32."""
     scores = functional.linear(x, router).float().softmax(-1)  # [T, E]
     weights, experts = scores.topk(spec.experts_per_token, -1)
     if spec.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    return experts, weights.to(x.dtype)
+    return experts, weights
 
 
 def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
@@ -33,5 +33,13 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
         hidden = swiglu(functional.linear(inputs[start : start + count], weights.gate_up[expert]))
         outputs[start : start + count] = functional.linear(hidden, weights.down[expert])
         start += count
-    outputs *= gains.flatten().index_select(0, order)[:, None]
-    return torch.zeros_like(x).index_add_(0, tokens, outputs)
+    chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
+    return _weighted_sum(chosen, gains)
+
+
+def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:
+    """[T, k, hidden], [T, k] -> [T, hidden]: in float32 and in order of rank, so that equal inputs give equal bits."""
+    total = chosen[:, 0].float() * gains[:, :1]
+    for rank in range(1, chosen.shape[1]):
+        total.addcmul_(chosen[:, rank].float(), gains[:, rank : rank + 1])
+    return total.to(chosen.dtype)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.runner.candidates import Limits, draw_among
 from deltaserve.runner.randomness import uniform
 from deltaserve.runner.rows import History
 
-_TOP_P_CANDIDATES = 1024
-"""The nucleus nearly always lies within so many tokens; a row where it does not is sorted in full."""
 _COLDEST = 1e-5
 """Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
 
@@ -110,17 +109,40 @@ def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    tokens: list[int] = logits.argmax(-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature >= _COLDEST]
-    if drawn:
-        lines = logits if len(drawn) == len(rows) else logits[drawn]
-        for index, token in zip(drawn, _draw(lines, [rows[index] for index in drawn]), strict=True):
-            tokens[index] = token
-    return tokens
+    """[N, V] -> one token per row: the rows of each way to draw together."""
+    vocab = logits.shape[1]
+    tokens: dict[int, int] = {}
+    greedy = [index for index, row in enumerate(rows) if row.params.temperature < _COLDEST]
+    if greedy:
+        tokens |= zip(greedy, _lines(logits, greedy).argmax(-1).tolist(), strict=True)
+    limited = [index for index in range(len(rows)) if index not in tokens and _is_limited(rows[index].params, vocab)]
+    if limited:
+        limits = Limits.of([(rows[i].params, _point(rows[i])) for i in limited], vocab, logits.device)
+        found, complete = draw_among(_lines(logits, limited), limits)
+        drawn = zip(limited, found.tolist(), complete.tolist(), strict=True)
+        tokens |= {index: token for index, token, is_certain in drawn if is_certain}
+    rest = [index for index in range(len(rows)) if index not in tokens]
+    if rest:
+        tokens |= zip(rest, _draw(_lines(logits, rest), [rows[index] for index in rest]), strict=True)
+    return [tokens[index] for index in range(len(rows))]
+
+
+def _lines(logits: Tensor, indexes: Sequence[int]) -> Tensor:
+    """Those of [N, V], without a copy where they are all."""
+    return logits if len(indexes) == len(logits) else logits[list(indexes)]
+
+
+def _is_limited(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether it draws from less than the whole vocabulary."""
+    return params.top_p < 1.0 or params.min_p > 0.0 or (params.top_k is not None and params.top_k < vocab_size)
+
+
+def _point(row: SampleRow) -> float:
+    return uniform(row.params.seed, row.position)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """[N, V] -> one token per row at temperature > 0."""
+    """[N, V] -> one token per row at temperature > 0, over the whole vocabulary."""
     device = logits.device
     logits = logits.clamp(max=torch.finfo(logits.dtype).max)  # what a tiny penalty divisor blew up: inf - inf is NaN
     logits -= logits.amax(-1, keepdim=True)
@@ -134,9 +156,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
             line = probs[index]
             line[line < row.params.min_p * line.max()] = 0.0
     cumulative = probs.cumsum(-1, dtype=torch.float64)  # [N, V]
-    points = torch.tensor(
-        [[uniform(row.params.seed, row.position)] for row in rows], dtype=torch.float64, device=device
-    )
+    points = torch.tensor([[_point(row)] for row in rows], dtype=torch.float64, device=device)
     # right=True: the first token whose cumulative weight exceeds the point, so never one of weight zero.
     found = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
     tokens: list[int] = found[:, 0].clamp(max=logits.shape[-1] - 1).tolist()  # all tokens forbidden: any one, but one
@@ -159,10 +179,7 @@ def _keep_top_k(logits: Tensor, limits: Sequence[int | None]) -> None:
 
 def _keep_top_p(line: Tensor, top_p: float) -> None:
     """line [V] of probabilities: all but the smallest set that reaches `top_p` becomes 0; ties with its last stay."""
-    values = line.topk(min(_TOP_P_CANDIDATES, line.shape[-1])).values
+    values = line.sort(descending=True).values
     sums = values.cumsum(-1, dtype=torch.float64)
-    if sums[-1] < top_p and len(values) < len(line):
-        values = line.sort(descending=True).values
-        sums = values.cumsum(-1, dtype=torch.float64)
     last = int(torch.searchsorted(sums, top_p).clamp(max=len(values) - 1))
     line[line < values[last]] = 0.0

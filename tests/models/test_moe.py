@@ -1,0 +1,44 @@
+"""Experts: what each token gets is the weighted sum of its own, rounded once."""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.models.layers import swiglu
+from deltaserve.models.moe import moe_mlp, route
+from deltaserve.models.spec import MoeSpec, RouterKind
+from deltaserve.models.weights import MoeWeights
+
+SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True, layers=frozenset({0}))
+
+
+def random_weights(hidden: int) -> MoeWeights:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=generator) / 4).to(torch.bfloat16)
+
+    size, count = SPEC.intermediate_size, SPEC.num_experts
+    return MoeWeights(draw(count, hidden), draw(count, 2 * size, hidden), draw(count, hidden, size))
+
+
+@torch.inference_mode()
+def test_the_sum_over_experts_is_rounded_once() -> None:
+    hidden = 48
+    weights = random_weights(hidden)
+    x = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    experts, gains = route(x, weights.router, SPEC)
+    got = moe_mlp(x, weights, SPEC)
+    for token in range(5):
+        total = torch.zeros(hidden, dtype=torch.float64)
+        for expert, gain in zip(experts[token].tolist(), gains[token].tolist(), strict=True):
+            inner = swiglu(functional.linear(x[token : token + 1], weights.gate_up[expert]))
+            total += gain * functional.linear(inner, weights.down[expert])[0].double()
+        torch.testing.assert_close(got[token].double(), total, rtol=2**-8, atol=2**-9)
+
+
+@torch.inference_mode()
+def test_equal_tokens_get_equal_bits() -> None:
+    x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).repeat(16, 1)
+    got = moe_mlp(x, random_weights(48), SPEC)
+    assert torch.equal(got, got[:1].repeat(16, 1))
