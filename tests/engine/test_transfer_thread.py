@@ -120,8 +120,8 @@ class Rig:
 
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))
-        pairs = PagePairs(PoolId(0), (PageId(1), PageId(2)), (PageId(5), PageId(6)))
-        self.thread.submit(PostChunk(READER, TICKET, chunk=0, first_page=0, pairs=(pairs,), payload=b"first token"))
+        pairs = PagePairs(PoolId(0), 0, (PageId(1), PageId(2)), (PageId(5), PageId(6)))
+        self.thread.submit(PostChunk(READER, TICKET, chunk=0, pairs=(pairs,), payload=b"first token"))
 
     def polls_until(self, count: int) -> None:
         """Wait until the writer has polled `count` times more."""

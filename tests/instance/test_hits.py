@@ -39,7 +39,7 @@ def test_what_decode_has_does_not_move(cached_len: int, prompt_len: int, hit: in
     assert metrics["deltaserve_transfer_bytes_planned_total"] - planned == num_moved * PAGE_BYTES
     assert metrics["deltaserve_transfer_bytes_landed_total"] == metrics["deltaserve_transfer_bytes_planned_total"]
     grant = duo.sent(Grant, DECODE)[-1]
-    assert (grant.prefix_len, token_len(grant.coverage[0].pages)) == (hit, -(-prompt_len // 4) - hit // 4)
+    assert (grant.coverage[0].first, token_len(grant.coverage[0].pages)) == (hit // 4, -(-prompt_len // 4) - hit // 4)
 
 
 @pytest.mark.parametrize(("prefill_keeps", "decode_keeps"), [(16, 8), (8, 16), (16, 16), (0, 16), (16, 0)])
@@ -165,7 +165,7 @@ def test_prompt_logprobs_match_nothing_on_prefill_and_all_on_decode() -> None:
     duo.until(lambda: duo.prefill.metrics()["deltaserve_computed_tokens_total"] - computed == 16)
     assert all(item.wants_prompt_logprobs for plan in plans for item in plan.items)
     duo.until(lambda: bool(duo.sent(Grant, DECODE)) and duo.sent(Grant, DECODE)[-1].room == generation.room)
-    assert duo.sent(Grant, DECODE)[-1].prefix_len == 16
+    assert duo.sent(Grant, DECODE)[-1].coverage[0].first == 4
     assert duo.sent(PromptLogprobs) == []  # the stamp model has none to tell
 
 

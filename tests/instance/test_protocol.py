@@ -26,6 +26,7 @@ from deltaserve.wire.messages import (
     Hello,
     Offer,
     PeerAddress,
+    Piece,
     Revoke,
     Starting,
     Submit,
@@ -184,7 +185,7 @@ def test_a_mark_in_a_hello_closes_older_grants() -> None:
     duo.report(DECODE, FrameIn(_lost(duo)))
     duo.until(lambda: duo.decode.links.is_ready(PREFILL) and duo.decode.receiver.get(ticket.id) is None)
     duo.inject(PREFILL, DECODE, grant)
-    assert duo.prefill.sender.get(TicketId(ticket.id.decode_boot, ticket.id.prefill_boot, TicketSeq(1))) is None
+    assert duo.prefill.sender.get(TicketId(ticket.id.reader_boot, ticket.id.writer_boot, TicketSeq(1))) is None
     duo.link = healthy
     duo.until(lambda: asked.answer.ends == 1, limit_s=60.0)
 
@@ -205,30 +206,30 @@ def granted(duo: Duo) -> Asked:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "pieces",
     [
-        {"first_page": 0, "num_pages": 9},
-        {"first_page": 7, "num_pages": 2},
-        {"first_page": 0, "num_pages": 0},
-        {"first_page": 0, "num_pages": 1, "checksums": (b"abcd", b"abcd")},
+        (Piece(pool=0, first=0, end=9),),
+        (Piece(pool=0, first=7, end=9),),
+        (),
+        (Piece(pool=0, first=0, end=1, checksums=b"abcdabcd"),),
+        (Piece(pool=1, first=0, end=1),),
     ],
-    ids=["too many", "beyond", "empty", "checksums of two pools"],
+    ids=["too many", "beyond", "empty", "checksums of two pages", "other pool"],
 )
 def test_an_announcement_of_what_was_not_granted_fails_the_attempt_and_keeps_the_link(
-    changes: dict[str, object],
+    pieces: tuple[Piece, ...],
 ) -> None:
     duo = Duo(fabric=slow_fabric(0.5))
     asked = granted(duo)
     (ticket,) = duo.decode.receiver
     done = Done(
         ticket=ticket.id.seq,
-        decode_boot=ticket.id.decode_boot,
-        prefill_boot=ticket.id.prefill_boot,
+        reader_boot=ticket.id.reader_boot,
+        writer_boot=ticket.id.writer_boot,
         chunk=5,
-        first_page=0,
-        num_pages=1,
+        pieces=pieces,
     )
-    duo.report(DECODE, Landed(PREFILL, msgspec.structs.replace(done, **changes)))
+    duo.report(DECODE, Landed(PREFILL, done))
     room = duo.decode_room(asked)
     assert room is None or room.ticket is not ticket
     assert ticket.is_revoked
@@ -248,9 +249,6 @@ def offer(duo: Duo, **changes: object) -> Offer:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"prefix_len": 4, "prefix_key": b"k" * 16}, FailReason.PREFIX_MISMATCH),
-        ({"prefix_len": 3}, FailReason.BAD_EXTENT),
-        ({"prefix_len": 400}, FailReason.BAD_EXTENT),
         ({"prompt": b""}, FailReason.BAD_EXTENT),
         ({"prompt": b"\x01\x00\x00"}, FailReason.BAD_EXTENT),
         ({"prompt": pack_u32([1, 2, 97])}, FailReason.BAD_EXTENT),
@@ -270,8 +268,8 @@ def test_an_offer_that_cannot_be_served_is_refused_by_name(changes: dict[str, ob
     duo.serve(PROMPT, 3)
 
 
-def component(pages: Sequence[int], pool: int = 0) -> Component:
-    return Component(writer=0, reader=0, pool=pool, pages=pack_u32(pages), generations=pack_u32([1] * len(pages)))
+def component(pages: Sequence[int], pool: int = 0, first: int = 0) -> Component:
+    return Component(pool=pool, first=first, pages=pack_u32(pages))
 
 
 @pytest.mark.parametrize(
@@ -283,10 +281,11 @@ def component(pages: Sequence[int], pool: int = 0) -> Component:
         {"coverage": (component(range(8), pool=1),)},
         {"coverage": (component([*range(7), 64]),)},
         {"coverage": (component([*range(7), 0]),)},
-        {"prefix_len": 4, "prefix_key": b"k" * 16, "coverage": (component(range(7)),)},
-        {"prefix_len": 2},
+        {"coverage": (component(range(7), first=2),)},
+        {"coverage": (component(range(9), first=-1),)},
+        {"coverage": (component((), first=9),)},
     ],
-    ids=["none", "short", "pool twice", "other pool", "beyond the arena", "page twice", "prefix key", "not a page"],
+    ids=["none", "short", "pool twice", "other pool", "beyond the arena", "page twice", "long", "negative", "past"],
 )
 def test_a_grant_that_does_not_fit_fails_the_attempt_and_keeps_the_link(changes: dict[str, object]) -> None:
     duo = Duo(link=lambda src, dst, e: () if isinstance(e.body, Grant) else None)

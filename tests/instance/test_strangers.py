@@ -30,6 +30,7 @@ from deltaserve.wire.messages import (
     Message,
     Offer,
     PeerAddress,
+    Piece,
     Revoke,
     Submit,
     Tokens,
@@ -53,19 +54,15 @@ def hello(role: str) -> Hello:
 def an_offer(duo: Duo) -> Offer:
     """As decode makes them, for a room of its own."""
     duo.serve([50, *PROMPT], 2)
-    return msgspec.structs.replace(duo.sent(Offer, DECODE)[-1], room=b"a room of evil's", prefix_len=0, prefix_key=b"")
+    return msgspec.structs.replace(duo.sent(Offer, DECODE)[-1], room=b"a room of evil's")
 
 
 def a_grant(offer: Offer, pages: Sequence[int] = range(8)) -> Grant:
-    packed = pack_u32(pages)
     return Grant(
         room=offer.room,
         attempt=offer.attempt,
         ticket=1,
-        prefix_len=0,
-        prefix_key=b"",
-        coverage=(Component(writer=0, reader=0, pool=0, pages=packed, generations=packed),),
-        remaining_ms=60_000,
+        coverage=(Component(pool=0, first=0, pages=pack_u32(pages)),),
     )
 
 
@@ -184,11 +181,10 @@ def test_a_first_token_beyond_the_vocabulary_fails_the_attempt(token: int) -> No
     (ticket,) = duo.decode.receiver
     done = Done(
         ticket=ticket.id.seq,
-        decode_boot=ticket.id.decode_boot,
-        prefill_boot=ticket.id.prefill_boot,
+        reader_boot=ticket.id.reader_boot,
+        writer_boot=ticket.id.writer_boot,
         chunk=0,
-        first_page=0,
-        num_pages=len(ticket.pages[0]),
+        pieces=(Piece(pool=0, first=0, end=len(ticket.pages[0])),),
         payload=encode_first_token(FirstToken(token=token)),
     )
     duo.report(DECODE, Landed(PREFILL, done))
@@ -240,7 +236,7 @@ def test_a_room_whose_attempts_are_counted_anew_is_served(highest: int) -> None:
     duo = Duo()
     duo.serve(PROMPT, 3)
     offer, submit = duo.sent(Offer, DECODE)[-1], duo.sent(Submit, FRONT)[-1]
-    duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, attempt=highest, prefix_len=0, prefix_key=b""))
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, attempt=highest))
     duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, cache=CacheUse.BYPASS))
     num_told = len(duo.sent(Tokens, DECODE))
     duo.until(lambda: len(duo.sent(Tokens, DECODE)) > num_told, limit_s=3.0)

@@ -296,8 +296,6 @@ def big_offer(num_bytes: int) -> Offer:
         keys=b"",
         namespace="",
         sampling=SamplingParams(max_tokens=1, seed=0),
-        prefix_len=0,
-        prefix_key=b"",
         remaining_ms=1,
     )
 

@@ -18,8 +18,8 @@ from deltaserve.transfer.commands import PostChunk, TicketId
 from deltaserve.transfer.receiver import Heard, Ticket
 from deltaserve.transfer.sender import GrantVerdict, SendTicket
 from deltaserve.transfer.tables import ReceiverState, SenderState
-from deltaserve.wire.messages import Done, Drain, Drained, Grant, Revoke
-from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT, DecodeSide, PrefillSide, done
+from deltaserve.wire.messages import Done, Drain, Drained, Grant, Piece, Revoke
+from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT, DecodeSide, PrefillSide, done_of
 
 NUM_PAGES = (12, 14)
 ToPrefill = tuple[Grant | Revoke, int]
@@ -39,7 +39,8 @@ class Flight:
 
     @property
     def num_pages(self) -> int:
-        return self.post.num_pages
+        """Of the pool with most in this chunk."""
+        return max((len(pairs.src) for pairs in self.post.pairs), default=0)
 
 
 class TicketMachine(RuleBasedStateMachine):
@@ -60,11 +61,13 @@ class TicketMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ decode
 
-    @rule(num_pages=st.integers(0, 4))
-    def grant(self, num_pages: int) -> None:
+    @rule(spans=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 4)) for _ in NUM_PAGES]))
+    def grant(self, spans: tuple[tuple[int, int], ...]) -> None:
+        """As many pages of each pool as that pool lacks, from where it lacks them."""
         self.num_rooms += 1
         room = Room(self.num_rooms.to_bytes(16, "little"))
-        ticket = self.receiver.grant(PREFILL, PREFILL_BOOT, room, Attempt(1), num_pages)
+        missing = [range(first, first + num_pages) for first, num_pages in spans]
+        ticket = self.receiver.grant(PREFILL, PREFILL_BOOT, room, Attempt(1), missing)
         if ticket is not None:
             assert ticket.id not in self.ended | self.shadow.keys(), "a ticket number is used twice"
             self.shadow[ticket.id] = ticket
@@ -232,12 +235,15 @@ class TicketMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def post(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.sendable()))
-        missing = ticket.num_pages - ticket.cursor
-        num_pages = data.draw(st.integers(0, missing))
-        is_last = num_pages == missing and not self.outstanding(ticket)
-        if (not is_last and num_pages == 0) or any(pool.num_free < num_pages for pool in self.prefill.pools):
+        books = zip(ticket.firsts, ticket.pages, ticket.cursors, strict=True)
+        left = [first + len(pages) - cursor for first, pages, cursor in books]
+        counts = [data.draw(st.integers(0, most)) for most in left]
+        is_last = counts == left and not self.outstanding(ticket)
+        room = zip(self.prefill.pools, counts, strict=True)
+        if (not is_last and not any(counts)) or any(pool.num_free < count for pool, count in room):
             return
-        src = self.prefill.allocate(num_pages)
+        taken = zip(self.prefill.pools, counts, strict=True)
+        src = tuple(pool.allocate(count) or () for pool, count in taken)
         self.flights.append(Flight(self.sender.post(ticket, src, b"first" if is_last else None)))
         if is_last:
             self.finished.add(ticket.id)
@@ -267,10 +273,10 @@ class TicketMachine(RuleBasedStateMachine):
         ticket = self.shadow.get(flight.post.ticket)
         assert ticket is not None, "a byte landed under a ticket that is over"
         expected = PageState.QUARANTINED if ticket.is_revoked else PageState.GRANTED
-        for pool, pairs in zip(self.decode.pools, flight.post.pairs, strict=True):
-            at = flight.post.first_page
-            assert pairs.dst == ticket.pages[pairs.pool][at : at + flight.num_pages]
-            assert {pool.state(page) for page in pairs.dst[first:end]} == {expected}
+        for pairs in flight.post.pairs:
+            at = pairs.first - ticket.coverage.missing[pairs.pool].start
+            assert pairs.dst == ticket.pages[pairs.pool][at : at + len(pairs.src)]
+            assert {self.decode.pools[pairs.pool].state(page) for page in pairs.dst[first:end]} <= {expected}
 
     @precondition(lambda self: any(not f.told for f in self.flights))
     @rule(data=st.data(), ok=st.booleans())
@@ -303,7 +309,8 @@ class TicketMachine(RuleBasedStateMachine):
             return
         flight.notified = True
         post = flight.post
-        self.dones.append(done(ticket, post.chunk, post.first_page, flight.num_pages, post.payload is not None))
+        pieces = tuple(Piece(pool=p.pool, first=p.first, end=p.first + len(p.src)) for p in post.pairs)
+        self.dones.append(done_of(ticket, post.chunk, pieces, post.payload is not None))
 
     def fence_at_prefill(self) -> None:
         """Prefill destroys its endpoint: nothing reads its pages, but what has left them may land all the same."""

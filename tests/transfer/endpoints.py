@@ -116,9 +116,10 @@ class Pair:
     ) -> PostChunk:
         """A chunk of equal page lists in every pool; `payload` makes it the last."""
         pairs = tuple(
-            PagePairs(PoolId(p), tuple(map(PageId, src)), tuple(map(PageId, dst))) for p in range(self.num_pools)
+            PagePairs(PoolId(p), first, tuple(map(PageId, src)), tuple(map(PageId, dst)))
+            for p in range(self.num_pools if src else 0)
         )
-        return PostChunk(DECODE, ticket, index, first, pairs, payload)
+        return PostChunk(DECODE, ticket, index, pairs, payload)
 
     def post(self, chunk: PostChunk) -> list[TransferReport]:
         return self.writer.endpoint.perform(chunk, self.fabric.now)
@@ -137,8 +138,8 @@ class Pair:
     def verify(self, ticket: TicketId, dones: Sequence[Done], dst: Sequence[int]) -> TransferReport:
         """The reader compares its pages `dst` with the announced checksums."""
         checks = []
-        for done in dones:
-            pages = tuple(PageId(p) for p in dst[done.first_page : done.first_page + done.num_pages])
-            checks += [PageCheck(PoolId(pool), pages, sums) for pool, sums in enumerate(done.checksums)]
+        for piece in (piece for done in dones for piece in done.pieces):
+            pages = tuple(PageId(p) for p in dst[piece.first : piece.end])
+            checks.append(PageCheck(PoolId(piece.pool), pages, piece.checksums))
         (report,) = self.reader.endpoint.perform(VerifyPages(ticket, tuple(checks)), self.fabric.now)
         return report

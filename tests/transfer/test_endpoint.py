@@ -44,7 +44,9 @@ def test_a_transfer_of_two_chunks(num_pools: int) -> None:
     ]
     assert pair.writer.endpoint.counters["bytes_sent"] == 5 * PAGE_BYTES * num_pools + len(PAYLOAD)
     dones = pair.dones()
-    assert [(d.chunk, d.first_page, d.num_pages, d.is_last) for d in dones] == [(0, 0, 3, False), (1, 3, 2, True)]
+    assert [(d.chunk, d.is_last) for d in dones] == [(0, False), (1, True)]
+    spans = [[(piece.pool, piece.first, piece.end) for piece in d.pieces] for d in dones]
+    assert spans == [[(p, *span) for p in range(num_pools)] for span in ((0, 3), (3, 5))]
     for pool in range(num_pools):
         assert pair.reader.pages(pool, dst) == pair.writer.pages(pool, src)
     assert [d.payload for d in dones] == [None, PAYLOAD]
@@ -77,7 +79,7 @@ def test_zero_pages_send_the_payload_alone() -> None:
     assert sent.is_last
     assert [len(w.copies) for w in pair.writer.transport.posts] == [0]
     (done,) = pair.dones()
-    assert (done.num_pages, done.payload) == (0, PAYLOAD)
+    assert (done.pieces, done.payload) == ((), PAYLOAD)
     assert pair.verify(ticket, [done], []) == PagesVerified(ticket)
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Boot, PageId
-from deltaserve.transfer.commands import PostChunk
+from deltaserve.base.ids import Boot, PageId, PoolId
+from deltaserve.transfer.commands import PagePairs, PostChunk
 from deltaserve.transfer.sender import GrantVerdict, SendTicket
 from deltaserve.transfer.tables import SenderState
 from deltaserve.wire.messages import Drain
@@ -32,11 +32,11 @@ class Pair:
 def test_chunks_follow_the_coverage_and_are_pinned() -> None:
     pair = Pair(5, (32, 40))
     first = pair.post(0, 3)
-    assert (first.chunk, first.first_page, first.num_pages, first.payload) == (0, 0, 3, None)
+    assert (first.chunk, first.payload) == (0, None)
     for pool, pairs in enumerate(first.pairs):
-        assert (pairs.pool, pairs.src, pairs.dst) == (pool, pair.source[pool][:3], pair.granted.pages[pool][:3])
+        assert pairs == PagePairs(PoolId(pool), 0, pair.source[pool][:3], pair.granted.pages[pool][:3])
     last = pair.post(3, 5, b"payload")
-    assert (last.chunk, last.first_page, last.num_pages) == (1, 3, 2)
+    assert (last.chunk, [(p.first, len(p.src)) for p in last.pairs]) == (1, [(3, 2), (3, 2)])
     assert last.payload == b"payload"
     assert pair.prefill.num_pinned == 10
     pair.sender.chunk_sent(pair.ticket.id, 0, 30)
@@ -49,10 +49,26 @@ def test_chunks_follow_the_coverage_and_are_pinned() -> None:
     pair.prefill.check()
 
 
+def test_each_pool_goes_on_from_where_its_own_pages_ended() -> None:
+    """Pool 0 from page 2 of the prompt on, pool 1 from page 4 on."""
+    decode, prefill = DecodeSide((32, 40)), PrefillSide((32, 40))
+    granted = decode.grant_each([range(2, 6), range(4, 6)])
+    ticket, _ = prefill.sender.accept(DECODE, DECODE_BOOT, decode.message(granted))
+    assert ticket is not None
+    source = prefill.allocate(6)
+    first = prefill.sender.post(ticket, (source[0][2:4], ()), None)
+    assert first.pairs == (PagePairs(PoolId(0), 2, source[0][2:4], granted.pages[0][:2]),)
+    last = prefill.sender.post(ticket, (source[0][4:], source[1][4:]), b"payload")
+    assert last.pairs == (
+        PagePairs(PoolId(0), 4, source[0][4:], granted.pages[0][2:]),
+        PagePairs(PoolId(1), 4, source[1][4:], granted.pages[1]),
+    )
+
+
 def test_a_zero_page_ticket_still_sends_its_last_chunk() -> None:
     pair = Pair(0)
     last = pair.post(0, 0, b"payload")
-    assert (last.num_pages, last.first_page) == (0, 0)
+    assert last.pairs == ()
     assert last.payload == b"payload"
 
 
@@ -172,4 +188,4 @@ def test_free_pages_cannot_be_sent() -> None:
     pair = Pair(2)
     with pytest.raises(StateError):
         pair.sender.post(pair.ticket, ((PageId(31), PageId(30)),), None)
-    assert (pair.ticket.cursor, pair.ticket.next_chunk, pair.prefill.num_pinned) == (0, 0, 0)
+    assert (pair.ticket.cursors, pair.ticket.next_chunk, pair.prefill.num_pinned) == ([0], 0, 0)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room
+from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, Room
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
 from deltaserve.transfer.receiver import Receiver, Ticket
 from deltaserve.transfer.sender import Sender
 from deltaserve.transport.base import Evidence
-from deltaserve.wire.messages import Component, Done, Grant
+from deltaserve.wire.messages import Component, Done, Grant, Piece
 
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 PREFILL_BOOT, DECODE_BOOT = Boot(101), Boot(202)
@@ -26,30 +26,27 @@ class DecodeSide:
         self.receiver = Receiver(DECODE_BOOT, self.pools, DRAIN_TIMEOUT_S, evidence)
 
     def grant(self, num_pages: int, room: Room = ROOM, peer: PeerName = PREFILL, boot: Boot = PREFILL_BOOT) -> Ticket:
-        ticket = self.receiver.grant(peer, boot, room, Attempt(1), num_pages)
+        """Equally many pages of every pool, from the prompt's first on."""
+        return self.grant_each([range(num_pages)] * len(self.pools), room, peer, boot)
+
+    def grant_each(
+        self, missing: Sequence[range], room: Room = ROOM, peer: PeerName = PREFILL, boot: Boot = PREFILL_BOOT
+    ) -> Ticket:
+        ticket = self.receiver.grant(peer, boot, room, Attempt(1), missing)
         assert ticket is not None
         return ticket
 
     def message(self, ticket: Ticket) -> Grant:
         """The Grant as decode sends it."""
         coverage = tuple(
-            Component(
-                writer=0,
-                reader=0,
-                pool=pool,
-                pages=pack_u32(pages),
-                generations=pack_u32(self.receiver.generations(ticket, PoolId(pool))),
-            )
-            for pool, pages in enumerate(ticket.pages)
+            Component(pool=pool, first=missing.start, pages=pack_u32(pages))
+            for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
         )
         return Grant(
             room=ticket.room,
             attempt=ticket.attempt,
             ticket=ticket.id.seq,
-            prefix_len=0,
-            prefix_key=b"",
             coverage=coverage,
-            remaining_ms=1000,
         )
 
     def states(self, pages: Sequence[Sequence[PageId]]) -> set[PageState]:
@@ -95,14 +92,20 @@ def done(
     is_last: bool = False,
     checksums: tuple[bytes, ...] = (),
 ) -> Done:
-    """A chunk's notification."""
+    """A chunk's notification: pages [first, first + num_pages) of every pool; `checksums` per pool."""
+    pools = range(len(ticket.pages) if num_pages else 0)
+    pieces = (
+        Piece(pool=p, first=first, end=first + num_pages, checksums=checksums[p] if checksums else b"") for p in pools
+    )
+    return done_of(ticket, chunk, tuple(pieces), is_last)
+
+
+def done_of(ticket: Ticket, chunk: int, pieces: tuple[Piece, ...], is_last: bool = False) -> Done:
     return Done(
         ticket=ticket.id.seq,
-        decode_boot=ticket.id.decode_boot,
-        prefill_boot=ticket.id.prefill_boot,
+        reader_boot=ticket.id.reader_boot,
+        writer_boot=ticket.id.writer_boot,
         chunk=chunk,
-        first_page=first,
-        num_pages=num_pages,
-        checksums=checksums,
+        pieces=pieces,
         payload=PAYLOAD if is_last else None,
     )

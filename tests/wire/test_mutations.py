@@ -13,7 +13,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.instance.api import FrameIn
 from deltaserve.sim.world import boot_of
 from deltaserve.wire.codec import decode, decode_done, encode, encode_done
-from deltaserve.wire.messages import Done, Envelope, Hello, Revoke
+from deltaserve.wire.messages import Done, Envelope, Hello, Piece, Revoke
 from tests.instance.duo import DECODE, FRONT, PREFILL, Duo, slow_fabric
 from tests.wire.mutations import Mutator, framed
 from tests.wire.samples import MESSAGE_TYPES, sample
@@ -66,8 +66,10 @@ def test_an_envelope_or_one_error_comes_out_of_any_frame(count: int) -> None:
 
 @pytest.mark.parametrize("count", MANY)
 def test_a_done_or_one_error_comes_out_of_any_notification(count: int) -> None:
-    done = Done(ticket=3, decode_boot=2**64 - 1, prefill_boot=7, chunk=0, first_page=0, num_pages=4)
-    summed = msgspec.structs.replace(done, payload=b"first token", checksums=(bytes(16), b"\xff" * 16))
+    done = Done(ticket=3, reader_boot=2**64 - 1, writer_boot=7, chunk=0, pieces=(Piece(pool=0, first=0, end=4),))
+    summed = msgspec.structs.replace(
+        done, payload=b"first token", pieces=(Piece(pool=1, first=4, end=8, checksums=b"\xff" * 16),)
+    )
     # The mutator fixes headers of frames; a notification has two bytes of one.
     mutator = Mutator([framed(encode_done(each)[2:]) for each in (done, summed)], seed=2)
     for _ in range(count):

@@ -45,7 +45,6 @@ class FailReason(Enum):
     INCOMPATIBLE = "incompatible"
     ROOM_IN_USE = "room_in_use"
     BAD_EXTENT = "bad_extent"
-    PREFIX_MISMATCH = "prefix_mismatch"
     TOO_LONG = "context_length_exceeded"
     OVERLOADED = "overloaded"
     DRAINING = "not_ready"

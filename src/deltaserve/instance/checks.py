@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Namespace, Role
-from deltaserve.base.keys import KEY_BYTES, extend_keys, key_at, seed_key
+from deltaserve.base.keys import KEY_BYTES, extend_keys, seed_key
 from deltaserve.base.sampling import sampling_problem
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
@@ -66,36 +66,27 @@ def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     num_tokens = token_len(offer.prompt)
     if problem is not None or not 0 < offer.prompt_len <= num_tokens:
         return FailReason.BAD_EXTENT, problem or "the prompt's length is not inside the prompt"
-    prefix_pages, beyond = divmod(offer.prefix_len, config.cache.page_size)
-    if beyond or not 0 <= offer.prefix_len <= num_tokens:
-        return FailReason.BAD_EXTENT, "decode's prefix is not a page multiple inside the prompt"
-    if prefix_pages and key_at(offer.keys, prefix_pages - 1) != offer.prefix_key:
-        return FailReason.PREFIX_MISMATCH, "decode's prefix has another key here"
     return _size_problem(config, num_tokens)
 
 
-def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, num_tokens: int, keys: bytes) -> bool:
-    """Whether a grant's coverage is exactly what is missing of a prompt of `num_tokens` tokens, in every pool.
+def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, num_tokens: int) -> bool:
+    """Whether a grant's coverage is, in every pool, an end of a prompt of `num_tokens` tokens.
 
     `pool_pages`: sizes of decode's pools, as it announced them.
     """
     if not 0 < grant.ticket < _TICKETS:
         return False
     num_pages = config.cache.num_pages(num_tokens)
-    prefix_pages, beyond = divmod(grant.prefix_len, config.cache.page_size)
-    if beyond or not 0 <= prefix_pages <= num_pages or grant.prefix_len > num_tokens:
-        return False
-    if prefix_pages and key_at(keys, prefix_pages - 1) != grant.prefix_key:
-        return False
     num_pools = config.cache.num_pools
     if sorted(c.pool for c in grant.coverage) != list(range(num_pools)) or len(pool_pages) != num_pools:
         return False
-    return all(_names_pages(c, num_pages - prefix_pages, pool_pages[c.pool]) for c in grant.coverage)
+    return all(_is_end(c, num_pages, pool_pages[c.pool]) for c in grant.coverage)
 
 
-def _names_pages(component: Component, count: int, arena_pages: int) -> bool:
-    """Whether a component names `count` different pages of an arena, each with a generation."""
-    if not len(component.pages) == len(component.generations) == count * TOKEN_BYTES:
+def _is_end(component: Component, num_pages: int, arena_pages: int) -> bool:
+    """Whether a component names different pages of an arena, for the prompt's pages from `first` to the end."""
+    count = num_pages - component.first
+    if component.first < 0 or count < 0 or len(component.pages) != count * TOKEN_BYTES:
         return False
     pages = unpack_u32(component.pages)
     return len(set(pages)) == count and all(page < arena_pages for page in pages)

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from deltaserve.base.errors import FailReason, ProtocolError
-from deltaserve.base.ids import PeerName, PoolId
-from deltaserve.base.keys import KEY_BYTES, key_at
+from deltaserve.base.ids import PeerName
+from deltaserve.base.keys import KEY_BYTES
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.greeting import Greeter
@@ -76,7 +76,7 @@ class Intake:
         self._coming: Counter[bytes] = Counter()
         """Key of the first page that a ticket brings |-> tickets."""
         self._page_size = config.cache.page_size
-        self._page_bytes = sum(pool_page_bytes(config.cache))
+        self._page_bytes = pool_page_bytes(config.cache)
         self._planned_bytes = self._landed_bytes = 0
 
     # ------------------------------------------------------------ offer
@@ -99,7 +99,7 @@ class Intake:
         if room.state is DecodeState.OFFERED:
             self._links.send(prefill, self._offer(room, now))
         elif room.state is DecodeState.GRANTED and room.ticket is not None:
-            self._links.send(prefill, self._grant_message(room, room.ticket, now))
+            self._links.send(prefill, self._grant_message(room.ticket))
         else:
             return
         room.next_repeat = now + room.repeat_gap_s
@@ -118,7 +118,6 @@ class Intake:
 
     def _offer(self, room: DecodeRoom, now: float) -> Offer:
         request = room.request
-        prefix_len = request.lease.num_tokens if request.lease else 0
         return Offer(
             room=room.room,
             attempt=room.attempt,
@@ -127,9 +126,7 @@ class Intake:
             keys=bytes(request.keys),
             namespace=request.namespace,
             sampling=request.sampling,
-            prefix_len=prefix_len,
-            prefix_key=self._prefix_key(room, prefix_len),
-            remaining_ms=self._remaining_ms(room, now),
+            remaining_ms=max(1, int((request.deadline - now) * 1000)),
             cache=request.cache,
         )
 
@@ -148,13 +145,6 @@ class Intake:
         else:
             request.lease = cache.lease(match)
         self._parts.scheduler.hold(request)
-
-    def _prefix_key(self, room: DecodeRoom, prefix_len: int) -> bytes:
-        num_pages = prefix_len // self._page_size
-        return key_at(bytes(room.request.keys), num_pages - 1) if num_pages else b""
-
-    def _remaining_ms(self, room: DecodeRoom, now: float) -> int:
-        return max(1, int((room.request.deadline - now) * 1000))
 
     # ------------------------------------------------------------ grant
 
@@ -183,13 +173,14 @@ class Intake:
         need = self._config.cache.num_pages(room.attempt_len) - leased
         if not scheduler.yield_to(request, need, reserve) or not self._parts.budget.make_room(need):
             return Verdict.NO_ROOM
-        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, need)
+        missing = [range(leased, leased + need)] * len(self._parts.pools)
+        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing)
         if ticket is None:
             return Verdict.NO_ROOM
         scheduler.unhold(request)
         scheduler.enter(request)
         self._open(ticket, room)
-        self._planned_bytes += need * self._page_bytes
+        self._planned_bytes += self._bytes_of(ticket)
         room.move(DecodeEvent.GRANT)
         room.times.granted = now
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
@@ -208,27 +199,13 @@ class Intake:
         if self._by_ticket.pop(ticket, None) is not None:
             self._coming -= Counter((self._next_key(room),))
 
-    def _grant_message(self, room: DecodeRoom, ticket: Ticket, now: float) -> Grant:
-        prefix_len = room.request.lease.num_tokens if room.request.lease else 0
+    @staticmethod
+    def _grant_message(ticket: Ticket) -> Grant:
         coverage = tuple(
-            Component(
-                writer=0,
-                reader=0,
-                pool=pool,
-                pages=pack_u32(pages),
-                generations=pack_u32(self._receiver.generations(ticket, PoolId(pool))),
-            )
-            for pool, pages in enumerate(ticket.pages)
+            Component(pool=pool, first=missing.start, pages=pack_u32(pages))
+            for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
         )
-        return Grant(
-            room=room.room,
-            attempt=room.attempt,
-            ticket=ticket.id.seq,
-            prefix_len=prefix_len,
-            prefix_key=self._prefix_key(room, prefix_len),
-            coverage=coverage,
-            remaining_ms=self._remaining_ms(room, now),
-        )
+        return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)
 
     def _waits_for_twin(self, room: DecodeRoom, now: float) -> bool:
         """Whether the room's next page is on its way to another room; for a bounded time."""
@@ -246,6 +223,10 @@ class Intake:
             return b""
         first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
         return bytes(request.keys[first : first + KEY_BYTES])
+
+    def _bytes_of(self, ticket: Ticket) -> int:
+        """Of the pages it covers."""
+        return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
 
     # ------------------------------------------------------------ landing
 
@@ -288,7 +269,7 @@ class Intake:
             return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")]
         self._forget(ticket, room)
         room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
-        num_bytes = ticket.coverage.num_pages * self._page_bytes
+        num_bytes = self._bytes_of(ticket)
         room.transferred_bytes += num_bytes + len(payload)
         self._landed_bytes += num_bytes
         self.update_mark(ticket.peer)
@@ -316,13 +297,13 @@ class Intake:
         self.update_mark(peer)
 
     def repeat_revokes(self) -> None:
-        for ticket in self._receiver:
-            if ticket.is_revoked and self._links.is_ready(ticket.peer):
+        for ticket in self._receiver.quarantined():
+            if self._links.is_ready(ticket.peer):
                 self._revoke(ticket)
 
     def _revoke(self, ticket: Ticket) -> None:
         """Tell the process that holds the ticket; another life of that name would answer for numbers of its own."""
-        if self._links.table.get(ticket.peer).boot == ticket.id.prefill_boot:
+        if self._links.table.get(ticket.peer).boot == ticket.id.writer_boot:
             self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
 
     def update_mark(self, peer: PeerName) -> None:

@@ -190,7 +190,7 @@ class PrefillInstance:
             self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
             return
         arena = peer.hello.facts.pool_pages if peer.hello else ()
-        if not grant_fits(self.config, arena, grant, room.num_tokens, bytes(room.request.keys)):
+        if not grant_fits(self.config, arena, grant, room.num_tokens):
             self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
             return
         ticket, verdict = self.sender.accept(peer.name, boot, grant)
@@ -352,18 +352,18 @@ class PrefillInstance:
         ticket = room.ticket
         if ticket is None or not ticket.is_open or not self._holds_pages(room):
             return
-        page_size = self.config.cache.page_size
-        first = ticket.prefix_len // page_size + ticket.cursor
         if room.first is not None:
-            self._post(room, ticket, first, room.num_pages, encode_first_token(room.first))
+            self._post(room, ticket, room.num_pages, encode_first_token(room.first))
             self._move(room, PrefillEvent.SEND)
             return
-        end = room.request.num_computed // page_size
-        if end > first:
-            self._post(room, ticket, first, end, None)
+        end = room.request.num_computed // self.config.cache.page_size
+        if any(cursor < end for cursor in ticket.cursors):
+            self._post(room, ticket, end, None)
 
-    def _post(self, room: PrefillRoom, ticket: SendTicket, first: int, end: int, payload: bytes | None) -> None:
-        pages = tuple(room.request.pages(PoolId(p), first, end) for p in range(len(self.parts.pools)))
+    def _post(self, room: PrefillRoom, ticket: SendTicket, end: int, payload: bytes | None) -> None:
+        """Pages up to index `end` of the prompt, in every pool from where the last chunk ended."""
+        cursors = enumerate(ticket.cursors)
+        pages = tuple(room.request.pages(PoolId(pool), first, max(first, end)) for pool, first in cursors)
         self._out.append(self.sender.post(ticket, pages, payload))
 
     # ------------------------------------------------------------ endings

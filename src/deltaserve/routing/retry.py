@@ -66,7 +66,6 @@ _PREFILL_FAULTS = frozenset(
         FailReason.PEER_FENCED,
         FailReason.STALE_PEER,
         FailReason.INCOMPATIBLE,
-        FailReason.PREFIX_MISMATCH,
         FailReason.NO_PEER,
     }
 )

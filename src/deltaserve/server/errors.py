@@ -62,7 +62,6 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
     FailReason.INCOMPATIBLE: (503, "not_ready"),
     FailReason.ROOM_IN_USE: (409, "room_in_use"),
     FailReason.BAD_EXTENT: (502, "transfer_failed"),
-    FailReason.PREFIX_MISMATCH: (502, "transfer_failed"),
     FailReason.TOO_LONG: (400, "context_length_exceeded"),
     FailReason.OVERLOADED: (429, "overloaded"),
     FailReason.DRAINING: (503, "not_ready"),

@@ -148,10 +148,10 @@ def _check_pinned(writer: SimWorker, span: Span) -> None:
 def _check_tickets(instance: PrefillInstance | DecodeInstance) -> None:
     links = instance.links
     if isinstance(instance, PrefillInstance):
-        live = [(sent.peer, sent.id, sent.id.decode_boot) for sent in instance.sender if sent.is_open]
+        live = [(sent.peer, sent.id, sent.id.reader_boot) for sent in instance.sender if sent.is_open]
     else:
         held = [ticket for ticket in instance.receiver if not ticket.is_revoked]
-        live = [(ticket.peer, ticket.id, ticket.id.prefill_boot) for ticket in held]
+        live = [(ticket.peer, ticket.id, ticket.id.writer_boot) for ticket in held]
         attempts = Counter((ticket.room, ticket.attempt) for ticket in held)
         _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
     for peer, ticket_id, boot in live:

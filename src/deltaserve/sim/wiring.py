@@ -1,10 +1,11 @@
 """The production endpoint over the loopback transport, with every write labelled by the ticket it was posted under."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
-from deltaserve.base.ids import PeerName, RegionId
+from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.sim.memory import StampMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
@@ -41,17 +42,21 @@ class TaggedEndpoint(Endpoint):
     def __init__(self, config: EndpointConfig, transport: SimTransport, memory: StampMemory) -> None:
         super().__init__(config, transport, memory)
         self._labels = transport
-        self._cursors: dict[TicketId, tuple[int, int]] = {}
-        """Ticket |-> chunks and pages handed over so far."""
+        self._chunks: Counter[TicketId] = Counter()
+        """Handed over so far."""
+        self._ends: dict[tuple[TicketId, PoolId], int] = {}
+        """Where the last chunk with pages of that pool ended."""
 
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         if isinstance(command, PostChunk):
-            chunks, pages = self._cursors.get(command.ticket, (0, 0))
-            if (command.chunk, command.first_page) != (chunks, pages):
-                raise IntegrityError(
-                    f"I20: chunk {command.chunk} at page {command.first_page} follows {chunks}, {pages}"
-                )
-            self._cursors[command.ticket] = chunks + 1, pages + command.num_pages
+            if command.chunk != self._chunks[command.ticket]:
+                raise IntegrityError(f"I20: chunk {command.chunk} after {self._chunks[command.ticket]} chunks")
+            self._chunks[command.ticket] += 1
+            for pairs in command.pairs:
+                end = self._ends.setdefault((command.ticket, pairs.pool), pairs.first)
+                if pairs.first != end:
+                    raise IntegrityError(f"I20: a chunk starts at page {pairs.first}, the last ended at {end}")
+                self._ends[command.ticket, pairs.pool] = end + len(pairs.src)
         return super().perform(command, now)
 
     def _post_next(self, link: object, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:

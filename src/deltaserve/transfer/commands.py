@@ -12,10 +12,10 @@ from deltaserve.wire.messages import Done, Drain, RegionInfo
 
 
 class TicketId(NamedTuple):
-    """A decode worker's permission for one prefill worker to write given pages. Never reused."""
+    """A reader's permission for one writer to fill given pages. Never reused."""
 
-    decode_boot: Boot
-    prefill_boot: Boot
+    reader_boot: Boot
+    writer_boot: Boot
     seq: TicketSeq
 
 
@@ -56,9 +56,11 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class PagePairs:
-    """source pages[i] (this rank) is written to the reader's destination pages[i], for all groups of a pool."""
+    """src[i] (of this rank) is written to the reader's dst[i], for all groups of a pool."""
 
     pool: PoolId
+    first: int
+    """Index in the prompt of the first page."""
     src: tuple[PageId, ...]
     dst: tuple[PageId, ...]
 
@@ -70,15 +72,10 @@ class PostChunk:
     peer: PeerName
     ticket: TicketId
     chunk: int
-    first_page: int
-    """Index within the ticket's coverage."""
     pairs: tuple[PagePairs, ...]
+    """Of each pool that has pages in this chunk."""
     payload: bytes | None
     """Not None exactly for the last chunk: announced with it, after all data of the ticket was seen DONE."""
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.pairs[0].src) if self.pairs else 0
 
 
 @dataclass(frozen=True, slots=True)

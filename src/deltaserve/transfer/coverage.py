@@ -1,8 +1,9 @@
-"""What of a ticket's coverage has landed. Page indexes are positions in the coverage, [0, num_pages)."""
+"""What has landed of the pages a ticket covers: per pool a range of the prompt's pages."""
 
+from collections.abc import Sequence
 from enum import Enum
 
-from deltaserve.wire.messages import Done
+from deltaserve.wire.messages import Done, Piece
 
 
 class Landing(Enum):
@@ -18,11 +19,12 @@ class Landing(Enum):
 class Coverage:
     """Accepts chunks in any order; complete when they are disjoint, their union is everything and one was last."""
 
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
+    def __init__(self, missing: Sequence[range]) -> None:
+        """`missing`: per pool, the prompt's pages that must land."""
+        self.missing = tuple(missing)
         self.chunks: dict[int, Done] = {}
-        self._landed = bytearray(num_pages)
-        self._num_landed = 0
+        self._landed = [bytearray(len(pages)) for pages in missing]
+        self._num_left = sum(len(pages) for pages in missing)
         self._last: int | None = None
 
     @property
@@ -32,7 +34,7 @@ class Coverage:
 
     @property
     def is_complete(self) -> bool:
-        return self._last is not None and len(self.chunks) == self._last + 1 and self._num_landed == self.num_pages
+        return self._last is not None and len(self.chunks) == self._last + 1 and self._num_left == 0
 
     def land(self, done: Done) -> Landing:
         known = self.chunks.get(done.chunk)
@@ -40,20 +42,29 @@ class Coverage:
             return Landing.REPEATED if known == done else Landing.REFUSED
         if not self._is_sound(done):
             return Landing.REFUSED
-        end = done.first_page + done.num_pages
-        self._landed[done.first_page : end] = b"\x01" * done.num_pages
-        self._num_landed += done.num_pages
+        for piece in done.pieces:
+            start = self.missing[piece.pool].start
+            self._landed[piece.pool][piece.first - start : piece.end - start] = b"\x01" * (piece.end - piece.first)
+            self._num_left -= piece.end - piece.first
         self.chunks[done.chunk] = done
         if done.is_last:
             self._last = done.chunk
         return Landing.ACCEPTED
 
     def _is_sound(self, done: Done) -> bool:
-        end = done.first_page + done.num_pages
-        is_sized = done.num_pages > 0 or (done.num_pages == 0 and done.is_last)  # else their number had no bound
-        inside = is_sized and done.first_page >= 0 and end <= self.num_pages and done.chunk >= 0
-        if not inside or any(self._landed[done.first_page : end]):
+        pools = [piece.pool for piece in done.pieces]
+        is_sized = bool(pools) or done.is_last  # else the number of chunks had no bound
+        if not is_sized or done.chunk < 0 or pools != sorted(set(pools)) or not all(map(self._is_open, done.pieces)):
             return False
         if done.is_last:
             return self._last is None and all(chunk < done.chunk for chunk in self.chunks)
         return self._last is None or done.chunk < self._last
+
+    def _is_open(self, piece: Piece) -> bool:
+        """Whether a piece is some of what is missing, and nothing else."""
+        if not 0 <= piece.pool < len(self.missing):
+            return False
+        missing = self.missing[piece.pool]
+        if not missing.start <= piece.first < piece.end <= missing.stop:
+            return False
+        return not any(self._landed[piece.pool][piece.first - missing.start : piece.end - missing.start])

@@ -25,6 +25,7 @@ from deltaserve.transfer.commands import (
     Landed,
     OpenEndpoint,
     OpenGate,
+    PagePairs,
     PagesVerified,
     PeerFenced,
     PostChunk,
@@ -46,7 +47,7 @@ from deltaserve.transport.base import (
     WriteState,
 )
 from deltaserve.wire.codec import decode_done, encode_done
-from deltaserve.wire.messages import Done, Drain, RegionInfo
+from deltaserve.wire.messages import Done, Drain, Piece, RegionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +196,18 @@ class Endpoint:
         return copies
 
     def _done(self, command: PostChunk) -> Done:
-        checksums: tuple[bytes, ...] = ()
-        if self._config.checksums:
-            checksums = tuple(self._memory.checksums(pair.pool, pair.src) for pair in command.pairs)
         return Done(
             ticket=command.ticket.seq,
-            decode_boot=command.ticket.decode_boot,
-            prefill_boot=command.ticket.prefill_boot,
+            reader_boot=command.ticket.reader_boot,
+            writer_boot=command.ticket.writer_boot,
             chunk=command.chunk,
-            first_page=command.first_page,
-            num_pages=command.num_pages,
-            checksums=checksums,
+            pieces=tuple(self._piece(pairs) for pairs in command.pairs),
             payload=command.payload,
         )
+
+    def _piece(self, pairs: PagePairs) -> Piece:
+        checksums = self._memory.checksums(pairs.pool, pairs.src) if self._config.checksums else b""
+        return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.src), checksums=checksums)
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
         """See what completed, then post what may be posted, until neither changes anything."""

@@ -1,4 +1,4 @@
-"""Decode's half of the ticket protocol: which pages a peer may write, and when they may be used again.
+"""The reader's half of the ticket protocol: which pages a peer may write, and when they may be used again.
 
 Pages leave a ticket in three ways only: Done (to the request), a clean drain, a fence that makes late writes
 impossible. Timers never free: they trigger a fence.
@@ -7,10 +7,11 @@ impossible. Timers never free: they trigger a fence.
           -> revoke -> drained(CLEAN) | landed(complete) | fenced -> pages free
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
@@ -21,7 +22,7 @@ from deltaserve.transfer.commands import PageCheck, TicketId, VerifyPages
 from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
 from deltaserve.transport.base import Evidence
-from deltaserve.wire.messages import Done, Drain
+from deltaserve.wire.messages import Done, Drain, Piece
 
 _CHECKSUM_BYTES = 4
 _TERMINAL = (ReceiverState.DONE, ReceiverState.CLOSED)
@@ -46,6 +47,11 @@ class Ticket:
     is_stranded: bool = False
     """Revoked, and its peer could not be fenced: no further fence is tried for it."""
 
+    def pages_of(self, piece: Piece) -> tuple[PageId, ...]:
+        """The reader's pages that a piece fills."""
+        start = self.coverage.missing[piece.pool].start
+        return self.pages[piece.pool][piece.first - start : piece.end - start]
+
     @property
     def is_revoked(self) -> bool:
         return self.state is ReceiverState.REVOKED
@@ -67,7 +73,7 @@ class Heard(Enum):
 
 
 class Receiver:
-    """All tickets this decode worker handed out in this boot."""
+    """All tickets this reader handed out in this boot. Nothing here but a fence costs more for more open tickets."""
 
     def __init__(
         self,
@@ -81,7 +87,13 @@ class Receiver:
         self._pools = tuple(pools)
         self._drain_timeout_s = drain_timeout_s
         self._next_seq: dict[tuple[PeerName, Boot], int] = {}
+        self._open: dict[tuple[PeerName, Boot], OrderedDict[int, None]] = {}
+        """Numbers of the tickets of a pair that are not over, ascending."""
         self._tickets: dict[TicketId, Ticket] = {}
+        self._quarantined: OrderedDict[TicketId, Ticket] = OrderedDict()
+        """Revoked ones, in that order."""
+        self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
+        """Of these, those whose peer may still answer."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
@@ -90,38 +102,37 @@ class Receiver:
 
     # ------------------------------------------------------------ granting
 
-    def grant(self, peer: PeerName, prefill_boot: Boot, room: Room, attempt: Attempt, num_pages: int) -> Ticket | None:
-        """Open a ticket for `num_pages` pages of every pool; None if any of them is missing."""
-        if any(pool.num_free < num_pages for pool in self._pools):
+    def grant(
+        self, peer: PeerName, writer_boot: Boot, room: Room, attempt: Attempt, missing: Sequence[range]
+    ) -> Ticket | None:
+        """Open a ticket for the prompt's pages `missing`, per pool; None if any pool has not so many free."""
+        if any(pool.num_free < len(pages) for pool, pages in zip(self._pools, missing, strict=True)):
             return None
-        seq = self._next_seq.get((peer, prefill_boot), 1)
-        self._next_seq[peer, prefill_boot] = seq + 1
-        pages = tuple(pool.grant(num_pages) or () for pool in self._pools)
+        seq = self._next_seq.get((peer, writer_boot), 1)
+        self._next_seq[peer, writer_boot] = seq + 1
+        self._open.setdefault((peer, writer_boot), OrderedDict())[seq] = None
+        granted = zip(self._pools, missing, strict=True)
+        pages = tuple(pool.grant(len(indexes)) or () for pool, indexes in granted)
         ticket = Ticket(
-            id=TicketId(self._boot, prefill_boot, TicketSeq(seq)),
+            id=TicketId(self._boot, writer_boot, TicketSeq(seq)),
             peer=peer,
             room=room,
             attempt=attempt,
             pages=pages,
-            coverage=Coverage(num_pages),
+            coverage=Coverage(missing),
         )
         self._tickets[ticket.id] = ticket
         return ticket
 
-    def generations(self, ticket: Ticket, pool: PoolId) -> tuple[int, ...]:
-        """Generations of the granted pages, as the Grant announces them."""
-        return tuple(self._pools[pool].generation(page) for page in ticket.pages[pool])
-
-    def closed_below(self, peer: PeerName, prefill_boot: Boot) -> int:
+    def closed_below(self, peer: PeerName, writer_boot: Boot) -> int:
         """Every ticket of the pair below this number is over for good."""
-        live = [t.id.seq for t in self._tickets.values() if t.peer == peer and t.id.prefill_boot == prefill_boot]
-        return min(live, default=self._next_seq.get((peer, prefill_boot), 1))
+        return next(iter(self._open.get((peer, writer_boot), ())), self._next_seq.get((peer, writer_boot), 1))
 
     # ------------------------------------------------------------ what arrives
 
     def landed(self, peer: PeerName, done: Done) -> tuple[Ticket | None, Heard]:
         """A chunk's notification. For a revoked ticket a complete coverage counts as a clean drain."""
-        key = TicketId(Boot(done.decode_boot), Boot(done.prefill_boot), TicketSeq(done.ticket))
+        key = TicketId(Boot(done.reader_boot), Boot(done.writer_boot), TicketSeq(done.ticket))
         ticket = self._tickets.get(key)
         if ticket is None or ticket.peer != peer:
             self.late_dones += 1
@@ -140,11 +151,10 @@ class Receiver:
         return ticket, Heard.COMPLETE
 
     def _checksums_fit(self, done: Done) -> bool:
-        """One of every page in every pool; or none at all, where the announcement is proof enough."""
-        if not done.checksums:
-            return self._evidence is Evidence.COMPLETION
-        lengths = [len(checksums) for checksums in done.checksums]
-        return lengths == [done.num_pages * _CHECKSUM_BYTES] * len(self._pools)
+        """One of every page; or none at all, where the announcement is proof enough."""
+        if not any(piece.checksums for piece in done.pieces):
+            return self._evidence is Evidence.COMPLETION or not done.pieces
+        return all(len(piece.checksums) == (piece.end - piece.first) * _CHECKSUM_BYTES for piece in done.pieces)
 
     def drained(self, key: TicketId, outcome: Drain) -> Heard:
         """Answer to a Revoke. Dirty: only a fence can give the pages back."""
@@ -160,19 +170,16 @@ class Receiver:
 
     def verification(self, ticket: Ticket) -> VerifyPages | None:
         """What to check once everything was announced; None when it came without checksums."""
-        checks = []
-        for done in ticket.coverage.chunks.values():
-            end = done.first_page + done.num_pages
-            for pool, checksums in enumerate(done.checksums):
-                checks.append(PageCheck(PoolId(pool), ticket.pages[pool][done.first_page : end], checksums))
-        return VerifyPages(ticket.id, tuple(checks)) if checks else None
+        pieces = [piece for done in ticket.coverage.chunks.values() for piece in done.pieces if piece.checksums]
+        checks = tuple(PageCheck(PoolId(p.pool), ticket.pages_of(p), p.checksums) for p in pieces)
+        return VerifyPages(ticket.id, checks) if checks else None
 
     def accept(self, ticket: Ticket) -> tuple[tuple[PageId, ...], ...]:
         """Done: the pages are OWNED from now on and the caller's."""
         self._move(ticket, ReceiverEvent.ACCEPT)
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.land(pages)
-        del self._tickets[ticket.id]
+        self._forget(ticket)
         return ticket.pages
 
     def revoke(self, ticket: Ticket, now: float) -> Heard:
@@ -181,6 +188,7 @@ class Receiver:
         ticket.revoked_at = now
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.revoke(pages)
+        self._quarantined[ticket.id] = self._unanswered[ticket.id] = ticket
         if self._has_landed(ticket):
             self._release(ticket)
             return Heard.RELEASED
@@ -200,13 +208,21 @@ class Receiver:
     def strand(self, peer: PeerName) -> None:
         """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence."""
         for ticket in self.of_peer(peer):
-            ticket.is_stranded |= ticket.is_revoked
+            if ticket.is_revoked:
+                ticket.is_stranded = True
+                self._unanswered.pop(ticket.id, None)
 
     def _release(self, ticket: Ticket) -> None:
         self._move(ticket, ReceiverEvent.RELEASE)
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.drain(pages)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
         del self._tickets[ticket.id]
+        del self._open[ticket.peer, ticket.id.writer_boot][ticket.id.seq]
+        self._quarantined.pop(ticket.id, None)
+        self._unanswered.pop(ticket.id, None)
 
     def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:
         self.moves[ticket.state, event] += 1
@@ -226,11 +242,16 @@ class Receiver:
     def of_peer(self, peer: PeerName) -> list[Ticket]:
         return [t for t in self._tickets.values() if t.peer == peer]
 
+    def quarantined(self) -> list[Ticket]:
+        """Revoked and not released, in order of revocation."""
+        return list(self._quarantined.values())
+
     def overdue(self, now: float) -> set[PeerName]:
         """Peers with a revoked ticket nobody answered for: to be fenced."""
-        revoked = [t for t in self._tickets.values() if t.is_revoked]
-        self.quarantine_age_s = max((now - t.revoked_at for t in revoked), default=0.0)
-        return {t.peer for t in revoked if now >= t.revoked_at + self._drain_timeout_s and not t.is_stranded}
+        oldest = next(iter(self._quarantined.values()), None)
+        self.quarantine_age_s = 0.0 if oldest is None else now - oldest.revoked_at
+        late = takewhile(lambda t: now >= t.revoked_at + self._drain_timeout_s, self._unanswered.values())
+        return {ticket.peer for ticket in late}
 
     def check_integrity(self) -> None:
         """Pages of live tickets are exactly the GRANTED and QUARANTINED ones, each in one ticket."""

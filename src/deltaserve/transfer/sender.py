@@ -1,4 +1,4 @@
-"""Prefill's half of the ticket protocol: what may be posted, which pages are pinned by it, how a revoke is answered.
+"""The writer's half of the ticket protocol: what may be posted, which pages are pinned by it, how a revoke is answered.
 
 Source pages stay pinned from the post until their bytes were seen DONE, or the gate drained cleanly, or this side's
 endpoint for the peer is gone. A dirty ticket waits for that last one.
@@ -29,20 +29,17 @@ class SendTicket:
     peer: PeerName
     room: Room
     attempt: Attempt
-    prefix_len: int
+    firsts: tuple[int, ...]
+    """Per pool: index in the prompt of the first page it covers."""
     pages: tuple[tuple[PageId, ...], ...]
-    """Per pool: decode's pages, in order of the prompt, from prefix_len on."""
+    """Per pool: the reader's pages, in order of the prompt."""
+    cursors: list[int]
+    """Per pool: index in the prompt of the next page to post; only moves forward."""
     state: SenderState = SenderState.OPEN
     next_chunk: int = 0
-    cursor: int = 0
-    """Pages of the coverage posted so far; only moves forward."""
     pins: dict[int, _Pins] = field(default_factory=dict)
     answer_revoke: bool = False
     num_bytes: int = 0
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.pages[0])
 
     @property
     def is_open(self) -> bool:
@@ -58,7 +55,7 @@ class GrantVerdict(Enum):
 
 @dataclass(slots=True)
 class _Pair:
-    """What is remembered of one decode boot: its mark, and tickets that must never open."""
+    """What is remembered of one reader's boot: its mark, and tickets that must never open."""
 
     closed_below: int = 1
     tombstones: dict[int, Drain] = field(default_factory=dict)
@@ -66,7 +63,7 @@ class _Pair:
 
 
 class Sender:
-    """All tickets this prefill worker holds."""
+    """All tickets this writer holds."""
 
     def __init__(self, boot: Boot, pools: Sequence[PagePool], evidence: Evidence = Evidence.COMPLETION) -> None:
         self._boot = boot
@@ -78,38 +75,40 @@ class Sender:
 
     # ------------------------------------------------------------ grants
 
-    def accept(self, peer: PeerName, decode_boot: Boot, grant: Grant) -> tuple[SendTicket | None, GrantVerdict]:
+    def accept(self, peer: PeerName, reader_boot: Boot, grant: Grant) -> tuple[SendTicket | None, GrantVerdict]:
         """Open a grant's ticket, once. The caller has checked that its coverage fits the room."""
-        key = TicketId(decode_boot, self._boot, TicketSeq(grant.ticket))
+        key = TicketId(reader_boot, self._boot, TicketSeq(grant.ticket))
         known = self._tickets.get(key)
         if known is not None:
             return known, GrantVerdict.REPEATED
-        pair = self._pair(peer, decode_boot)
+        pair = self._pair(peer, reader_boot)
         if grant.ticket < pair.closed_below or grant.ticket in pair.tombstones:
             return None, GrantVerdict.CLOSED
-        pages = {c.pool: tuple(PageId(p) for p in unpack_u32(c.pages)) for c in grant.coverage}
+        coverage = sorted(grant.coverage, key=lambda component: component.pool)
+        firsts = tuple(component.first for component in coverage)
         ticket = SendTicket(
             id=key,
             peer=peer,
             room=Room(grant.room),
             attempt=Attempt(grant.attempt),
-            prefix_len=grant.prefix_len,
-            pages=tuple(pages[pool] for pool in range(len(self._pools))),
+            firsts=firsts,
+            pages=tuple(tuple(PageId(p) for p in unpack_u32(component.pages)) for component in coverage),
+            cursors=list(firsts),
         )
         self._tickets[key] = ticket
         return ticket, GrantVerdict.OPENED
 
-    def advance_mark(self, peer: PeerName, decode_boot: Boot, closed_below: int) -> None:
-        """Decode says every ticket below is over: forget tombstones."""
+    def advance_mark(self, peer: PeerName, reader_boot: Boot, closed_below: int) -> None:
+        """The reader says every ticket below is over: forget tombstones."""
         if closed_below <= 1:
             return
-        pair = self._pair(peer, decode_boot)
+        pair = self._pair(peer, reader_boot)
         if closed_below > pair.closed_below:
             pair.closed_below = closed_below
             pair.tombstones = {seq: drain for seq, drain in pair.tombstones.items() if seq >= closed_below}
 
-    def _pair(self, peer: PeerName, decode_boot: Boot) -> _Pair:
-        return self._pairs.setdefault((peer, decode_boot), _Pair())
+    def _pair(self, peer: PeerName, reader_boot: Boot) -> _Pair:
+        return self._pairs.setdefault((peer, reader_boot), _Pair())
 
     # ------------------------------------------------------------ posting
 
@@ -117,16 +116,19 @@ class Sender:
         """Pin `src` (per pool: the next pages of the coverage) and describe the chunk; `payload` makes it the last."""
         for pool, pages in zip(self._pools, src, strict=True):
             pool.pin(pages)
-        chunk, first = ticket.next_chunk, ticket.cursor
-        num_pages = len(src[0])
+        chunk = ticket.next_chunk
         ticket.pins[chunk] = tuple(src)
         ticket.next_chunk += 1
-        ticket.cursor += num_pages
-        pairs = tuple(
-            PagePairs(PoolId(pool), pages, ticket.pages[pool][first : first + num_pages])
-            for pool, pages in enumerate(src)
-        )
-        return PostChunk(ticket.peer, ticket.id, chunk, first, pairs, payload)
+        pairs = tuple(self._pairs_of(ticket, PoolId(pool), pages) for pool, pages in enumerate(src) if pages)
+        return PostChunk(ticket.peer, ticket.id, chunk, pairs, payload)
+
+    @staticmethod
+    def _pairs_of(ticket: SendTicket, pool: PoolId, src: tuple[PageId, ...]) -> PagePairs:
+        """The next pages of a pool and where they go."""
+        first, end = ticket.cursors[pool], ticket.cursors[pool] + len(src)
+        ticket.cursors[pool] = end
+        start = ticket.firsts[pool]
+        return PagePairs(pool, first, src, ticket.pages[pool][first - start : end - start])
 
     # ------------------------------------------------------------ reports
 
@@ -162,21 +164,21 @@ class Sender:
         """No further posts; CloseGate is due."""
         self._move(ticket, SenderEvent.CLOSE)
 
-    def revoked(self, peer: PeerName, decode_boot: Boot, seq: int) -> SendTicket | None:
-        """Decode withdraws a ticket. None: unknown or over; it can never open now and `drain_of` is the answer."""
-        key = TicketId(decode_boot, self._boot, TicketSeq(seq))
+    def revoked(self, peer: PeerName, reader_boot: Boot, seq: int) -> SendTicket | None:
+        """The reader withdraws a ticket. None: unknown or over; it can never open now and `drain_of` is the answer."""
+        key = TicketId(reader_boot, self._boot, TicketSeq(seq))
         ticket = self._tickets.get(key)
         if ticket is None or ticket.peer != peer:
-            pair = self._pair(peer, decode_boot)
+            pair = self._pair(peer, reader_boot)
             if seq >= pair.closed_below:
                 pair.tombstones.setdefault(seq, Drain.CLEAN)
             return None
         ticket.answer_revoke = True
         return ticket
 
-    def drain_of(self, peer: PeerName, decode_boot: Boot, seq: int) -> Drain:
+    def drain_of(self, peer: PeerName, reader_boot: Boot, seq: int) -> Drain:
         """What is known of a ticket's writes when it is not here (any more)."""
-        return self._pair(peer, decode_boot).tombstones.get(seq, Drain.CLEAN)
+        return self._pair(peer, reader_boot).tombstones.get(seq, Drain.CLEAN)
 
     def gate_drained(self, key: TicketId, outcome: Drain) -> SendTicket | None:
         """Gate closed, nothing outstanding. A clean one unpins; a dirty one keeps its pins until the fence."""
@@ -205,7 +207,7 @@ class Sender:
     def _forget(self, ticket: SendTicket, outcome: Drain = Drain.CLEAN) -> None:
         for chunk in list(ticket.pins):
             self._unpin(ticket, chunk)
-        pair = self._pair(ticket.peer, ticket.id.decode_boot)
+        pair = self._pair(ticket.peer, ticket.id.reader_boot)
         if ticket.id.seq >= pair.closed_below:
             pair.tombstones[ticket.id.seq] = outcome
         del self._tickets[ticket.id]
@@ -233,7 +235,7 @@ class Sender:
         return [t for t in self._tickets.values() if t.peer == peer]
 
     def forget_boots(self, peer: PeerName, current: Boot | None) -> None:
-        """Marks and tombstones of decode processes that are over; those of `current` stay."""
+        """Marks and tombstones of readers that are over; those of `current` stay."""
         for key in [k for k in self._pairs if k[0] == peer and k[1] != current]:
             del self._pairs[key]
 

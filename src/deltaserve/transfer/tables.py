@@ -1,12 +1,12 @@
 """SENDER and RECEIVER: the two halves of a ticket's life. Read with docs/safety: a timer ends requests, never memory.
 
-Receiver (decode owns the pages):
-    OPEN     prefill may write; pages GRANTED
+Receiver (reader of the pages, who owns them):
+    OPEN     the writer may write; pages GRANTED
     LANDED   every chunk was announced; checksums, if any, are being verified
     DONE     pages OWNED by the request                                    (end)
     REVOKED  pages QUARANTINED until a clean Drained, a complete Done or a fence
     CLOSED   pages FREE again                                              (end)
-Sender (prefill):
+Sender (writer):
     OPEN     chunks may be posted
     CLOSING  gate closed, writes outstanding
     DIRTY    a write failed: bytes may land until this side's endpoint is gone

@@ -124,9 +124,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     keys: bytes
     namespace: str
     sampling: SamplingParams
-    prefix_len: int
-    prefix_key: bytes
-    """Key of decode's prefix, which prefill verifies against its own chain; empty for length 0."""
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
 
@@ -141,14 +138,12 @@ class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Pages one (writer rank, reader rank) pair must fill, of one pool."""
+    """What the writer must fill of one pool: the prompt's pages from index `first` on."""
 
-    writer: int
-    reader: int
     pool: int
+    first: int
     pages: bytes
-    """Decode's pages for page indexes prefix_len / page_size ... of the prompt, in order."""
-    generations: bytes
+    """The reader's pages, in order of the prompt."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -157,24 +152,29 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     room: bytes
     attempt: int
     ticket: int
-    prefix_len: int
-    prefix_key: bytes
     coverage: tuple[Component, ...]
-    remaining_ms: int
+    """One of each pool."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The prompt's pages [first, end) of one pool."""
+
+    pool: int
+    first: int
+    end: int
+    checksums: bytes = b""
+    """Packed crc32 of each page; empty when verification is off."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """One chunk has landed. Travels as the notification bound to its data, so it is evidence at the receiver."""
+    """One chunk has landed. Travels as the notification bound to its data, so it is evidence at the reader."""
 
     ticket: int
-    decode_boot: int
-    prefill_boot: int
+    reader_boot: int
+    writer_boot: int
     chunk: int
-    first_page: int
-    """Index within the coverage, not a page id."""
-    num_pages: int
-    checksums: tuple[bytes, ...] = ()
-    """Per pool, packed crc32 of each page of the chunk; empty when verification is off."""
+    pieces: tuple[Piece, ...]
+    """At most one of each pool, in order of the pools."""
     payload: bytes | None = None
     """Exactly in the last chunk's: the first token. Its write was posted after all others had been seen DONE."""
 
