@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,9 @@ from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli import verify
 from deltaserve.cli.main import main
 from deltaserve.cli.verify_client import Answer, Score
+from deltaserve.cli.verify_reference import TransformersReference
+from tests.fixtures.tiny_gguf import Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS
 
 
 class Server:
@@ -63,3 +67,11 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert f"(default {DEFAULT_URL})" in out
     assert "(default 0.002 where" in out
+
+
+@pytest.mark.parametrize("name", ["llama_llama3_rope", "qwen3"])
+def test_a_gguf_file_is_scored_as_its_folder(tmp_path: Path, name: str) -> None:
+    file, folder = write_gguf(VARIANTS[name], tmp_path, Kind.Q8_0)
+    tokens = list(range(3, 253))
+    ours, theirs = (TransformersReference(path).score(tokens) for path in (file, folder))
+    assert [score.logprob for score in ours] == pytest.approx([score.logprob for score in theirs], abs=1e-3)

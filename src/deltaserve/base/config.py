@@ -95,7 +95,7 @@ DECODING = ("serve", "decode")
 class ModelSettings(Group):
     title: ClassVar[str] = "model"
 
-    model_path: Text | None = option(None, "folder of a Hugging Face checkpoint; also the positional MODEL")
+    model_path: Text | None = option(None, "a Hugging Face folder or GGUF file; also the positional MODEL")
     served_model_name: Name | None = option(None, "name in the API; by default the folder's name", commands=ROUTING)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",

@@ -16,7 +16,7 @@ from deltaserve.server.settings import ApiKey, read_api_keys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `deltaserve doctor`."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a checkpoint to look at")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a checkpoint, or GGUF file, to look at")
     parser.add_argument("--host", default="127.0.0.1", help="address the API would listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=30000, help="port the API would listen on (default 30000)")
     parser.add_argument("--base-url", metavar="URL", help="a running server to look at; then no doors are tried")

@@ -20,7 +20,7 @@ def check_model(folder: str) -> Iterator[Line]:
         yield Line(Level.FAIL, "model", str(error))
         return
     spec = checkpoint.spec
-    size = f"{checkpoint.num_bytes / 2**20:.0f} MiB of {spec.dtype.value} weights"
+    size = f"files of {checkpoint.num_bytes / 2**20:.0f} MiB, weights in {spec.dtype.value}"
     context = f"context of {spec.max_position} tokens"
     yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {size}, {context}")
     yield _pool(checkpoint)

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url", default=DEFAULT_URL, metavar="URL", help=f"the server to verify (default {DEFAULT_URL})"
     )
     parser.add_argument(
-        "--model-path", type=Path, metavar="FOLDER", help="its checkpoint: transformers is the reference"
+        "--model-path", type=Path, metavar="MODEL", help="its checkpoint: transformers is the reference"
     )
     parser.add_argument(
         "--reference", metavar="URL", help="another server that is the reference, such as a unified one"
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: all answers agree; 1: some do not, or a server could not be asked. Raises ConfigError."""
     if arguments.model_path is None and arguments.reference is None:
-        raise ConfigError("verify: name a reference: --model-path FOLDER, --reference URL, or both")
+        raise ConfigError("verify: name a reference: --model-path MODEL, --reference URL, or both")
     client = ServerClient(arguments.base_url, arguments.api_key_file)
     other = ServerClient(arguments.reference, arguments.api_key_file) if arguments.reference else None
     try:

@@ -11,6 +11,9 @@ import transformers
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.verify_client import Score, VerifyError
+from deltaserve.models.gguf_arrays import gguf_arrays
+from deltaserve.models.gguf_model import GgufModel
+from deltaserve.models.open_source import open_source
 
 _HEADROOM = 1.3
 """Memory needed per byte of weights: activations, and what loading takes in passing."""
@@ -26,17 +29,17 @@ class TransformersReference:
         self.dtype = self._choose_dtype(checkpoint)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        self._model: Any = load(
-            checkpoint.path, dtype=self.dtype, local_files_only=True, trust_remote_code=False
-        ).eval()
+        source = open_source(checkpoint.path)
+        self._model: Any = (
+            load_gguf(source, self.dtype) if isinstance(source, GgufModel) else load_folder(source.path, self.dtype)
+        )
 
     @staticmethod
     def _choose_dtype(checkpoint: Checkpoint) -> torch.dtype:
         own = getattr(torch, checkpoint.spec.dtype.value)
         free = psutil.virtual_memory().available
         for dtype in (torch.float32, own):
-            need = checkpoint.num_bytes * dtype.itemsize // own.itemsize * _HEADROOM
+            need = checkpoint.num_values * dtype.itemsize * _HEADROOM
             if need <= free:
                 return dtype
         raise ConfigError(
@@ -53,3 +56,31 @@ class TransformersReference:
         own = logprobs.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
         best = logprobs.max(-1).values
         return [Score(a, b) for a, b in zip(own.tolist(), best.tolist(), strict=True)]
+
+
+def load_folder(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype=dtype, local_files_only=True, trust_remote_code=False).eval()
+
+
+@torch.no_grad()
+def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
+    """The model of transformers with the values of a GGUF file: our reading of the file, their computation.
+
+    Their own reader of GGUF needs another package (accelerate) and leaves the file's rope factors out.
+    """
+    values = dict(source.config().values)
+    rope = dict(values.pop("rope_parameters"))
+    factors = rope.pop("factors", None)
+    if factors is not None:
+        rope["rope_type"] = "default"
+    model_type = values.pop("model_type")
+    config = transformers.AutoConfig.for_model(model_type, **values, rope_parameters=rope)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    own = model.state_dict()
+    for header, read in gguf_arrays(source):
+        own[header.name].copy_(torch.from_numpy(read()))
+    if factors is not None:
+        model.model.rotary_emb.inv_freq /= torch.tensor(factors)
+    return model.eval()

@@ -61,7 +61,7 @@ class GgufModel:
         values = config_values(self.header, None if factors is None else self._floats(factors))
         return Fields(values, self.header.file)
 
-    def generation(self) -> Fields | None:
+    def generation(self) -> Fields:
         return Fields(generation_values(self.header.metadata), self.header.file)
 
     def headers(self) -> Iterator[TensorHeader]:

@@ -1,6 +1,5 @@
 """Everything the front knows about a model folder's text side: encode, chat prompts, decode, stop ids, defaults."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.models.fields import shown
-from deltaserve.models.fingerprint import MAX_FILE_BYTES
-from deltaserve.models.regular_file import read_if_there
+from deltaserve.models.files import find_gguf
 from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
+from deltaserve.server.gguf_text import read_gguf
 from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
+from deltaserve.server.text_files import TextFiles, read_folder
 
 MAX_VOCAB = 1 << 22
-_MAX_JSON_BYTES = 16 << 20
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TooManyTokens(DeltaserveError):
@@ -73,17 +71,15 @@ class TextCodec:
         self._control_pattern = _any_of(self._control)
 
     @staticmethod
-    def load(folder: Path, broken_template: BrokenTemplate = BrokenTemplate.REFUSE) -> "TextCodec":
-        """Read a Hugging Face model folder. Raises ConfigError naming the file and what is wrong with it."""
-        config = _read_json(folder / "config.json", required=True)
-        generation = _read_json(folder / "generation_config.json", required=False)
-        tokenizer_config = _read_json(folder / "tokenizer_config.json", required=False)
-        tokenizer = _read_tokenizer(folder / "tokenizer.json")
-        vocab_size = _vocab_size(config, tokenizer)
-        names = _special_names(tokenizer_config)
-        eos_ids = _eos_ids(config, generation, tokenizer, names.get("eos_token"), vocab_size)
-        template = _load_template(folder, tokenizer_config, tokenizer, names, broken_template)
-        codec = TextCodec(tokenizer, vocab_size, eos_ids, template, _sampling_defaults(generation))
+    def load(model: Path, broken_template: BrokenTemplate = BrokenTemplate.REFUSE) -> "TextCodec":
+        """Read a model folder or GGUF file. Raises ConfigError naming the file and what is wrong with it."""
+        gguf = find_gguf(model)
+        files = read_folder(model) if gguf is None else read_gguf(gguf)
+        vocab_size = _vocab_size(files.config, files.tokenizer)
+        template = _load_template(files, broken_template)
+        codec = TextCodec(
+            files.tokenizer, vocab_size, _eos_ids(files, vocab_size), template, _sampling_defaults(files.generation)
+        )
         _check_chat(codec)
         return codec
 
@@ -169,46 +165,6 @@ def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:
     return plain
 
 
-def _read_file(path: Path, max_bytes: int) -> bytes | None:
-    """None when nothing has this name."""
-    try:
-        return read_if_there(path, max_bytes)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-
-
-def _read_json(path: Path, *, required: bool) -> dict[str, object]:
-    content = _read_file(path, _MAX_JSON_BYTES)
-    if content is None:
-        if required:
-            raise ConfigError(f"{path.name} is missing in {path.parent}")
-        return {}
-    try:
-        value = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {str(error)[:100]}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: an object is expected, found {type(value).__name__}")
-    return value
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    content = _read_file(path, MAX_FILE_BYTES)
-    if content is None:
-        raise ConfigError(f"{path.name} is missing in {path.parent}; only fast tokenizers are supported")
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises plain Exception for every kind of damage
-        raise ConfigError(f"{path}: not a tokenizer: {str(error)[:200]}") from error
-    try:
-        tokenizer.encode("hello", add_special_tokens=True)
-    except Exception as error:
-        raise ConfigError(f"{path}: cannot encode a plain word: {str(error)[:200]}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
     """Rows of the model's embedding. Every id of the tokenizer must have one."""
     text_config = config.get("text_config")
@@ -222,42 +178,14 @@ def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
     return value
 
 
-def _special_names(tokenizer_config: Mapping[str, object]) -> dict[str, str]:
-    """bos_token, eos_token, ... as plain strings, for the template."""
-    names = {}
-    for key, value in tokenizer_config.items():
-        if isinstance(value, dict):
-            value = value.get("content")
-        if key.endswith("_token") and isinstance(value, str):
-            names[key] = _whole(value, f"tokenizer_config.json: {key[:40]}")
-        elif key in SPECIAL_NAMES and value is not None:
-            raise ConfigError(f"tokenizer_config.json: {key} is {str(value)[:40]!r}, a string is expected")
-    return names
-
-
-def _whole(text: str, where: str) -> str:
-    """The text itself. JSON can spell half a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{where} holds half a surrogate pair") from None
-    return text
-
-
-def _eos_ids(
-    config: Mapping[str, object],
-    generation: Mapping[str, object],
-    tokenizer: Tokenizer,
-    eos_token: str | None,
-    vocab_size: int,
-) -> set[int]:
+def _eos_ids(files: TextFiles, vocab_size: int) -> set[int]:
     """Every id that any file of the folder calls an end of sequence."""
-    text_config = config.get("text_config")
+    text_config, eos_token = files.config.get("text_config"), files.special_names.get("eos_token")
     sources: dict[str, object] = {
-        "generation_config.json": generation.get("eos_token_id"),
-        "config.json": config.get("eos_token_id"),
+        "generation_config.json": files.generation.get("eos_token_id"),
+        "config.json": files.config.get("eos_token_id"),
         "config.json text_config": text_config.get("eos_token_id") if isinstance(text_config, dict) else None,
-        "tokenizer_config.json": tokenizer.token_to_id(eos_token) if eos_token else None,
+        "tokenizer_config.json": files.tokenizer.token_to_id(eos_token) if eos_token else None,
     }
     ids: set[int] = set()
     for name, value in sources.items():
@@ -293,50 +221,14 @@ def _default(generation: Mapping[str, object], name: str, neutral: float, low: f
     return float(value)
 
 
-def _load_template(
-    folder: Path,
-    tokenizer_config: Mapping[str, object],
-    tokenizer: Tokenizer,
-    names: Mapping[str, str],
-    broken: BrokenTemplate,
-) -> ChatTemplate | None:
-    source = _template_source(folder, tokenizer_config)
+def _load_template(files: TextFiles, broken: BrokenTemplate) -> ChatTemplate | None:
+    source, names = files.template, files.special_names
     if source is None:
         return None
-    control = [added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special]
+    control = [added.content for added in files.tokenizer.get_added_tokens_decoder().values() if added.special]
     try:
         return ChatTemplate(source, control, names)
     except ConfigError:
         if broken is BrokenTemplate.REFUSE:
             raise
         return None
-
-
-def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:
-    """chat_template.jinja, else the entry of chat_template.json or tokenizer_config.json.
-
-    An entry is a string, or a list with one named `default`; one that is neither is refused even where it is not used.
-    """
-    entries = {
-        "chat_template.json": _read_json(folder / "chat_template.json", required=False),
-        "tokenizer_config.json": tokenizer_config,
-    }
-    given = [_template_entry(name, values.get("chat_template")) for name, values in entries.items()]
-    path = folder / "chat_template.jinja"
-    content = _read_file(path, _MAX_JSON_BYTES)
-    if content is not None:
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: {error.__class__.__name__}") from error
-    return given[0] if given[0] is not None else given[1]
-
-
-def _template_entry(name: str, value: object) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, list):
-        value = next((e.get("template") for e in value if isinstance(e, dict) and e.get("name") == "default"), None)
-    if not isinstance(value, str):
-        raise ConfigError(f"{name}: chat_template is neither a string nor a list with a default")
-    return _whole(value, f"{name}: chat_template")

@@ -1,0 +1,226 @@
+"""The tokenizer and chat template in a GGUF file's metadata, in the words of a Hugging Face folder."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.models.fields import Fields
+from deltaserve.models.gguf_config import CONTROL
+from deltaserve.models.gguf_model import GgufModel
+from deltaserve.server.text_files import TextFiles
+
+_NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
+"""Values of tokenizer.ggml.token_type, besides CONTROL."""
+_SPECIAL_NAMES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+"""Name in a chat template |-> key below tokenizer.ggml."""
+
+_WORDS_OF_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_WORDS_OF_QWEN2 = _WORDS_OF_LLAMA3.replace("{1,3}", "")
+_WORDS_OF_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How text is cut before the merges of a byte-level BPE."""
+
+    words: str | None = None
+    """Pattern of one piece; None: that of GPT-2."""
+    single_digits: bool = False
+    ignore_merges: bool = False
+    """A piece that is a token is that token, whatever the merges say."""
+    adds_bos: bool = False
+    """Where the file does not say."""
+    nfc: bool = False
+
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        if self.words is not None:
+            split = pre_tokenizers.Split(Regex(self.words), "isolated")
+            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        if self.single_digits:
+            return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+        return words
+
+
+_GPT2 = PreTokenizer()
+_DIGITS = PreTokenizer(single_digits=True)
+_LLAMA3 = PreTokenizer(_WORDS_OF_LLAMA3, ignore_merges=True, adds_bos=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "gpt-2": _GPT2,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "smaug-bpe": PreTokenizer(_WORDS_OF_LLAMA3),
+    "tekken": PreTokenizer(_WORDS_OF_TEKKEN, ignore_merges=True, adds_bos=True),
+    "qwen2": PreTokenizer(_WORDS_OF_QWEN2, nfc=True),
+    "deepseek-r1-qwen": PreTokenizer(_WORDS_OF_QWEN2),
+}
+"""Value of tokenizer.ggml.pre |-> what it means. Another one is refused: cut otherwise, text becomes other tokens."""
+
+
+def read_gguf(path: Path) -> TextFiles:
+    """Raises ConfigError naming file and key for a vocabulary that cannot be used."""
+    model = GgufModel.open(path)
+    config, generation = model.config(), model.generation()
+    metadata = Fields(dict(model.header.metadata), model.header.file)
+    vocabulary = _Vocabulary.of(metadata)
+    tokenizer = _build(metadata, vocabulary)
+    names = {name: vocabulary.named(metadata, key) for name, key in _SPECIAL_NAMES.items()}
+    template = metadata.text("tokenizer.chat_template", "")
+    return TextFiles(
+        config=config.values,
+        generation=generation.values,
+        special_names={name: token for name, token in names.items() if token is not None},
+        tokenizer=tokenizer,
+        template=template or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    tokens: list[str]
+    kinds: list[int]
+
+    @classmethod
+    def of(cls, metadata: Fields) -> "_Vocabulary":
+        tokens = _list_of(metadata, "tokens", str)
+        kinds = [_NORMAL] * len(tokens)
+        if metadata.has("tokenizer.ggml.token_type"):
+            kinds = _list_of(metadata, "token_type", int)
+        if len(kinds) != len(tokens):
+            raise ConfigError(f"{metadata.where}: {len(tokens)} tokens, but {len(kinds)} values of token_type")
+        return cls(tokens, kinds)
+
+    def ids(self, metadata: Fields) -> dict[str, int]:
+        """Token |-> id. Rows of the embedding that only fill it up have none."""
+        used = {t: i for i, t in enumerate(self.tokens) if t and self.kinds[i] != _UNUSED}
+        num_used = sum(1 for i, t in enumerate(self.tokens) if t and self.kinds[i] != _UNUSED)
+        if len(used) < num_used:
+            twice = next(t for i, t in enumerate(self.tokens) if self.kinds[i] != _UNUSED and used.get(t, i) != i)
+            raise ConfigError(f"{metadata.where}: tokenizer.ggml.tokens has {twice[:60]!r} twice")
+        return used
+
+    def named(self, metadata: Fields, key: str) -> str | None:
+        """The token whose id stands at a key, None where nothing does."""
+        name = f"tokenizer.ggml.{key}"
+        return self.tokens[metadata.integer(name, 0, len(self.tokens) - 1)] if metadata.has(name) else None
+
+
+def _build(metadata: Fields, vocabulary: _Vocabulary) -> Tokenizer:
+    kinds: Mapping[str, Callable[[Fields, _Vocabulary], tuple[Tokenizer, bool]]]
+    kinds = {"gpt2": _byte_level, "llama": _sentence_piece}
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind not in kinds:
+        raise metadata.error("tokenizer.ggml.model", "one of " + ", ".join(kinds))
+    try:
+        tokenizer, adds_bos = kinds[kind](metadata, vocabulary)
+        _add_special_tokens(tokenizer, vocabulary)
+        tokenizer.encode("hello")
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises plain Exception for every kind of damage
+        raise ConfigError(f"{metadata.where}: not a usable tokenizer: {str(error)[:200]}") from error
+    _add_ends(tokenizer, metadata, vocabulary, adds_bos)
+    return tokenizer
+
+
+def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
+    pairs = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+    special = [token for token, kind in pairs if token and kind in (CONTROL, _UNKNOWN)]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    own = [token for token, kind in pairs if token and kind == _USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in own])
+
+
+def _add_ends(tokenizer: Tokenizer, metadata: Fields, vocabulary: _Vocabulary, adds_bos: bool) -> None:
+    """The tokens that the file wants before and after a prompt."""
+    bos, eos = (vocabulary.named(metadata, f"{name}_token_id") for name in ("bos", "eos"))
+    before = [bos] if bos and metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) else []
+    after = [eos] if eos and metadata.flag("tokenizer.ggml.add_eos_token", False) else []
+    if not before and not after:
+        return
+    ends = [(token, tokenizer.token_to_id(token)) for token in {*before, *after}]
+    single = [*before, "$A", *after]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=ends)
+
+
+def _byte_level(metadata: Fields, vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+    """(BPE over bytes, whether a prompt begins with BOS unless the file says)."""
+    name = metadata.text("tokenizer.ggml.pre")
+    pre = PRE_TOKENIZERS.get(name)
+    if pre is None:
+        raise metadata.error("tokenizer.ggml.pre", "one of " + ", ".join(PRE_TOKENIZERS))
+    given = _list_of(metadata, "merges", str) if metadata.has("tokenizer.ggml.merges") else []
+    merges = [_parts(metadata, merge) for merge in given]
+    model = models.BPE(vocab=vocabulary.ids(metadata), merges=merges, ignore_merges=pre.ignore_merges)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre.build()
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer, pre.adds_bos
+
+
+def _parts(metadata: Fields, merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not left or not right:
+        raise ConfigError(f"{metadata.where}: tokenizer.ggml.merges has {merge[:60]!r}, expected two parts")
+    return left, right
+
+
+def _sentence_piece(metadata: Fields, vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+    """(BPE of SentencePiece, True). Its merges are those pairs of tokens that make a token, best score first."""
+    ids = vocabulary.ids(metadata)
+    scores = _list_of(metadata, "scores", float)
+    if len(scores) != len(vocabulary.tokens):
+        raise ConfigError(f"{metadata.where}: {len(vocabulary.tokens)} tokens, but {len(scores)} scores")
+    merges = []
+    for token, index in ids.items():
+        if vocabulary.kinds[index] not in (_NORMAL, _USER_DEFINED):
+            continue
+        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+        merges += [(-scores[index], -len(left), left, right) for left, right in cuts if left in ids and right in ids]
+    merges.sort(key=lambda merge: merge[:2])
+    model = models.BPE(
+        vocab=ids,
+        merges=[(left, right) for _, _, left, right in merges],
+        unk_token=vocabulary.named(metadata, "unknown_token_id"),
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    if metadata.flag("tokenizer.ggml.add_space_prefix", True):
+        steps.insert(0, normalizers.Prepend("▁"))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer, True
+
+
+def _list_of(metadata: Fields, key: str, kind: type) -> list[Any]:
+    name = f"tokenizer.ggml.{key}"
+    values = metadata.values.get(name)
+    if not isinstance(values, list) or not values or not isinstance(values[0], kind):
+        raise metadata.error(name, f"a list of {kind.__name__}")
+    return values
