@@ -81,7 +81,49 @@ def corrupt_a_pool(toy: Toy) -> None:
     toy.pools[0]._free.append(toy.pools[0]._free[0])
 
 
+def miscount_a_window(toy: Toy) -> None:
+    toy.cache._tails[0].num_evictable -= 1
+
+
+def lose_a_window_page(toy: Toy) -> None:
+    node = leaf(toy, "abxy")
+    toy.pools[1].evict(node.pages[1][:1])
+    node.set_pages(1, node.pages[1][1:])
+
+
+def lose_a_leased_window_page(toy: Toy) -> None:
+    node = leaf(toy, "abcd")
+    toy.pools[1].evict(node.pages[1][:1])
+    node.set_pages(1, node.pages[1][1:])
+    toy.cache._tails[0].num_held -= 1
+
+
+def steal_a_window_lock(toy: Toy) -> None:
+    node = leaf(toy, "abcd")
+    (start,) = toy.cache._tails[0].locks[node]
+    toy.cache._tails[0].locks[node][start] += 1
+
+
+def forget_a_window_in_the_order(toy: Toy) -> None:
+    toy.cache._tails[0]._order.pop(leaf(toy, "abxy"))
+
+
+def sever_half(toy: Toy) -> None:
+    leaf(toy, "abxy").severed = True
+
+
+def keep_a_severed_node_unleased(toy: Toy) -> None:
+    toy.cache._tree.sever(leaf(toy, "abxy"))
+
+
 BREACHES = [
+    miscount_a_window,
+    lose_a_window_page,
+    lose_a_leased_window_page,
+    steal_a_window_lock,
+    forget_a_window_in_the_order,
+    sever_half,
+    keep_a_severed_node_unleased,
     steal_a_lock,
     lose_a_lease,
     miscount_evictable,

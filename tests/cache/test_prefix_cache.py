@@ -1,11 +1,14 @@
 """Match and insert by example. A word is a prompt, one letter is one page."""
 
+from collections.abc import Callable
+
 import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
 from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.cache.radix import Packed
 from tests.cache.toys import ALICE, BOB, Toy, keys_of
 
 # ---------------------------------------------------------------- match
@@ -194,12 +197,13 @@ def test_a_refused_insert_changes_nothing() -> None:
     tokens, keys = toy.text("abcd")
     good = toy.allocate(2)
     granted = (toy.pools[0].grant(2) or (), good[1])
+    taken = toy.pools[1].allocate(1) or ()
     before = (toy.contents(), toy.used(), toy.cache.version, toy.cache.num_leases)
     other_tokens, other_keys = toy.text("axcd")
     bad_calls = {
         "pages not owned": (StateError, (lease, ALICE, tokens, keys, granted)),
         "second pool not owned": (StateError, (lease, ALICE, tokens, keys, (good[0], (good[1][0], good[1][0])))),
-        "pools of unequal length": (ValueError, (lease, ALICE, tokens, keys, (good[0], good[1][:1]))),
+        "more window pages than the path has": (ValueError, (lease, ALICE, tokens, keys, ((), good[1] + taken))),
         "a pool is missing": (ValueError, (lease, ALICE, tokens, keys, good[:1])),
         "too few tokens": (ValueError, (lease, ALICE, tokens[:-4], keys, good)),
         "too few keys": (ValueError, (lease, ALICE, tokens, keys[:-16], good)),
@@ -241,6 +245,25 @@ def test_version_changes_on_split_insert_and_evict_only() -> None:
     assert changed()
     toy.cache.evict((0, 0))
     assert not changed()
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_packed_ids_of_any_type_are_read_in_place(kind: Callable[[bytes], Packed]) -> None:
+    toy = Toy(4)
+    tokens, keys = toy.text("abcd")
+    lease = toy.cache.empty_lease(ALICE)
+    lease = toy.cache.insert(lease, ALICE, kind(tokens), kind(keys), toy.allocate(4)).lease
+    other, other_keys = toy.text("abxy")
+    assert toy.cache.match(ALICE, kind(other), kind(other_keys)).num_pages == 2
+    assert toy.cache.match(ALICE, kind(tokens), kind(keys)).num_pages == 4
+    assert toy.cache.match(ALICE, kind(other), kind(keys)).num_pages == 2, "tokens decide, keys only hint"
+    longer, longer_keys = toy.text("abcdef")
+    lease = toy.cache.insert(lease, ALICE, kind(longer), kind(longer_keys), toy.allocate(2)).lease
+    assert toy.hit("abcdefgh") == "abcdef"
+    grown = bytearray(longer)
+    toy.cache.match(ALICE, grown, longer_keys)
+    grown += b"more"  # raises if the cache still had a view of it
+    toy.cache.check_integrity()
 
 
 def test_one_pool_is_enough() -> None:

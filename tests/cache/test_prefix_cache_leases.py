@@ -4,6 +4,7 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
+from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cache.pages import PageState
 from tests.cache.toys import ALICE, BOB, Toy
 
@@ -232,13 +233,22 @@ def test_leased_pages_are_never_evicted() -> None:
     toy.cache.check_integrity()
 
 
-def test_the_needier_pool_decides() -> None:
+def test_full_pages_take_the_window_with_them_and_not_the_other_way_round() -> None:
     toy = Toy(4)
     toy.put("abcdef")
-    assert toy.cache.evict((1, 4)) == (4, 4)
+    assert toy.cache.evict((1, 4)) == (1, 4)
+    assert [toy.cache.evictable_pages(pool) for pool in (0, 1)] == [5, 2]
+    assert toy.cache.evict((4, 1)) == (4, 2)
     assert toy.cache.evict((0, 0)) == (0, 0)
     with pytest.raises(ValueError):
         toy.cache.evict((1,))
+
+
+def test_the_needier_of_two_full_pools_decides() -> None:
+    toy = Toy(4, retentions=(KEEP_ALL, KEEP_ALL))
+    toy.put("abcdef")
+    assert toy.cache.evict((1, 4)) == (4, 4)
+    toy.cache.check_integrity()
 
 
 def test_evicting_pinned_pages_frees_them_later() -> None:

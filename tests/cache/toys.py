@@ -1,15 +1,25 @@
-"""A small prefix cache with two pools, prompts spelled as letters (one letter is one page), and a look inside."""
+"""A small prefix cache of several lifetimes, prompts spelled as letters (one letter is one page), and a look inside."""
 
 from dataclasses import dataclass
 
 from deltaserve.base.ids import Namespace, PageId
 from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache
 
 ALICE, BOB = Namespace("alice"), Namespace("bob")
 Pages = tuple[tuple[PageId, ...], ...]
+
+LONG_WINDOW = Retention(Lifetime.WINDOW, 1 << 16)
+"""Longer than any prompt: a match needs every page, as in a FULL pool."""
+STATE = Retention(Lifetime.STATE)
+
+
+def window(num_pages: int, page_size: int = 4) -> Retention:
+    """The window that needs exactly the last `num_pages` pages to continue at a page boundary."""
+    return Retention(Lifetime.WINDOW, num_pages * page_size + 1)
 
 
 def spell(word: str, page_size: int) -> bytes:
@@ -35,12 +45,13 @@ class Toy:
     pool_pages: tuple[int, ...] = (64, 80)
     colliding: bool = False
     """Every page has the same key: the worst a hash could do."""
+    retentions: tuple[Retention, ...] = (KEEP_ALL, LONG_WINDOW)
 
     def __post_init__(self) -> None:
         self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
         if len(self.pools) > 1:
             taken(self.pools[1].allocate(5))
-        self.cache = PrefixCache(self.page_size, self.pools)
+        self.cache = PrefixCache(self.page_size, self.pools, self.retentions[: len(self.pools)])
 
     def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
         """(tokens, keys) of a word."""
@@ -50,6 +61,10 @@ class Toy:
 
     def allocate(self, n: int) -> Pages:
         return tuple(taken(pool.allocate(n)) for pool in self.pools)
+
+    def take(self, *counts: int) -> Pages:
+        """So many pages of each pool."""
+        return tuple(taken(pool.allocate(n)) for pool, n in zip(self.pools, counts, strict=True))
 
     def match(self, word: str, namespace: Namespace = ALICE, max_len: int | None = None) -> Match:
         tokens, keys = self.text(word, namespace)
@@ -82,14 +97,16 @@ class Toy:
         """Pages of each pool that are not allocatable."""
         return tuple(pool.num_pages - pool.num_free for pool in self.pools)
 
-    def contents(self) -> dict[tuple[Namespace, bytes], tuple[PageId, ...]]:
-        """(namespace, tokens from position 0 to the end of a page) |-> that page's id in each pool."""
+    def contents(self) -> dict[tuple[Namespace, bytes], tuple[PageId | None, ...]]:
+        """(namespace, tokens from position 0 to the end of a page) |-> what each pool holds for that page index."""
         size = self.page_size * TOKEN_BYTES
-        found = {}
+        found: dict[tuple[Namespace, bytes], tuple[PageId | None, ...]] = {}
         for node in self.cache._tree.nodes():
             above, step = b"", node.parent
             while step is not None:
                 above, step = step.tokens + above, step.parent
-            for index, pages in enumerate(zip(*node.pages, strict=True)):
+            absent = [(None,) * (node.num_pages - len(pages)) for pages in node.pages]
+            columns = [(*gone, *pages) for gone, pages in zip(absent, node.pages, strict=True)]
+            for index, pages in enumerate(zip(*columns, strict=True)):
                 found[node.namespace, above + node.tokens[: (index + 1) * size]] = pages
         return found

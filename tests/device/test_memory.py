@@ -6,16 +6,18 @@ import zlib
 import torch
 
 from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.device.memory import DeviceMemory
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
-from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
+from deltaserve.layout.spec import CacheSpec, PageGroup
 
+SHORT = Retention(Lifetime.WINDOW, 128)
 FULL = PageGroup("kv", num_layers=3, num_kv_heads=2, head_dim=8, dtype=DType.BFLOAT16)
 DRAFT = PageGroup("draft", num_layers=1, num_kv_heads=2, head_dim=8, dtype=DType.BFLOAT16)
-WINDOW = PageGroup("window", num_layers=2, num_kv_heads=1, head_dim=4, dtype=DType.FP8_E4M3, lifetime=Lifetime.WINDOW)
+WINDOW = PageGroup("window", num_layers=2, num_kv_heads=1, head_dim=4, dtype=DType.FP8_E4M3, retention=SHORT)
 CACHE = CacheSpec(4, (FULL, WINDOW, DRAFT))
 CPU = torch.device("cpu")
 

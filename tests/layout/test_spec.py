@@ -2,18 +2,20 @@
 
 import pytest
 
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
+from deltaserve.layout.spec import CacheSpec, PageGroup
 
 
-def group(name: str, lifetime: Lifetime) -> PageGroup:
-    return PageGroup(name, num_layers=1, num_kv_heads=1, head_dim=8, dtype=DType.BFLOAT16, lifetime=lifetime)
+def group(name: str, retention: Retention) -> PageGroup:
+    return PageGroup(name, num_layers=1, num_kv_heads=1, head_dim=8, dtype=DType.BFLOAT16, retention=retention)
 
 
-FULL, WINDOW, DRAFT = group("full", Lifetime.FULL), group("window", Lifetime.WINDOW), group("draft", Lifetime.FULL)
+SHORT, LONG = Retention(Lifetime.WINDOW, 128), Retention(Lifetime.WINDOW, 4096)
+FULL, WINDOW, DRAFT = group("full", KEEP_ALL), group("window", SHORT), group("draft", KEEP_ALL)
 
 
-def test_groups_of_one_lifetime_share_a_pool() -> None:
+def test_groups_of_equal_retention_share_a_pool() -> None:
     spec = CacheSpec(16, (FULL, WINDOW, DRAFT))
     assert spec.num_pools == 2
     assert spec.pool_of(FULL) == spec.pool_of(DRAFT) == 0
@@ -21,8 +23,15 @@ def test_groups_of_one_lifetime_share_a_pool() -> None:
     assert [spec.groups_of(spec.pool_of(item)) for item in (FULL, WINDOW)] == [(FULL, DRAFT), (WINDOW,)]
 
 
+def test_each_window_length_has_a_pool() -> None:
+    other = group("long window", LONG)
+    spec = CacheSpec(16, (FULL, WINDOW, other))
+    assert spec.pools == (KEEP_ALL, SHORT, LONG)
+    assert spec.groups_of(spec.pool_of(other)) == (other,)
+
+
 def test_an_ordinary_model_has_one_pool() -> None:
-    assert CacheSpec(16, (FULL,)).pools == (Lifetime.FULL,)
+    assert CacheSpec(16, (FULL,)).pools == (KEEP_ALL,)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2)])

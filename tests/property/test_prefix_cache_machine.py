@@ -1,9 +1,12 @@
-"""PrefixCache against a dictionary {(namespace, token prefix): pages}, under random operations.
+"""PrefixCache against a dictionary {(namespace, token prefix): what each pool holds}, under random operations.
 
-Two pools, two namespaces, prompts over two letters (one letter is one page) with a partial page at the end. The
-model knows nothing of nodes or keys: it holds every page by the whole token path that ends in it. In half of the runs
-all page keys collide.
+Three pools of different sizes (FULL, WINDOW, STATE), two namespaces, prompts over two letters (one letter is one page)
+with a partial page at the end. The model knows nothing of nodes, keys or order: it holds every page by the whole token
+path that ends in it, a state by the path up to it, and asks of a prefix whether all that continuing needs is there. In
+half of the runs all page keys collide.
 """
+
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
@@ -13,39 +16,65 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace, PageId
 from deltaserve.base.keys import KEY_BYTES
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
 from deltaserve.cache.prefix_cache import Lease, Match
-from tests.cache.toys import ALICE, BOB, Toy, spell
+from tests.cache.toys import ALICE, BOB, STATE, Toy, spell
 
 LETTERS = "ab"
 WORDS = st.text(LETTERS, max_size=6)
 NAMESPACES = st.sampled_from([ALICE, BOB])
+POOLS = range(3)
+FULL_POOL, WINDOW_POOL, STATE_POOL = POOLS
+TAIL_POOLS = (WINDOW_POOL, STATE_POOL)
 Path = tuple[Namespace, str]
+Held_pages = tuple[PageId | None, ...]
 
 
+@dataclass(eq=False)
 class Held:
     """A live lease and what it was given."""
 
-    def __init__(self, lease: Lease, word: str) -> None:
-        self.lease = lease
-        self.word = word
-        self.pages = tuple(lease.pages(pool) for pool in (0, 1))
+    lease: Lease
+    word: str
+    severed: bool = False
+
+    def __post_init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        self.firsts = tuple(self.lease.first_page(pool) for pool in POOLS)
+        self.pages = tuple(self.lease.pages(pool) for pool in POOLS)
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.lease.namespace
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 4, 16, 64]), num_pages=st.integers(8, 40), colliding=st.booleans())
-    def start(self, page_size: int, num_pages: int, colliding: bool) -> None:
-        self.toy = Toy(page_size, (num_pages, num_pages + 9), colliding)
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        num_pages=st.integers(8, 40),
+        num_window=st.integers(6, 30),
+        num_states=st.integers(1, 10),
+        window_len=st.integers(1, 80),
+        colliding=st.booleans(),
+    )
+    def start(
+        self, page_size: int, num_pages: int, num_window: int, num_states: int, window_len: int, colliding: bool
+    ) -> None:
+        window = Retention(Lifetime.WINDOW, window_len)
+        self.toy = Toy(page_size, (num_pages, num_window + 5, num_states), colliding, (KEEP_ALL, window, STATE))
         self.cache = self.toy.cache
-        self.tree: dict[Path, tuple[PageId, ...]] = {}
+        self.tree: dict[Path, Held_pages] = {}
         self.held: list[Held] = []
-        self.stale: list[Match] = []
+        self.stale: list[tuple[Match, str]] = []
         self.pins: list[tuple[PagePool, tuple[PageId, ...]]] = []
         self.known: set[bytes] = set()
         self.next_event = 0
 
-    # ------------------------------------------------------------ helpers
+    # ------------------------------------------------------------ the model
 
     def cached_part(self, namespace: Namespace, word: str) -> str:
         length = 0
@@ -53,31 +82,56 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             length += 1
         return word[:length]
 
+    def first_needed(self, pool: int, end: int) -> int:
+        return self.cache.retentions[pool].first_needed(end * self.toy.page_size, self.toy.page_size)
+
+    def has(self, namespace: Namespace, word: str, pool: int, first: int, end: int) -> bool:
+        return all(self.tree[namespace, word[: index + 1]][pool] is not None for index in range(first, end))
+
+    def longest(self, namespace: Namespace, word: str, pools: tuple[int, ...]) -> int:
+        """Largest number of pages of a cached word at which all of these pools could continue."""
+        ends = range(len(word), 0, -1)
+        good = (end for end in ends if all(self.has(namespace, word, p, self.first_needed(p, end), end) for p in pools))
+        return next(good, 0)
+
+    def usable_part(self, namespace: Namespace, word: str) -> str:
+        return word[: self.longest(namespace, self.cached_part(namespace, word), tuple(POOLS))]
+
     def key(self, path: Path) -> bytes:
         _, keys = self.toy.text(path[1], path[0])
         return keys[-KEY_BYTES:]
 
-    def note_dropped(self) -> set[Path]:
-        """Bring the model in line with what an eviction left; returns what went."""
+    def leased(self, pool: int) -> set[PageId]:
+        return {page for held in self.held for page in held.pages[pool]}
+
+    def note_dropped(self) -> list[int]:
+        """Bring the model in line with what an eviction left; returns how many pages each pool lost."""
         contents = self.toy.contents()
         size = self.toy.page_size
-        gone = {path for path in self.tree if (path[0], spell(path[1], size)) not in contents}
-        for path in gone:
-            del self.tree[path]
+        lost = [0, 0, 0]
+        leased = [self.leased(pool) for pool in POOLS]
+        for path, before in list(self.tree.items()):
+            after = contents.get((path[0], spell(path[1], size)), (None, None, None))
+            for pool in POOLS:
+                if before[pool] != after[pool]:
+                    assert after[pool] is None, "a page was exchanged"
+                    assert before[pool] not in leased[pool], "a leased page was evicted"
+                    lost[pool] += 1
+            if after[FULL_POOL] is None:
+                assert after == (None, None, None), "what other pools hold outlived the path"
+                del self.tree[path]
+            else:
+                self.tree[path] = after
         for namespace, word in self.tree:
             assert len(word) == 1 or (namespace, word[:-1]) in self.tree, "a page outlived the one before it"
-        for held in self.held:
-            assert self.cached_part(held.lease.namespace, held.word) == held.word, "a leased page was evicted"
-        return gone
+        return lost
 
-    def make_room(self, n: int) -> bool:
-        """Evict for an allocation of n pages in each pool, as admission does; whether that was enough."""
-        self.cache.evict([max(0, n - pool.num_free) for pool in self.toy.pools])
+    def make_room(self, needs: tuple[int, ...]) -> bool:
+        """Evict for an allocation of so many pages in each pool, as admission does; whether that was enough."""
+        pools = self.toy.pools
+        self.cache.evict([max(0, need - pool.num_free) for need, pool in zip(needs, pools, strict=True)])
         self.note_dropped()
-        return all(pool.num_free >= n for pool in self.toy.pools)
-
-    def expected_pages(self, namespace: Namespace, word: str, pool: int) -> tuple[PageId, ...]:
-        return tuple(self.tree[namespace, word[: end + 1]][pool] for end in range(len(word)))
+        return all(pool.num_free >= need for need, pool in zip(needs, pools, strict=True))
 
     def check_ended(self, lease: Lease) -> None:
         assert not lease.live
@@ -86,37 +140,54 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         with pytest.raises(StateError):
             lease.pages(0)
 
-    def insert_at(self, held: Held, tail: str, pinned: bool) -> Held | None:
+    def swap(self, old: Held, new: Held) -> Held:
+        self.held.remove(old)
+        self.held.append(new)
+        self.check_ended(old.lease)
+        return new
+
+    # ------------------------------------------------------------ insert
+
+    def insert_at(self, held: Held, tail: str, num_window: int, num_states: int, pinned: bool) -> Held | None:
         """Insert `tail` below a lease; None when there is no room for it."""
-        namespace, word = held.lease.namespace, held.word + tail
-        if not self.make_room(len(tail)):
+        namespace, word = held.namespace, held.word + tail
+        needs = (len(tail), min(num_window, len(word)), min(num_states, len(word)))
+        if not self.make_room(needs):
             return None
-        ours = self.toy.allocate(len(tail))
+        ours = tuple(pool.allocate(n) or () for pool, n in zip(self.toy.pools, needs, strict=True))
         if pinned:
             for pool, pages in zip(self.toy.pools, ours, strict=True):
                 pool.pin(pages)
                 self.pins.append((pool, pages))
-        num_twins = len(self.cached_part(namespace, word)) - len(held.word)
         done = self.toy.insert(held.lease, word, ours)
-        assert done.num_adopted_pages == num_twins
-        for index in range(num_twins, len(tail)):
-            self.tree[namespace, word[: len(held.word) + index + 1]] = tuple(pages[index] for pages in ours)
-        for pool, pages in zip(self.toy.pools, ours, strict=True):
-            assert all(pool.state(page) is PageState.FREE for page in pages[:num_twins])
-        self.held.remove(held)
-        self.held.append(Held(done.lease, word))
-        self.check_ended(held.lease)
-        return self.held[-1]
+        assert done.lease.num_pages == len(word)
+        for index in POOLS:
+            assert done.lease.first_page(index) == self.expected_first(held, len(word), index, needs[index])
+        if not held.severed:
+            num_twins = len(self.cached_part(namespace, word)) - len(held.word)
+            assert done.num_adopted_pages == num_twins
+            self.note_inserted(namespace, word, ours)
+        return self.swap(held, Held(done.lease, word, held.severed))
 
-    def hold(self, namespace: Namespace, word: str) -> Held:
-        """Lease what is cached of a word."""
-        lease = self.toy.lease(word, namespace)
-        hit = self.cached_part(namespace, word)
-        assert lease.num_pages == len(hit)
-        for pool in (0, 1):
-            assert lease.pages(pool) == self.expected_pages(namespace, hit, pool)
-        self.held.append(Held(lease, hit))
-        return self.held[-1]
+    def expected_first(self, held: Held, end: int, pool: int, num_handed_over: int) -> int:
+        """What the old lease held and what was handed over, as far back as it has no gap and the end needs it."""
+        had = {*range(held.firsts[pool], len(held.word)), *range(end - num_handed_over, end)}
+        first = end
+        while first > self.first_needed(pool, end) and first - 1 in had:
+            first -= 1
+        return first
+
+    def note_inserted(self, namespace: Namespace, word: str, ours: tuple[tuple[PageId, ...], ...]) -> None:
+        for pool, pages in enumerate(ours):
+            twins = []
+            for index, page in enumerate(pages, len(word) - len(pages)):
+                path = namespace, word[: index + 1]
+                found = self.tree.setdefault(path, (None, None, None))
+                if found[pool] is None:
+                    self.tree[path] = (*found[:pool], page, *found[pool + 1 :])
+                else:
+                    twins.append(page)
+            assert all(self.toy.pools[pool].state(page) is PageState.FREE for page in twins)
 
     # ------------------------------------------------------------ rules
 
@@ -127,48 +198,120 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         tokens += bytes(4 * min(extra, size - 1))
         max_len = None if cut is None else cut * size // 4
         match = self.cache.match(namespace, tokens, keys, max_len)
-        expected = len(self.cached_part(namespace, word))
-        if max_len is not None:
-            expected = min(expected, max_len // size)
-        assert match.num_pages == expected
-        assert match.num_tokens == expected * size
-        self.stale = [*self.stale[-3:], match]
+        limit = len(word) if max_len is None else max_len // size
+        cached = self.cached_part(namespace, word[:limit])
+        assert match.reach == len(cached) * size
+        assert match.num_pages == len(self.usable_part(namespace, cached))
+        assert match.num_tokens == match.num_pages * size
+        for pool in POOLS:
+            assert self.cache.longest(match, pool) == self.longest(namespace, cached, (pool,)) * size
+        self.stale = [*self.stale[-3:], (match, cached)]
+
+    def hold(self, namespace: Namespace, word: str) -> Held:
+        """Lease what is usable of a word, as a worker does that computes the rest."""
+        usable = self.usable_part(namespace, word)
+        held = Held(self.toy.lease(word, namespace), usable)
+        assert held.lease.num_pages == len(usable)
+        for pool in POOLS:
+            assert held.firsts[pool] == self.first_needed(pool, len(usable))
+        self.held.append(held)
+        self.check_pages(held)
+        return held
+
+    def check_pages(self, held: Held) -> None:
+        for pool in POOLS:
+            indexes = range(held.firsts[pool], len(held.word))
+            assert held.pages[pool] == tuple(self.tree[held.namespace, held.word[: i + 1]][pool] for i in indexes)
 
     @rule(namespace=NAMESPACES, word=WORDS)
     def lease(self, namespace: Namespace, word: str) -> None:
         self.hold(namespace, word)
 
-    @rule(namespace=NAMESPACES, word=WORDS, pinned=st.booleans())
-    def serve(self, namespace: Namespace, word: str, pinned: bool) -> None:
+    @rule(namespace=NAMESPACES, word=WORDS, beyond=st.integers(0, 50))
+    def lease_kv(self, namespace: Namespace, word: str, beyond: int) -> None:
+        """As a worker does whose missing part is sent to it."""
+        num_tokens = len(word) * self.toy.page_size + beyond
+        lease = self.cache.lease_kv(self.toy.match(word, namespace), num_tokens)
+        self.held.append(Held(lease, self.cached_part(namespace, word)))
+        self.check_kv_lease(self.held[-1], num_tokens)
+
+    def check_kv_lease(self, held: Held, num_tokens: int) -> None:
+        end = len(held.word)
+        assert held.lease.num_pages == end
+        for pool in POOLS:
+            needed = min(end, self.cache.retentions[pool].first_needed(num_tokens, self.toy.page_size))
+            whole = self.has(held.namespace, held.word, pool, needed, end)
+            assert held.firsts[pool] == (needed if whole else end)
+        self.check_pages(held)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), tail=st.text(LETTERS, max_size=4))
+    def lengthen(self, data: st.DataObject, tail: str) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        word = held.word + tail
+        longer = self.cache.lengthen(held.lease, *self.toy.text(word, held.namespace))
+        if longer is held.lease:
+            assert held.severed or self.cached_part(held.namespace, word) == held.word
+            return
+        new = self.swap(held, Held(longer, word[: longer.num_pages], held.severed))
+        if not held.severed:
+            assert new.word == self.cached_part(held.namespace, word)
+            self.check_kv_lease(new, len(word) * self.toy.page_size)
+
+    @rule(namespace=NAMESPACES, word=WORDS, num_window=st.integers(0, 6), state=st.integers(0, 1), pinned=st.booleans())
+    def serve(self, namespace: Namespace, word: str, num_window: int, state: int, pinned: bool) -> None:
         """A whole request at once: the tree fills with unlocked nodes."""
         held = self.hold(namespace, word)
-        held = self.insert_at(held, word[len(held.word) :], pinned) or held
+        held = self.insert_at(held, word[len(held.word) :], num_window, state, pinned) or held
         self.held.remove(held)
         self.cache.release(held.lease)
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
     def lease_an_old_match(self, data: st.DataObject) -> None:
-        match = data.draw(st.sampled_from(self.stale))
-        self.stale.remove(match)
+        match, cached = data.draw(st.sampled_from(self.stale))
+        self.stale.remove((match, cached))
         if match.version != self.cache.version:
             with pytest.raises(StateError):
                 self.cache.lease(match)
             return
-        lease = self.cache.lease(match)
-        assert lease.num_pages == match.num_pages
-        word = next((w for n, w in self.tree if n == match.namespace and self.pages_are(lease, n, w)), "")
-        assert len(word) == lease.num_pages
-        self.held.append(Held(lease, word))
-
-    def pages_are(self, lease: Lease, namespace: Namespace, word: str) -> bool:
-        return len(word) == lease.num_pages and lease.pages(0) == self.expected_pages(namespace, word, 0)
+        assert self.cached_part(match.namespace, cached) == cached
+        assert match.num_pages == len(self.usable_part(match.namespace, cached)), "it changed behind the version"
+        held = Held(self.cache.lease(match), cached[: match.num_pages])
+        self.held.append(held)
+        self.check_pages(held)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), tail=st.text(LETTERS, max_size=4), pinned=st.booleans())
-    def insert(self, data: st.DataObject, tail: str, pinned: bool) -> None:
+    @rule(
+        data=st.data(),
+        tail=st.text(LETTERS, max_size=4),
+        num_window=st.integers(0, 8),
+        state=st.integers(0, 1),
+        pinned=st.booleans(),
+    )
+    def insert(self, data: st.DataObject, tail: str, num_window: int, state: int, pinned: bool) -> None:
         held = data.draw(st.sampled_from(self.held))
-        self.insert_at(held, tail, pinned)
+        self.insert_at(held, tail, num_window, state, pinned)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), beyond=st.integers(0, 100))
+    def shrink_window(self, data: st.DataObject, beyond: int) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        num_tokens = held.lease.num_tokens + beyond
+        self.cache.shrink_window(held.lease, num_tokens)
+        needed = self.cache.retentions[WINDOW_POOL].first_needed(num_tokens, self.toy.page_size)
+        first = max(held.firsts[WINDOW_POOL], min(len(held.word), needed))
+        kept = held.pages[WINDOW_POOL][first - held.firsts[WINDOW_POOL] :]
+        held.note()
+        assert (held.firsts[WINDOW_POOL], held.pages[WINDOW_POOL]) == (first, kept)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release_state(self, data: st.DataObject) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        self.cache.release_state(held.lease)
+        held.note()
+        assert held.lease.state(STATE_POOL) is None
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -178,25 +321,44 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.cache.release(held.lease)
         self.check_ended(held.lease)
 
-    @rule(needs=st.tuples(st.integers(0, 6), st.integers(0, 6)))
-    def evict(self, needs: tuple[int, int]) -> None:
+    @rule(namespace=NAMESPACES, word=WORDS, first=st.integers(0, 3))
+    def poison(self, namespace: Namespace, word: str, first: int) -> None:
+        """All that was computed from the poisoned part of the path is out of reach; leases keep their pages."""
+        cached = self.cached_part(namespace, word)
+        self.cache.poison(namespace, *self.toy.text(word, namespace), first)
+        if len(cached) <= first:
+            return
+        top = cached[: first + 1]
+        leased = [self.leased(pool) for pool in POOLS]
+        for path in [path for path in self.tree if path[0] == namespace and path[1].startswith(top)]:
+            page = self.tree.pop(path)[FULL_POOL]
+            assert page is not None
+            kept = self.toy.pools[FULL_POOL].state(page) is PageState.CACHED
+            assert kept == (page in leased[FULL_POOL])
+        for held in self.held:
+            held.severed |= held.namespace == namespace and held.word.startswith(top)
+
+    @rule(needs=st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)))
+    def evict(self, needs: tuple[int, int, int]) -> None:
         before = [pool.num_free for pool in self.toy.pools]
+        evictable = [self.cache.evictable_pages(pool) for pool in POOLS]
         freed = self.cache.evict(needs)
-        gone = self.note_dropped()
+        self.note_dropped()
+        gone = [evictable[pool] - self.cache.evictable_pages(pool) for pool in POOLS]
         assert freed == tuple(pool.num_free - start for pool, start in zip(self.toy.pools, before, strict=True))
-        assert all(count <= len(gone) for count in freed)
-        enough = all(count >= need for count, need in zip(freed, needs, strict=True))
-        assert enough or self.cache.evictable_pages(0) == 0
+        for pool, need in enumerate(needs):
+            assert freed[pool] <= gone[pool]
+            assert freed[pool] >= need or self.cache.evictable_pages(pool) == 0
         if not self.pins:
-            assert len(gone) <= max(needs), "more was evicted than anybody needed"
+            assert gone[FULL_POOL] == min(needs[FULL_POOL], evictable[FULL_POOL]), "more than anybody needed"
+            if not gone[FULL_POOL]:
+                assert gone == [min(need, had) for need, had in zip(needs, evictable, strict=True)]
 
     @rule()
     def clear(self) -> None:
         self.cache.clear()
         self.note_dropped()
-        leased = {(held.lease.namespace, held.word[: end + 1]) for held in self.held for end in range(len(held.word))}
-        assert self.tree.keys() == leased
-        assert self.cache.evictable_pages(0) == 0
+        assert all(self.cache.evictable_pages(pool) == 0 for pool in POOLS)
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
@@ -223,13 +385,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------ invariants
 
     @invariant()
-    def books_are_right(self) -> None:
+    def accounts_are_right(self) -> None:
         self.cache.check_integrity()
         assert self.cache.num_leases == len(self.held)
-        leased = {(held.lease.namespace, held.word[: end + 1]) for held in self.held for end in range(len(held.word))}
-        for pool in (0, 1):
+        for pool in POOLS:
+            leased = self.leased(pool)
+            in_tree = self.toy.pools[pool].count(PageState.CACHED)
             assert self.cache.protected_pages(pool) == len(leased)
-            assert self.cache.evictable_pages(pool) == len(self.tree) - len(leased)
+            assert self.cache.evictable_pages(pool) == in_tree - len(leased)
 
     @invariant()
     def tree_is_the_model(self) -> None:
@@ -239,11 +402,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @invariant()
     def leases_keep_their_pages(self) -> None:
         for held in self.held:
-            assert tuple(held.lease.pages(pool) for pool in (0, 1)) == held.pages
+            assert tuple(held.lease.pages(pool) for pool in POOLS) == held.pages
+            assert tuple(held.lease.first_page(pool) for pool in POOLS) == held.firsts
             path = held.lease.path()
             bounds = [0, *(end for _, _, end in path)]
             assert [start for _, start, _ in path] == bounds[:-1]
             assert bounds[-1] == held.lease.num_tokens
+            if not held.severed:
+                self.check_pages(held)
 
     def teardown(self) -> None:
         """Whatever happened: with every lease and pin gone, every page is free or evictable, and then free."""
@@ -253,11 +419,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             self.cache.release(held.lease)
         for pool, pages in self.pins:
             pool.unpin(pages)
-        assert self.cache.protected_pages(0) == 0
+        assert [self.cache.protected_pages(index) for index in POOLS] == [0, 0, 0]
         self.cache.clear()
         self.cache.check_integrity()
         assert self.toy.contents() == {}
-        assert self.toy.used() == (0, 5)
+        assert self.toy.used() == (0, 5, 0)
 
 
 def packed_set(packed: bytes) -> set[bytes]:

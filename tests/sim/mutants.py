@@ -156,8 +156,8 @@ MUTANTS = (
         "released_node_forgotten",
         "C5",
         _TREE,
-        "                self._lru.add(node)\n                self._num_protected",
-        "                self._num_protected",
+        "                    self._lru.add(node)\n            node = parent",
+        "                    pass\n            node = parent",
     ),
     Mutant(
         "lease_leaks",
@@ -270,7 +270,7 @@ MUTANTS = (
         "split_keeps_all_pages",
         "G4",
         _RADIX,
-        "        node.pages = tuple(pages[cut:] for pages in node.pages)\n        upper",
+        "        node.pages = tuple(pages[-kept:] for pages in node.pages)\n        upper",
         "        upper",
     ),
     Mutant(

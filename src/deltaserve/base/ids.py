@@ -10,7 +10,7 @@ TokenId = NewType("TokenId", int)
 PageId = NewType("PageId", int)
 """Index of a page in one pool of this rank. A page holds `page_size` tokens of every page group of that pool."""
 PoolId = NewType("PoolId", int)
-"""Index of a lifetime in `CacheSpec.pools`. Groups of one lifetime share page ids and hence one pool."""
+"""Index of a retention in `CacheSpec.pools`. Groups of equal retention share page ids and hence one pool."""
 RowId = NewType("RowId", int)
 """A running request's line in the page table."""
 StepIndex = NewType("StepIndex", int)

@@ -44,11 +44,11 @@ def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, pag
     return b"".join(keys)
 
 
-def num_keys(keys: bytes | bytearray) -> int:
+def num_keys(keys: bytes | bytearray | memoryview) -> int:
     """Number of page keys in a packed chain."""
     return len(keys) // KEY_BYTES
 
 
-def key_at(keys: bytes, page_index: int) -> bytes:
+def key_at(keys: bytes | bytearray | memoryview, page_index: int) -> bytes:
     """Key of the page at `page_index` of a packed chain."""
-    return keys[page_index * KEY_BYTES : (page_index + 1) * KEY_BYTES]
+    return bytes(keys[page_index * KEY_BYTES : (page_index + 1) * KEY_BYTES])

@@ -27,6 +27,6 @@ def unpack_u32(data: bytes) -> tuple[int, ...]:
     return tuple(packed)
 
 
-def token_len(data: bytes | bytearray) -> int:
+def token_len(data: bytes | bytearray | memoryview) -> int:
     """Number of tokens in packed ids."""
     return len(data) // TOKEN_BYTES

@@ -1,120 +1,65 @@
-"""PrefixCache: match, lease, insert, release, evict. The one holder of CACHED pages.
+"""PrefixCache: match, lease, insert, release, evict, poison. The one holder of CACHED pages.
 
     page indexes of a path   [0 ......... lease.num_pages)[ ...... adopted ...... )[ ...... new ...... )
     before insert             leased, in the tree          ours OWNED, twins in tree  ours OWNED
     after insert              leased, in the tree          ours freed, twins leased   in the tree, leased
 
-A lease locks the path from its node to the root; locked nodes are never evicted. Counts are in pages; every node holds
-equally many pages in every pool.
+That is the picture of a FULL pool: its pages are the path, and without one there is no node. WINDOW pages and states
+may be absent above and in between (cache/tails.py); each pool has its own locks, order of eviction and counts. A lease
+locks the FULL pages from its node to the root, and of each other pool the tail that continuing at its end needs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace, PageId
 from deltaserve.base.keys import KEY_BYTES, key_at, num_keys
-from deltaserve.base.tokens import TOKEN_BYTES
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.base.tokens import TOKEN_BYTES, token_len
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.events import EventLog, TreeEvents, TreeSnapshot
 from deltaserve.cache.eviction import LruOrder
-from deltaserve.cache.integrity import Books, check_books
+from deltaserve.cache.integrity import TreeAccounts, check_accounts
+from deltaserve.cache.lease import Insertion, Lease, Match
 from deltaserve.cache.pages import PageEvent
-from deltaserve.cache.radix import Node, RadixTree
+from deltaserve.cache.radix import Node, Packed, Pages, RadixTree
+from deltaserve.cache.tails import TailPool
 
 __all__ = ["Insertion", "Lease", "Match", "PrefixCache", "TreeEvents", "TreeSnapshot"]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Longest cached prefix of some tokens. Holds nothing: `lease` it before the tree changes, or match again."""
-
-    namespace: Namespace
-    num_tokens: int
-    """Multiple of the page size; 0 is an ordinary match."""
-    num_pages: int
-    version: int
-    """Of the tree it was found in."""
-    node: Node | None = field(repr=False)
-    """Deepest node of the match, which may end inside it; None when nothing matched."""
-    cache: "PrefixCache" = field(repr=False)
-
-
-class Lease:
-    """A locked path of the tree, from the root to `num_tokens`. Made by PrefixCache, ended exactly once."""
-
-    __slots__ = ("_live", "_node", "_page_size", "num_pages", "num_tokens")
-
-    def __init__(self, node: Node, page_size: int) -> None:
-        self._node = node
-        self._page_size = page_size
-        self._live = True
-        self.num_pages = node.end
-        self.num_tokens = node.end * page_size
-
-    @property
-    def live(self) -> bool:
-        """False after `release` or `insert` took it."""
-        return self._live
-
-    @property
-    def namespace(self) -> Namespace:
-        return self._node.namespace
-
-    def pages(self, pool: int) -> tuple[PageId, ...]:
-        """Pages of page indexes [0, num_pages) in one pool. Raises StateError when no longer live."""
-        return tuple(chain.from_iterable(node.pages[pool] for node in self._nodes()))
-
-    def path(self) -> tuple[tuple[int, int, int], ...]:
-        """(node id, start, end) in tokens, root to leaf, gapless. Equal node ids of two leases mean equal pages.
-
-        Stays true while `PrefixCache.version` does. Raises StateError when no longer live.
-        """
-        size = self._page_size
-        return tuple((node.id, node.start * size, node.end * size) for node in self._nodes())
-
-    def _nodes(self) -> list[Node]:
-        """Nodes that hold pages, root to leaf."""
-        if not self._live:
-            raise StateError("use of a lease that has ended")
-        nodes = []
-        node = self._node
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """What `insert` made of the pages handed over."""
-
-    lease: Lease
-    """Over the whole path, the handed-over part included. Its pages are the ones to use from now on."""
-    num_adopted_pages: int
-    """Page indexes whose twin was in the tree already: ours were freed, in every pool."""
 
 
 class PrefixCache:
     """Radix tree over the pages of `pools`. One per engine; every method is quick and none blocks."""
 
-    def __init__(self, page_size: int, pools: tuple[PagePool, ...]) -> None:
+    def __init__(
+        self, page_size: int, pools: tuple[PagePool, ...], retentions: tuple[Retention, ...] | None = None
+    ) -> None:
         self.page_size = page_size
         self.pools = pools
+        self.retentions = (KEEP_ALL,) * len(pools) if retentions is None else retentions
+        lifetimes = [retention.lifetime for retention in self.retentions]
+        if len(lifetimes) != len(pools) or Lifetime.FULL not in lifetimes:
+            raise ValueError("each pool needs a retention, and one of them must be FULL: its pages are the path")
         self._page_bytes = page_size * TOKEN_BYTES
+        self._full = tuple(index for index, lifetime in enumerate(lifetimes) if lifetime is Lifetime.FULL)
+        self._tails = tuple(
+            TailPool(index, pool, retention, page_size)
+            for index, (pool, retention) in enumerate(zip(pools, self.retentions, strict=True))
+            if retention.lifetime is not Lifetime.FULL
+        )
+        self._tail_of = {tail.index: tail for tail in self._tails}
+        self._from_start = (0,) * len(pools)
         self._tree = RadixTree(page_size, len(pools))
         self._lru = LruOrder()
         self._events = EventLog()
         self._leases: set[Lease] = set()
-        self._num_evictable = 0  # pages of unlocked nodes, of each pool
-        self._num_protected = 0  # pages of locked nodes, of each pool
+        self._num_evictable = 0  # pages of unlocked nodes, of each FULL pool
+        self._num_protected = 0  # pages of locked nodes, of each FULL pool
         self._version = 0
 
     @property
     def version(self) -> int:
-        """Changes whenever a node is made, split, trimmed or removed: then `Lease.path` must be read again."""
+        """Changes whenever a match could, or `Lease.path` must be read again."""
         return self._version
 
     @property
@@ -123,60 +68,131 @@ class PrefixCache:
 
     def evictable_pages(self, pool: int) -> int:
         """Pages `evict` can take. Those still pinned are counted, but free nothing until they are unpinned."""
-        return self._num_evictable
+        tail = self._tail_of.get(pool)
+        return self._num_evictable if tail is None else tail.num_evictable
 
     def protected_pages(self, pool: int) -> int:
         """Pages in the tree that a lease keeps there."""
-        return self._num_protected
+        tail = self._tail_of.get(pool)
+        return self._num_protected if tail is None else tail.num_held - tail.num_evictable
 
-    def match(self, namespace: Namespace, tokens: bytes, keys: bytes, max_len: int | None = None) -> Match:
+    # ------------------------------------------------------------ match and lease
+
+    def match(self, namespace: Namespace, tokens: Packed, keys: Packed, max_len: int | None = None) -> Match:
         """Longest cached prefix in whole pages, of at most `max_len` tokens; makes it the most recently used.
 
         `tokens`: packed ids from position 0; `keys`: packed page keys of at least as many pages as may match.
         """
-        max_len = len(tokens) // TOKEN_BYTES if max_len is None else max_len
-        limit = min(max_len // self.page_size, len(tokens) // self._page_bytes, num_keys(keys))
+        limit = min(len(tokens) // self._page_bytes, len(keys) // KEY_BYTES)
+        if max_len is not None:
+            limit = min(limit, max_len // self.page_size)
         root = self._tree.roots.get(namespace)
         if root is None:
-            return Match(namespace, 0, 0, self._version, None, self)
-        node, end = self._tree.descend(root, tokens, keys, limit)
+            return Match(namespace, 0, 0, 0, self._version, None, self._tree)
+        node, reach = self._tree.descend(root, tokens, keys, limit)
+        if not reach:
+            return Match(namespace, 0, 0, 0, self._version, None, self._tree)
         self._lru.touch_path(node)
-        return Match(namespace, end * self.page_size, end, self._version, node if end else None, self)
+        usable = reach
+        if self._tails:
+            usable = self._usable(node, reach)
+            for tail in self._tails:
+                tail.touch(_covering(node, usable), usable)
+        size = self.page_size
+        return Match(namespace, usable * size, usable, reach * size, self._version, node, self._tree)
+
+    def longest(self, match: Match, pool: int) -> int:
+        """Tokens of the longest matched prefix at which this pool alone could continue: its last window or state."""
+        self._check_current(match)
+        tail = self._tail_of.get(pool)
+        if tail is None or match.node is None:
+            return match.reach
+        return tail.longest(match.node, match.reach // self.page_size) * self.page_size
 
     def lease(self, match: Match) -> Lease:
-        """Lock the matched path. Raises StateError when the tree has changed since the match."""
-        if match.cache is not self or match.version != self._version:
-            raise StateError("the tree has changed since this match")
-        node = match.node
-        if node is None:
+        """Lock the usable prefix and all that continuing there needs. StateError when the tree changed since."""
+        self._check_current(match)
+        if match.node is None or not match.num_pages:
             return self.empty_lease(match.namespace)
-        if match.num_pages < node.end:
-            node = self._split(node, match.num_pages)
-        self._lock(node, None)
-        return self._new_lease(node)
+        node = self._cut(match.node, match.num_pages)
+        return self._lock_new(node, None, self._firsts(node, match.num_tokens))
+
+    def lease_kv(self, match: Match, num_tokens: int) -> Lease:
+        """Lock the FULL pages as far as they reach, for a request whose prompt of `num_tokens` is computed elsewhere.
+
+        Of each other pool it locks what continuing at `num_tokens` needs of this prefix, or nothing if any of it is
+        gone: then that pool's part is to be handed over whole.
+        """
+        self._check_current(match)
+        if match.node is None:
+            return self.empty_lease(match.namespace)
+        node = self._cut(match.node, match.reach // self.page_size)
+        return self._lock_new(node, None, self._firsts(node, num_tokens))
 
     def empty_lease(self, namespace: Namespace) -> Lease:
         """Lease of no pages, for a request without a hit: it too inserts into its lease."""
-        root = self._tree.root(namespace)
-        self._lock(root, None)
-        return self._new_lease(root)
+        return self._lock_new(self._tree.root(namespace), None, self._from_start)
 
-    def insert(
-        self,
-        lease: Lease,
-        namespace: Namespace,
-        tokens: bytes,
-        keys: bytes,
-        pages: tuple[tuple[PageId, ...], ...],
-    ) -> Insertion:
-        """Hand over OWNED pages of page indexes [lease.num_pages, lease.num_pages + n), n in every pool; ends `lease`.
+    def lengthen(self, lease: Lease, tokens: Packed, keys: Packed) -> Lease:
+        """`lease`, or if the tree has grown below its end, a longer one in its place as `lease_kv` makes it.
 
-        `tokens` and `keys` are those of the whole path from position 0. Where the tree has the same tokens already,
-        its pages are adopted and ours freed. Raises ValueError or StateError, and then nothing has changed.
+        `tokens` and `keys` are those of the whole prompt; only what lies below the lease's end is compared.
+        """
+        self._check_live(lease)
+        self._check_path(lease, lease.namespace, tokens, keys, lease.num_pages)
+        node, reach = self._tree.descend(lease._node, tokens, keys, self._num_full_pages(tokens, keys))
+        if reach == lease.num_pages:
+            return lease
+        node = self._cut(node, reach)
+        longer = self._lock_new(node, lease._node, self._firsts(node, token_len(tokens)))
+        self._end(lease)
+        return longer
+
+    def shrink_window(self, lease: Lease, num_tokens: int) -> None:
+        """Give up the window pages that continuing at `num_tokens` no longer needs."""
+        for tail in self._tails:
+            if tail.lifetime is Lifetime.WINDOW:
+                self._give_up(lease, tail, self.retentions[tail.index].first_needed(num_tokens, self.page_size))
+
+    def release_state(self, lease: Lease) -> None:
+        """Give up the state at the lease's end: its reader has copied it."""
+        for tail in self._tails:
+            if tail.lifetime is Lifetime.STATE:
+                self._give_up(lease, tail, lease.num_pages)
+
+    def release(self, lease: Lease) -> None:
+        """Unlock a path: what no other lease locks becomes evictable, most recently used. A second time raises."""
+        self._check_live(lease)
+        self._end(lease)
+        node = lease._node
+        while node.parent is not None:
+            parent = node.parent
+            node.locks -= 1
+            if not node.locks:
+                self._num_protected -= node.num_pages
+                self._num_evictable += node.num_pages
+                if node.severed:
+                    self._drop_severed(node)
+                else:
+                    self._lru.add(node)
+            node = parent
+        node.locks -= 1
+        self._tree.forget_if_empty(node)
+
+    # ------------------------------------------------------------ insert
+
+    def insert(self, lease: Lease, namespace: Namespace, tokens: Packed, keys: Packed, pages: Pages) -> Insertion:
+        """Hand over OWNED pages that all end at one page index, the new end of the path; ends `lease`.
+
+        A FULL pool's are those of [lease.num_pages, end); a WINDOW pool's the last ones before `end`, as many as there
+        are, also before the lease's end; a STATE pool's none, or the one slot of the state at `end`. `tokens` and
+        `keys` are those of the whole path from position 0. Where the tree has a page already it is adopted and ours
+        is freed. The new lease keeps what continuing at `end` needs of what the old one held and of what was handed
+        over. Raises ValueError or StateError, and then nothing has changed.
         """
         self._check_live(lease)
         first = lease.num_pages
-        limit = first + self._num_handed_over(pages)
+        limit = first + self._num_handed_over(lease, pages)
         self._check_path(lease, namespace, tokens, keys, limit)
         for pool, handed_over in zip(self.pools, pages, strict=True):
             pool.require(handed_over, PageEvent.CACHE)
@@ -184,55 +200,77 @@ class PrefixCache:
         node, end = self._tree.descend(lease._node, tokens, keys, limit)
         if end < node.end:
             node = self._split(node, end)
-        for pool, handed_over in zip(self.pools, pages, strict=True):
-            pool.free(handed_over[: end - first])
+        for index in self._full:
+            self.pools[index].free(pages[index][: end - first])
         if end < limit:
-            new_pages = tuple(handed_over[end - first :] for handed_over in pages)
             size = self._page_bytes
-            path_tail = tokens[end * size : limit * size], keys[end * KEY_BYTES : limit * KEY_BYTES]
-            node = self._store(node, lease, *path_tail, new_pages)
-        self._lock(node, lease._node)
+            path_tail = bytes(tokens[end * size : limit * size]), bytes(keys[end * KEY_BYTES : limit * KEY_BYTES])
+            node = self._store(node, lease, *path_tail, pages)
+        for tail in self._tails:
+            handed_over = pages[tail.index]
+            if tail.fill(node, end, handed_over[: max(0, len(handed_over) - (limit - end))]):
+                self._version += 1
+        firsts = self._firsts_after(lease, limit, pages) if self._tails else self._from_start
+        longer = self._lock_new(node, lease._node, firsts)
         self._end(lease)
-        return Insertion(self._new_lease(node), end - first)
+        return Insertion(longer, end - first)
 
-    def release(self, lease: Lease) -> None:
-        """Unlock a path: nodes no other lease locks become evictable, most recently used. A second time raises."""
-        self._check_live(lease)
-        self._end(lease)
-        node = lease._node
-        while node.parent is not None:
-            node.locks -= 1
+    def poison(self, namespace: Namespace, tokens: Packed, keys: Packed, first_page: int = 0) -> None:
+        """Make the path of `tokens` from `first_page` on unmatchable, with all that was computed after it.
+
+        What no lease holds is evicted at once, the rest when its last lease ends.
+        """
+        root = self._tree.roots.get(namespace)
+        if root is None:
+            return
+        node, end = self._tree.descend(root, tokens, keys, self._num_full_pages(tokens, keys))
+        if end <= first_page:
+            return
+        top = _covering(node, first_page + 1)
+        if top.start < first_page:
+            self._lru.touch_path(self._split(top, first_page))
+        self._tree.sever(top)
+        self._version += 1
+        for node in reversed(list(self._tree.below(top))):
+            self._events.evicted(node.keys)
             if not node.locks:
-                self._lru.add(node)
-                self._num_protected -= node.num_pages
-                self._num_evictable += node.num_pages
-            node = node.parent
-        node.locks -= 1
-        self._tree.forget_if_empty(node)
+                self._lru.remove(node)
+                self._drop_severed(node)
+
+    # ------------------------------------------------------------ evict
 
     def evict(self, needs: Sequence[int]) -> tuple[int, ...]:
-        """Free at least `needs[pool]` pages of each pool, least recently used leaf first, its tail before its head.
+        """Free at least `needs[pool]` pages of each pool, least recently used first.
 
-        Leased pages stay. Returns the pages that became allocatable, per pool: fewer than asked when all that is
-        left is leased or pinned, more in one pool when another needed more.
+        FULL pages go leaf by leaf, tail before head, with all that other pools hold there; windows and states go
+        alone. What is leased stays. Returns the pages that became allocatable, per pool: fewer than asked when all
+        that is left is leased or pinned, more in one pool when another needed more.
         """
         if len(needs) != len(self.pools):
             raise ValueError(f"{len(needs)} needs for {len(self.pools)} pools")
         before = [pool.num_free for pool in self.pools]
         goals = [start + need for start, need in zip(before, needs, strict=True)]
-        while (missing := max(goal - pool.num_free for goal, pool in zip(goals, self.pools, strict=True))) > 0:
+        while (missing := max(goals[index] - self.pools[index].num_free for index in self._full)) > 0:
             if not self._drop_oldest(missing):
                 break
+        for tail in self._tails:
+            while (missing := goals[tail.index] - tail.pool.num_free) > 0:
+                if not tail.evict(missing):
+                    break
+                self._version += 1
         return tuple(pool.num_free - start for pool, start in zip(self.pools, before, strict=True))
 
     def clear(self) -> tuple[int, ...]:
         """Drop everything no lease protects. Returns the pages that became allocatable, per pool."""
         before = [pool.num_free for pool in self.pools]
         self._drop_oldest(self._num_evictable)
+        for tail in self._tails:
+            if tail.evict(tail.num_evictable):
+                self._version += 1
         return tuple(pool.num_free - start for pool, start in zip(self.pools, before, strict=True))
 
     def drain_events(self) -> TreeEvents:
-        """What entered and left the tree since the last call."""
+        """What entered and left the tree since the last call: FULL pages, since they say how far a match can reach."""
         return self._events.drain()
 
     def snapshot(self) -> TreeSnapshot:
@@ -241,18 +279,28 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""
-        leased = [lease._node for lease in self._leases]
-        check_books(
-            Books(self._tree, self._lru, self.pools, leased, self._num_evictable, self._num_protected),
-        )
+        leased = [(lease._node, lease._firsts) for lease in self._leases]
+        counts = self._num_evictable, self._num_protected
+        check_accounts(TreeAccounts(self._tree, self._lru, self.pools, self._tails, leased, *counts))
 
-    def _num_handed_over(self, pages: tuple[tuple[PageId, ...], ...]) -> int:
-        counts = {len(handed_over) for handed_over in pages}
-        if len(pages) != len(self.pools) or len(counts) != 1:
-            raise ValueError(f"{len(self.pools)} pools need equally many pages each, got {[len(p) for p in pages]}")
-        return counts.pop()
+    # ------------------------------------------------------------ what calls may hand in
 
-    def _check_path(self, lease: Lease, namespace: Namespace, tokens: bytes, keys: bytes, limit: int) -> None:
+    def _num_full_pages(self, tokens: Packed, keys: Packed) -> int:
+        return min(len(tokens) // self._page_bytes, num_keys(keys))
+
+    def _num_handed_over(self, lease: Lease, pages: Pages) -> int:
+        """New page indexes. Raises ValueError unless each pool's part may be what it should."""
+        counts = [len(handed_over) for handed_over in pages]
+        num_new = counts[self._full[0]] if len(counts) == len(self.pools) else -1
+        if any(counts[index] != num_new for index in self._full) or num_new < 0:
+            raise ValueError(f"FULL pools need equally many pages each, got {counts} for {self.retentions}")
+        end = lease.num_pages + num_new
+        for tail in self._tails:
+            if counts[tail.index] > (min(end, 1) if tail.lifetime is Lifetime.STATE else end):
+                raise ValueError(f"{counts[tail.index]} pages of pool {tail.index} before page index {end}")
+        return num_new
+
+    def _check_path(self, lease: Lease, namespace: Namespace, tokens: Packed, keys: Packed, limit: int) -> None:
         """Chained keys: if the last leased page's key agrees, so do all the tokens before it."""
         if len(tokens) < limit * self._page_bytes or num_keys(keys) < limit:
             raise ValueError(f"pages up to index {limit} need as many full pages of tokens and keys")
@@ -265,17 +313,72 @@ class PrefixCache:
         if lease not in self._leases:
             raise StateError("a lease is ended exactly once, by the cache that made it")
 
-    def _new_lease(self, node: Node) -> Lease:
-        lease = Lease(node, self.page_size)
-        self._leases.add(lease)
-        return lease
+    def _check_current(self, match: Match) -> None:
+        if match.tree is not self._tree or match.version != self._version:
+            raise StateError("the tree has changed since this match")
 
-    def _end(self, lease: Lease) -> None:
-        self._leases.remove(lease)
-        lease._live = False
+    # ------------------------------------------------------------ paths
 
-    def _lock(self, node: Node, above: Node | None) -> None:
-        """Lock `node` and its ancestors up to, not including, `above`."""
+    def _usable(self, node: Node, reach: int) -> int:
+        """Largest page index <= reach at which every pool could continue. Each round only shortens, so it ends."""
+        end = reach
+        while end:
+            node = _covering(node, end)
+            shorter = min(tail.shorten(node, end) for tail in self._tails)
+            if shorter == end:
+                break
+            end = shorter
+        return end
+
+    def _cut(self, node: Node, end: int) -> Node:
+        """The node of `node`'s path that ends at page index `end`, split off if need be. The caller locks it next."""
+        node = _covering(node, end)
+        return self._split(node, end) if end < node.end else node
+
+    def _split(self, node: Node, index: int) -> Node:
+        """Upper part of `node`, cut at `index`. The caller locks or touches it next: its place in the order is open."""
+        upper = self._tree.split(node, index)
+        upper.locks = node.locks
+        if not upper.locks:
+            self._lru.add(upper)
+        for tail in self._tails:
+            tail.split(upper, node)
+        self._version += 1
+        return upper
+
+    # ------------------------------------------------------------ locks
+
+    def _firsts(self, node: Node, num_tokens: int) -> tuple[int, ...]:
+        """Per pool: first page index that a lease of `node` keeps for continuing at `num_tokens`."""
+        if not self._tails:
+            return self._from_start
+        firsts = list(self._from_start)
+        for tail in self._tails:
+            firsts[tail.index] = tail.first_held(node, num_tokens)
+        return tuple(firsts)
+
+    def _firsts_after(self, lease: Lease, end: int, pages: Pages) -> tuple[int, ...]:
+        """The same after an insert: of what `lease` held and what was handed over, the part that `end` needs."""
+        firsts = list(self._from_start)
+        for tail in self._tails:
+            held, handed_over = lease.first_page(tail.index), end - len(pages[tail.index])
+            if handed_over <= lease.num_pages:  # without a gap between the two
+                handed_over = min(held, handed_over)
+            firsts[tail.index] = max(tail.first_needed(end), handed_over)
+        return tuple(firsts)
+
+    def _give_up(self, lease: Lease, tail: TailPool, first: int) -> None:
+        """Let a lease hold a pool's pages from page index `first` on only."""
+        self._check_live(lease)
+        held = lease.first_page(tail.index)
+        first = min(first, lease.num_pages)
+        if first > held:
+            tail.lock(lease._node, first)
+            tail.unlock(lease._node, held)
+            lease._firsts = (*lease._firsts[: tail.index], first, *lease._firsts[tail.index + 1 :])
+
+    def _lock_new(self, node: Node, above: Node | None, firsts: tuple[int, ...]) -> Lease:
+        """Lock `node` and its ancestors up to, not including, `above`, whose lock passes over to the new lease."""
         step: Node | None = node
         while step is not above and step is not None:
             if not step.locks and step.parent is not None:
@@ -284,61 +387,102 @@ class PrefixCache:
                 self._num_protected += step.num_pages
             step.locks += 1
             step = step.parent
+        for tail in self._tails:
+            tail.lock(node, firsts[tail.index])
+        lease = Lease(node, self.page_size, firsts)
+        self._leases.add(lease)
+        return lease
 
-    def _split(self, node: Node, index: int) -> Node:
-        """Upper part of `node`, cut at `index`. The caller locks it next, so its place in the order is not yet law."""
-        upper = self._tree.split(node, index)
-        upper.locks = node.locks
-        if not upper.locks:
-            self._lru.add(upper)
-        self._version += 1
-        return upper
+    def _end(self, lease: Lease) -> None:
+        self._leases.remove(lease)
+        for tail in self._tails:
+            if lease._firsts[tail.index] < lease.num_pages:  # its node may have grown since
+                tail.unlock(lease._node, lease._firsts[tail.index])
+        lease._live = False
 
-    def _store(
-        self, node: Node, lease: Lease, tokens: bytes, keys: bytes, pages: tuple[tuple[PageId, ...], ...]
-    ) -> Node:
-        """Put OWNED pages below the end of `node`, which the path of `lease` has reached. The caller locks it next."""
-        for pool, new in zip(self.pools, pages, strict=True):
-            pool.cache(new)
-        self._events.stored(keys)
-        self._version += 1
-        num_others = node.locks - (node is lease._node)
-        if node.parent is None or node.children or num_others:
-            node = self._tree.add(node, tokens, keys, pages)
-            self._lru.add(node)
-        else:
-            self._tree.extend(node, tokens, keys, pages)
+    # ------------------------------------------------------------ pages come and go
+
+    def _store(self, node: Node, lease: Lease, tokens: bytes, keys: bytes, pages: Pages) -> Node:
+        """Put the last OWNED pages below the end of `node`, which the path of `lease` has reached.
+
+        The caller locks it next.
+        """
         num_new = num_keys(keys)
+        new_pages = tuple(handed_over[-num_new:] for handed_over in pages)
+        for pool, new in zip(self.pools, new_pages, strict=True):
+            pool.cache(new)
+        self._version += 1
+        if self._may_grow(node, lease, num_new, new_pages):
+            self._tree.extend(node, tokens, keys, new_pages)
+        else:
+            node = self._tree.add(node, tokens, keys, new_pages)
+            self._lru.add(node)
+        if not node.severed:
+            self._events.stored(keys)
         if node.locks:
             self._num_protected += num_new
         else:
             self._num_evictable += num_new
+        for tail in self._tails:
+            tail.stored(node, len(new_pages[tail.index]))
         return node
 
+    def _may_grow(self, node: Node, lease: Lease, num_new: int, new_pages: Pages) -> bool:
+        """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be."""
+        num_others = node.locks - (node is lease._node)
+        if node.parent is None or node.children or num_others:
+            return False
+        return all(tail.may_extend(node, num_new, len(new_pages[tail.index])) for tail in self._tails)
+
     def _drop_oldest(self, num_pages: int) -> int:
-        """Evict `num_pages` pages, or all evictable ones; returns how many. One batch per pool, not one per leaf."""
+        """Evict `num_pages` FULL pages, or all evictable ones; returns how many. One batch per pool, not per leaf."""
         dropped: tuple[list[PageId], ...] = tuple([] for _ in self.pools)
         missing = num_pages
         while missing and (leaf := self._lru.oldest()) is not None:
-            kept = max(0, leaf.num_pages - missing)
-            missing -= leaf.num_pages - kept
+            num_dropped = min(leaf.num_pages, missing)
+            missing -= num_dropped
             for batch, pages in zip(dropped, leaf.pages, strict=True):
-                batch += pages[kept:]
-            self._drop_tail(leaf, kept)
+                batch += pages[-num_dropped:]
+            self._drop_tail(leaf, num_dropped)
         for pool, batch in zip(self.pools, dropped, strict=True):
             pool.evict(batch)
         if missing < num_pages:
             self._version += 1
         return num_pages - missing
 
-    def _drop_tail(self, leaf: Node, kept: int) -> None:
-        """Cut an unlocked leaf to its first `kept` pages, or off. Its pages are the caller's."""
+    def _drop_tail(self, leaf: Node, num_pages: int) -> None:
+        """Cut `num_pages` page indexes off an unlocked leaf, or all of it. Its pages are the caller's."""
+        kept = leaf.num_pages - num_pages
+        held = leaf.pages
         self._events.evicted(leaf.keys[kept * KEY_BYTES :])
-        self._num_evictable -= leaf.num_pages - kept
+        self._num_evictable -= num_pages
         if kept:
             self._tree.trim(leaf, leaf.start + kept)
-            return
-        self._lru.remove(leaf)
+        else:
+            self._lru.remove(leaf)
+            self._remove(leaf)
+        for tail in self._tails:
+            tail.lost(leaf, len(held[tail.index]) - len(leaf.pages[tail.index]))
+
+    def _drop_severed(self, node: Node) -> None:
+        """Evict an unlocked node that no path leads to. None is below it: those were unlocked before."""
+        held = node.pages
+        for pool, pages in zip(self.pools, held, strict=True):
+            pool.evict(pages)
+        self._num_evictable -= node.num_pages
+        self._remove(node)
+        for tail in self._tails:
+            tail.lost(node, len(held[tail.index]))
+
+    def _remove(self, leaf: Node) -> None:
         parent = self._tree.remove(leaf)
+        leaf.pages = ((),) * len(self.pools)
         if parent.parent is None:
             self._tree.forget_if_empty(parent)
+
+
+def _covering(node: Node, end: int) -> Node:
+    """The node on the path of `node` that page index `end` ends in or at; the root for 0."""
+    while node.start >= end and node.parent is not None:
+        node = node.parent
+    return node

@@ -103,7 +103,8 @@ def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tup
 
 def _describe(group: PageGroup) -> str:
     shape = f"{group.num_layers} layers x {group.planes} x {group.num_kv_heads} heads x {group.head_dim}"
-    return f"{shape} {group.dtype.value}, {group.lifetime.value}"
+    kept = group.retention
+    return f"{shape} {group.dtype.value}, {kept.lifetime.value} {kept.window_len or ''}".rstrip()
 
 
 def _announce(component: str, region: Region) -> RegionInfo:

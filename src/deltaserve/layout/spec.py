@@ -4,24 +4,15 @@ Pools, admission, the transfer planner, checksums and the handshake read it; not
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 from deltaserve.base.ids import PoolId
+from deltaserve.base.lifetime import KEEP_ALL, Retention
 from deltaserve.layout.dtype import DType
-
-
-class Lifetime(Enum):
-    """How long a page of a group must be kept. Groups of one lifetime share page ids."""
-
-    FULL = "full"
-    """As long as any token after it may be computed."""
-    WINDOW = "window"
-    """Only while within the window; an allocator and a table of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
-    """Layers of equal kind, heads, head_dim, dtype and lifetime.
+    """Layers of equal kind, heads, head_dim, dtype and retention.
 
     Arena: `[page][kv_head][layer][K|V][token][dim]`: a page is one contiguous block, and so is a head range of it.
     """
@@ -32,7 +23,8 @@ class PageGroup:
     """Of the whole model, not of one rank."""
     head_dim: int
     dtype: DType
-    lifetime: Lifetime = Lifetime.FULL
+    retention: Retention = KEEP_ALL
+    """Groups of equal retention share page ids; each retention has an allocator and a page table of its own."""
     planes: int = 2
     """Tensors kept per token: 2 for K and V, 1 for a latent that serves as both."""
 
@@ -45,16 +37,16 @@ class CacheSpec:
     groups: tuple[PageGroup, ...]
 
     @property
-    def pools(self) -> tuple[Lifetime, ...]:
-        """Distinct lifetimes in order of first use; a PoolId indexes this tuple."""
-        return tuple(dict.fromkeys(group.lifetime for group in self.groups))
+    def pools(self) -> tuple[Retention, ...]:
+        """Distinct retentions in order of first use; a PoolId indexes this tuple."""
+        return tuple(dict.fromkeys(group.retention for group in self.groups))
 
     @property
     def num_pools(self) -> int:
         return len(self.pools)
 
     def pool_of(self, group: PageGroup) -> PoolId:
-        return PoolId(self.pools.index(group.lifetime))
+        return PoolId(self.pools.index(group.retention))
 
     def groups_of(self, pool: PoolId) -> tuple[PageGroup, ...]:
         return tuple(group for group in self.groups if self.pool_of(group) == pool)

@@ -14,9 +14,10 @@ import xxhash
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, Lifetime, PageGroup
+from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
 from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 
@@ -25,9 +26,10 @@ DEFAULT_NAMESPACE = Namespace("")
 
 def stamp_spec(page_size: int, num_pools: int = 1) -> CacheSpec:
     """A model whose only layer keeps one stamp per token, in one or two pools."""
-    lifetimes = (Lifetime.FULL, Lifetime.WINDOW)[:num_pools]
+    retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, 1 << 20))[:num_pools]
     groups = tuple(
-        PageGroup(f"stamps-{life.value}", 1, 1, STAMP_BYTES // 4, DType.FLOAT32, life, planes=1) for life in lifetimes
+        PageGroup(f"stamps-{kept.lifetime.value}", 1, 1, STAMP_BYTES // 4, DType.FLOAT32, kept, planes=1)
+        for kept in retentions
     )
     return CacheSpec(page_size, groups)
 

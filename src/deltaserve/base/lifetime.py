@@ -1,0 +1,49 @@
+"""How long cached data must be kept, and what of it is needed to continue at a position.
+
+    to continue at page index e    FULL [0, e)    WINDOW [page of the oldest visible token, e)    STATE [e - 1, e)
+
+A recurrent state is filed under the last page index before its position, so one rule serves all three: a prefix of e
+pages is usable iff every pool has all of [first_needed, e).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Lifetime(Enum):
+    """Kind of a page group's lifetime."""
+
+    FULL = "full"
+    """As long as any token after it may be computed."""
+    WINDOW = "window"
+    """Only while a token to come can see it."""
+    STATE = "state"
+    """A recurrent state (a checkpoint) at one position: one slot, needed to continue exactly there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The lifetime of one pool's pages. Page groups of equal retention share page ids."""
+
+    lifetime: Lifetime
+    window_len: int | None = None
+    """Tokens a token sees, itself included; of WINDOW only."""
+
+    def __post_init__(self) -> None:
+        if (self.lifetime is Lifetime.WINDOW) != (self.window_len is not None):
+            raise ValueError("a window has a length, and nothing else has one")
+        if self.window_len is not None and self.window_len < 1:
+            raise ValueError(f"a window of {self.window_len} tokens")
+
+    def first_needed(self, num_tokens: int, page_size: int) -> int:
+        """First page index still needed to compute the token at position `num_tokens` and all after it."""
+        match self.lifetime:
+            case Lifetime.FULL:
+                return 0
+            case Lifetime.WINDOW:
+                return max(0, num_tokens + 1 - (self.window_len or 1)) // page_size
+            case Lifetime.STATE:
+                return max(0, -(-num_tokens // page_size) - 1)
+
+
+KEEP_ALL = Retention(Lifetime.FULL)
