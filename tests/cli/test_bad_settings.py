@@ -119,6 +119,9 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     # doors
     ("serve", [M, "--host", "0.0.0.0"], ("--host 0.0.0.0", "--api-key-file", "--insecure-network")),
     ("serve", [M, "--host", "127.evil.example"], ("--host 127.evil.example", "--api-key-file")),
+    ("serve", [M, "--log-to", "stdout", "--log-dir", "logs"], ("--log-dir logs", "--log-to stdout")),
+    ("serve", [M, "--log-format", "xml"], ("--log-format 'xml'", "text, json")),
+    ("decode", [M, "--log-to", "stdout"], ("--log-to", "only `deltaserve serve`")),
     ("serve", [M, "--admin-host", "0.0.0.0"], ("--admin-host 0.0.0.0", "--api-key-file")),
     ("serve", [M, "--admin-port", "30000"], ("--admin-port 30000", "that of the API")),
     ("decode", [M, "--admin-port", "9100"], ("--admin-port", "only `deltaserve serve` or `deltaserve router`")),

@@ -56,6 +56,8 @@ EXAMPLES: dict[str, str] = {
     "insecure-network": "true",
     "trusted-data-network": "10.0.0.0/24",
     "log-level": "debug",
+    "log-format": "json",
+    "log-to": "stdout",
     "log-dir": "logs",
     "admin-host": "localhost",
     "admin-port": "9100",

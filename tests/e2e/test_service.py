@@ -1,5 +1,6 @@
 """How a server behaves around its requests: doors, secrets, draining, life and readiness, emptying the caches."""
 
+import json
 import os
 import signal
 import threading
@@ -67,6 +68,19 @@ def test_the_operator_sees_warnings_and_finds_the_logs(server: Server) -> None:
     assert f"logs of all processes: {logs}" in server.log()
     assert {path.name for path in logs.iterdir()} == {"front.log", "prefill-0.log", "decode-0.log"}
     assert warning.partition("WARNING ")[2] in (logs / "front.log").read_text()
+
+
+def test_a_container_has_all_logs_on_one_stream_each_line_an_object(tmp_path: Path) -> None:
+    flags = ("--disaggregation-mode", "null", "--log-format", "json", "--log-to", "stdout")
+    with serving(tmp_path, MODEL, *FLAGS, *flags) as server:
+        server.complete(PROMPT, 1, temprature=1)
+        wait_until(lambda: "is unknown and ignored" in server.log(), "the warning", server)
+        assert not list(tmp_path.rglob("deltaserve-*/*.log"))
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    assert {line["process"] for line in lines} == {"serve", "front", "unified-0"}
+    assert sum("is unknown and ignored" in line.get("message", "") for line in lines) == 1
+    requests = [line["fields"] for line in lines if line.get("logger") == "deltaserve.server.requests"]
+    assert [sample["prompt_tokens"] for request in requests for sample in request["samples"]] == [len(PROMPT)]
 
 
 # ---------------------------------------------------------------- doors and secrets

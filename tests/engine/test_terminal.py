@@ -1,8 +1,10 @@
 """What a supervised process tells its user of its log."""
 
+import io
+import json
 import logging
 
-from deltaserve.engine.terminal import ForUser
+from deltaserve.engine.terminal import ForUser, JsonLines, say_in_json
 
 
 def record(level: int, text: str, at: float, error: BaseException | None = None) -> logging.LogRecord:
@@ -31,3 +33,39 @@ def test_a_flood_is_cut_and_told_so_once() -> None:
     assert told[-1] == "more warnings than fit here: the log has them"
     handler.emit(record(logging.WARNING, "later", at=1010.0))
     assert told[-1].endswith("WARNING later")
+
+
+def test_json_lines_have_one_shape_whoever_wrote_them() -> None:
+    written = JsonLines("decode-0").format(record(logging.WARNING, "two\nlines", at=86400.25))
+    assert "\n" not in written
+    assert json.loads(written) == {
+        "time": "1970-01-02T00:00:00.250Z",
+        "level": "warning",
+        "process": "decode-0",
+        "logger": "x",
+        "thread": "MainThread",
+        "message": "two\nlines",
+    }
+    stream = io.StringIO()
+    say_in_json("serve", stream)("decode-0: ended\n    its last line")
+    said = json.loads(stream.getvalue())
+    assert (said["process"], said["level"]) == ("serve", "info")
+    assert said["message"] == "decode-0: ended\n    its last line"
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_json_lines_keep_fields_and_tracebacks_apart_from_text() -> None:
+    log, stream = logging.Logger("x"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines("front"))
+    log.addHandler(handler)
+    log.info('{"id": "cmpl-1"}', extra={"fields": {"id": "cmpl-1", "cached": 3}})
+    try:
+        raise ValueError("deep")
+    except ValueError:
+        log.exception("met a bug")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first["fields"] == {"id": "cmpl-1", "cached": 3}
+    assert "message" not in first
+    assert second["message"] == "met a bug"
+    assert "ValueError: deep" in second["traceback"]

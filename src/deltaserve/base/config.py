@@ -251,6 +251,10 @@ class LoggingSettings(Group):
     title: ClassVar[str] = "logging"
 
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line of the logs")
+    log_format: Literal["text", "json"] = option("text", "json: each line of the logs is an object")
+    log_to: Literal["files", "stdout"] = option(
+        "files", "stdout: the logs of all processes go where this command's own lines go", commands=("serve",)
+    )
     log_dir: Text | None = option(
         None,
         "folder for the logs of the front and the workers, kept; by default a private one, kept only when they fail",

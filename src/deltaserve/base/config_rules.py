@@ -12,7 +12,7 @@ WORKER_COMMANDS = ("prefill", "decode")
 
 def check_rules(settings: Settings, command: str) -> None:
     """Raises ConfigError with the first rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _lengths, _doors):
+    for rule in (_paths, _modes, _lengths, _doors, _logs):
         for breach in rule(settings, command):
             raise ConfigError(breach)
 
@@ -112,6 +112,11 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
     has_remote_links = any(not is_loopback(address.split(":")[0]) for address in worker_addresses(settings))
     if (has_remote_links or (is_worker and not is_local)) and security.cluster_key_file is None:
         yield "worker links beyond this machine need --cluster-key-file (or --insecure-network)"
+
+
+def _logs(settings: Settings, command: str) -> Iterator[str]:
+    if settings.logging.log_to == "stdout" and settings.logging.log_dir is not None:
+        yield f"--log-dir {settings.logging.log_dir}: with --log-to stdout nothing is written there"
 
 
 def worker_addresses(settings: Settings) -> list[str]:

@@ -21,6 +21,7 @@ from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
+from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
@@ -183,8 +184,13 @@ def worker_spec(
         ),
         num_threads=resolved.num_threads,
         drain_grace_s=settings.process.shutdown_grace_s,
-        log_level=settings.logging.log_level,
+        log=log_spec(settings),
     )
+
+
+def log_spec(settings: Settings) -> LogSpec:
+    logging = settings.logging
+    return LogSpec(level=logging.log_level, format=logging.log_format, is_seen=logging.log_to == "stdout")
 
 
 def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:

@@ -19,7 +19,7 @@ from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.happenings import Stopping
 from deltaserve.engine.interrupts import stop_signals
-from deltaserve.engine.terminal import ForUser, say
+from deltaserve.engine.terminal import LogSpec, Say, say, say_in_json, start_log
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown, PeerUp
 from deltaserve.link.parent import Parent
@@ -68,7 +68,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stream_interval: int
     default_deadline_s: float
     grace_s: float
-    log_level: str
+    log: LogSpec
     curve: bool = False
     workers: tuple[FrontWorker, ...] = ()
 
@@ -90,17 +90,10 @@ def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
 def run_front(path: Path, parent: Parent | None) -> Exit:
     """Serve until told to stop; the exit code. Raises ConfigError."""
     spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
-    _start_log(spec, parent)
+    start_log(spec.name, spec.log, None if parent is None else parent.progress)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that nobody reads
     return asyncio.run(_serve(spec, parent))
-
-
-def _start_log(spec: FrontSpec, parent: Parent | None) -> None:
-    """To stderr, which the supervisor keeps in a file; warnings to the user as well."""
-    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if parent is not None:
-        logging.getLogger().addHandler(ForUser(parent.progress))
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
 
 
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
@@ -115,6 +108,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     engine = RouterEngine(_front_config(spec, boot, secret, members), links)
     app = create_app(engine, text, settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
+    speaker = say if spec.log.format == "text" else say_in_json(spec.name, sys.stderr)
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
@@ -126,7 +120,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
 
     def on_listening(where: Listening) -> None:
         url = f"http://{where.api[0]}:{where.api[1]}"
-        helpers.append(loop.create_task(_announce(engine, parent, url, boot, stop)))
+        announce = _tell_user(engine, url, stop, speaker) if parent is None else _tell_parent(engine, url, boot, parent)
+        helpers.append(loop.create_task(announce))
 
     try:
         await serve(app, settings, stop=stop, hurry=hurry, on_listening=on_listening)
@@ -155,17 +150,14 @@ async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _announce(engine: RouterEngine, parent: Parent | None, url: str, boot: Boot, stop: asyncio.Event) -> None:
+async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Parent) -> None:
     """Ready means that a request sent now is served."""
-    if parent is None:
-        await _tell_user(engine, url, stop)
-    else:
-        while engine.ready() is not None:
-            await asyncio.sleep(_READY_POLL_S)
-        parent.ready(url, boot)
+    while engine.ready() is not None:
+        await asyncio.sleep(_READY_POLL_S)
+    parent.ready(url, boot)
 
 
-async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event) -> None:
+async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: Say) -> None:
     """Who is waited for, and when that is over: for a front that no supervisor speaks for."""
     told: str | None = ""
     while not stop.is_set():

@@ -3,6 +3,7 @@
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
     Checkpoint,
+    log_spec,
     resolve_settings,
     worker_child,
     worker_names,
@@ -30,7 +32,7 @@ from deltaserve.engine.happenings import AllReady, Happening
 from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
-from deltaserve.engine.terminal import say
+from deltaserve.engine.terminal import Say, say, say_in_json
 from deltaserve.server.settings import read_api_keys
 from deltaserve.server.text import TextCodec
 
@@ -47,17 +49,27 @@ class Cluster:
 def run(settings: Settings) -> int:
     """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
     with private_folder(settings.process.state_dir) as folder:
-        log_dir = folder if settings.logging.log_dir is None else open_log_dir(Path(settings.logging.log_dir))
+        logging = settings.logging
+        tell = speaker(settings)
+        log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
         cluster = compose(settings, folder)
-        say(describe(cluster.resolved))
-        say(f"logs of all processes: {log_dir}")
-        code = Supervisor(cluster.children, supervisor_options(settings, log_dir), teller(cluster)).run()
-        if code is Exit.FAILED and log_dir is folder:
-            say(f"the logs are kept: {keep_logs(folder)}")
+        tell(describe(cluster.resolved))
+        if logging.log_to == "files":
+            tell(f"logs of all processes: {log_dir}")
+        options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
+        code = Supervisor(cluster.children, options, teller(cluster, tell)).run()
+        if code is Exit.FAILED and options.log_dir is folder:
+            tell(f"the logs are kept: {keep_logs(folder)}")
         return int(code)
 
 
-def supervisor_options(settings: Settings, log_dir: Path) -> SupervisorOptions:
+def speaker(settings: Settings) -> Say:
+    """Where lines for the user of `serve` go: with JSON logs that are on stdout, among them."""
+    logging = settings.logging
+    return say_in_json("serve", sys.stdout) if (logging.log_format, logging.log_to) == ("json", "stdout") else say
+
+
+def supervisor_options(settings: Settings, log_dir: Path | None) -> SupervisorOptions:
     process = settings.process
     return SupervisorOptions(
         log_dir=log_dir,
@@ -162,7 +174,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         stream_interval=scheduling.stream_interval,
         default_deadline_s=scheduling.request_timeout_s,
         grace_s=settings.process.shutdown_grace_s,
-        log_level=settings.logging.log_level,
+        log=log_spec(settings),
     )
 
 
@@ -207,7 +219,7 @@ def describe(r: ResolvedConfig) -> str:
     )
 
 
-def teller(cluster: Cluster) -> Callable[[Happening], None]:
+def teller(cluster: Cluster, say: Say) -> Callable[[Happening], None]:
     """Prints what happens; says how to use the server once it is ready."""
     is_told = False
 

@@ -22,7 +22,7 @@ from deltaserve.cli.serve import describe, require_free_port
 from deltaserve.engine.happenings import Starting
 from deltaserve.engine.interrupts import hold_for_successor
 from deltaserve.engine.spec import encode_spec, worker_environment
-from deltaserve.engine.terminal import say
+from deltaserve.engine.terminal import say, say_in_json
 
 _LOOPBACK = "127.0.0.0/8"
 """Without a trusted network: config_rules lets only a worker on loopback do without one."""
@@ -40,8 +40,9 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         port=port,
         transport_devices=prepared.devices,
     )
-    say(describe(prepared.resolved))
-    say(Starting(name, os.getpid()))
+    tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
+    tell(describe(prepared.resolved))
+    tell(Starting(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
     hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})

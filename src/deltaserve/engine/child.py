@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from deltaserve.engine.log_file import LogFile
+from deltaserve.engine.log_file import Output
 from deltaserve.link.notices import (
     MAX_NOTICE_BYTES,
     PARENT_VARIABLE,
@@ -46,7 +46,7 @@ class ChildSpec:
 class Child:
     """A started process. Its stdout and stderr are appended to `log`, which is closed with it."""
 
-    def __init__(self, spec: ChildSpec, log: LogFile, welcome: ToChild) -> None:
+    def __init__(self, spec: ChildSpec, log: Output, welcome: ToChild) -> None:
         """Raises OSError when the program cannot be started, or not be watched; then there is no process."""
         self.spec = spec
         self._log = log
@@ -134,5 +134,5 @@ class Child:
         return code
 
     @property
-    def log(self) -> LogFile:
+    def log(self) -> Output:
         return self._log

@@ -1,12 +1,49 @@
-"""The file that a child's output goes to: bounded, and never a reason for anybody to end."""
+"""Where a child's output goes: a file, bounded, and never a reason for anybody to end; or the supervisor's stdout."""
 
 import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
+_STDOUT = 1
 _TAIL_BYTES = 4096
 _COPY_BYTES = 1 << 20
+
+
+class Output(Protocol):
+    """Where a child's output goes."""
+
+    problem: str | None
+    """Why it does not go where it was asked to."""
+
+    def fileno(self) -> int: ...
+
+    def rotate(self, max_bytes: int) -> None:
+        """Keep it bounded."""
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        """The last lines this start wrote, unless the user has seen them."""
+
+    def close(self) -> None: ...
+
+
+class OwnOutput:
+    """The supervisor's stdout: whoever collects it has all lines."""
+
+    problem: str | None = None
+
+    def fileno(self) -> int:
+        return _STDOUT
+
+    def rotate(self, max_bytes: int) -> None:
+        pass
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None:
+        pass
 
 
 class LogFile:

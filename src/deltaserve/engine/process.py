@@ -18,7 +18,7 @@ from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
 from deltaserve.engine.step_thread import StepThread
-from deltaserve.engine.terminal import ForUser, LinesForUser
+from deltaserve.engine.terminal import start_log
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
 from deltaserve.instance.api import Instance
 from deltaserve.link.links import Links
@@ -69,7 +69,7 @@ def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
 
 
 def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
-    _start_log(spec, parent)
+    start_log(spec.name, spec.log, None if parent is None else parent.progress)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     boot = Boot(secrets.randbits(64))
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
@@ -111,12 +111,3 @@ def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:
         except ConfigError as error:
             _log.warning("%s; taking another port", one_line(error))
     return links.listen(spec.host, spec.port)
-
-
-def _start_log(spec: WorkerSpec, parent: Parent | None) -> None:
-    """To stderr, which the supervisor keeps in a file; without one it is the user's terminal."""
-    form = f"%(asctime)s {spec.name} %(levelname)s %(threadName)s %(name)s: %(message)s"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(form) if parent is not None else LinesForUser(spec.name, form))
-    handlers = [handler] if parent is None else [handler, ForUser(parent.progress)]
-    logging.basicConfig(level=spec.log_level.upper(), handlers=handlers, force=True)

@@ -6,6 +6,7 @@ import msgspec
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 
@@ -51,7 +52,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """When one step takes so long the worker ends itself."""
     num_threads: int = 1
     """Compute threads."""
-    log_level: str = "info"
+    log: LogSpec = LogSpec()
 
 
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:

@@ -28,7 +28,7 @@ from deltaserve.engine.happenings import (
     Stopping,
 )
 from deltaserve.engine.interrupts import stop_signals
-from deltaserve.engine.log_file import LogFile
+from deltaserve.engine.log_file import LogFile, OwnOutput
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
@@ -41,8 +41,8 @@ LAST_WORDS_S = 5.0
 class SupervisorOptions:
     """Times in seconds."""
 
-    log_dir: Path
-    """Of the children's output, `<name>.log`. Must exist; keep it private (0700)."""
+    log_dir: Path | None
+    """Of the children's output, `<name>.log`. Must exist; keep it private (0700). None: they share stdout."""
     grace_s: float = 30.0 + LAST_WORDS_S
     """More than the children's own. What the front gets to drain; each kind of worker gets what is left of it, but at
     least `worker_grace_s`."""
@@ -166,7 +166,8 @@ class Supervisor:
         spec = watched.spec
         watched.restart_at, watched.refusal, watched.is_ready = None, None, False
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)))
-        log = LogFile(self._options.log_dir / f"{spec.name}.log")
+        folder = self._options.log_dir
+        log = OwnOutput() if folder is None else LogFile(folder / f"{spec.name}.log")
         try:
             child = Child(spec, log, welcome)
         except OSError as error:

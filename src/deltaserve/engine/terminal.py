@@ -1,15 +1,61 @@
-"""What a process tells its user while it runs: lines on stderr that all begin alike, or through its supervisor."""
+"""What a process tells: its log, as text or as JSON, and lines for its user, on stderr or through its supervisor."""
 
+import json
 import logging
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Literal, TextIO
+
+import msgspec
+
+Say = Callable[[object], None]
+
+
+class LogSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a process does with its log."""
+
+    level: str = "info"
+    format: Literal["text", "json"] = "text"
+    is_seen: bool = False
+    """The user sees the log itself: no line of it need be told through the supervisor."""
 
 
 def say(text: object) -> None:
     """A terminal that went away hears nothing; what runs goes on, or drains."""
     with suppress(OSError):
         print(f"deltaserve: {text}", file=sys.stderr, flush=True)
+
+
+def say_in_json(name: str, stream: TextIO) -> Say:
+    """As `say`, for lines that are collected with those of JSON logs."""
+
+    def say_it(text: object) -> None:
+        with suppress(OSError):
+            print(_as_json(name, time.time(), "info", {"message": str(text)}), file=stream, flush=True)
+
+    return say_it
+
+
+def start_log(name: str, spec: LogSpec, tell: Callable[[str], None] | None) -> None:
+    """To stderr, of which a supervisor makes a file; without one it is the user's terminal.
+
+    `tell`: reaches the user of the supervisor, who hears of warnings.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(name, spec, tell is None))
+    handlers: list[logging.Handler] = [handler]
+    if tell is not None and not spec.is_seen:
+        handlers.append(ForUser(tell))
+    logging.basicConfig(level=spec.level.upper(), handlers=handlers, force=True)
+
+
+def _formatter(name: str, spec: LogSpec, is_terminal: bool) -> logging.Formatter:
+    if spec.format == "json":
+        return JsonLines(name)
+    form = f"%(asctime)s {name} %(levelname)s %(threadName)s %(name)s: %(message)s"
+    return LinesForUser(name, form) if is_terminal else logging.Formatter(form)
 
 
 class LinesForUser(logging.Formatter):
@@ -23,6 +69,28 @@ class LinesForUser(logging.Formatter):
         if record.levelno != logging.INFO:
             return super().format(record)
         return f"deltaserve: {self._name}: {record.getMessage()}"
+
+
+class JsonLines(logging.Formatter):
+    """One object a line. What a record has as `fields` (`extra=`) stands there by itself, not as text."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, object] = {"logger": record.name, "thread": record.threadName}
+        fields = record.__dict__.get("fields")
+        told |= {"message": record.getMessage()} if fields is None else {"fields": fields}
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return _as_json(self._name, record.created, record.levelname.lower(), told)
+
+
+def _as_json(name: str, at: float, level: str, told: Mapping[str, object]) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    head = {"time": f"{seconds}.{int(at * 1000) % 1000:03d}Z", "level": level, "process": name}
+    return json.dumps({**head, **told}, default=str)
 
 
 _WINDOW_S = 10.0

@@ -42,7 +42,7 @@ class Recorder:
     def remember(self, job_id: str, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
         self._lines.append((job_id, line))
-        _log.info(json.dumps(line))
+        _log.info(json.dumps(line), extra={"fields": line})
 
     def find(self, job_id: str) -> Mapping[str, object] | None:
         """The line of a job that ended not long ago."""

@@ -22,7 +22,9 @@ def main(path: Path) -> int:
         for c in asked["children"]
     ]
     restarts = RestartPolicy(**asked.get("restarts", {}))
-    options = SupervisorOptions(log_dir=path.parent, restarts=restarts, **asked.get("options", {}))
+    options = SupervisorOptions(
+        log_dir=asked.get("log_dir", path.parent), restarts=restarts, **asked.get("options", {})
+    )
     return Supervisor(children, options, show).run()
 
 
