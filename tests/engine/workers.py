@@ -99,7 +99,9 @@ class Front:
     def submit(self, token: int) -> None:
         submit = Submit(
             room=bytes([token]),
+            epoch=1,
             prompt=pack_u32([1, token]),
+            prompt_len=2,
             keys=b"",
             namespace="",
             sampling=SamplingParams(max_tokens=1, seed=0),

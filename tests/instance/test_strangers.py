@@ -10,6 +10,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import FrameIn
 from deltaserve.instance.decode import DecodeInstance
+from deltaserve.instance.ended import ANSWER_KEPT_S
 from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.peer.table import PeerState
 from deltaserve.transfer.commands import Landed
@@ -236,8 +237,9 @@ def test_a_room_whose_attempts_are_counted_anew_is_served(highest: int) -> None:
     duo = Duo()
     duo.serve(PROMPT, 3)
     offer, submit = duo.sent(Offer, DECODE)[-1], duo.sent(Submit, FRONT)[-1]
+    duo.decode._rooms.ended.expire(duo.worker(DECODE).now + ANSWER_KEPT_S)  # or it would just tell the answer again
     duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, attempt=highest))
-    duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, cache=CacheUse.BYPASS))
+    duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, epoch=2, cache=CacheUse.BYPASS))
     num_told = len(duo.sent(Tokens, DECODE))
     duo.until(lambda: len(duo.sent(Tokens, DECODE)) > num_told, limit_s=3.0)
     duo.quiet()

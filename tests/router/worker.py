@@ -54,12 +54,12 @@ class ScriptedWorker:
         dst_boot = None if isinstance(message, Hello) else self._front_boot
         self._links.send(FRONT, Envelope(src=self.name, src_boot=self.boot, dst_boot=dst_boot, body=message))
 
-    def tokens(self, room: bytes, start: int, values: list[int]) -> None:
-        self.say(Tokens(runs=(TokenRun(room=room, start=start, tokens=pack_u32(values)),)))
+    def tokens(self, room: bytes, start: int, values: list[int], epoch: int = 1) -> None:
+        self.say(Tokens(runs=(TokenRun(room=room, epoch=epoch, start=start, tokens=pack_u32(values)),)))
 
-    def finished(self, room: bytes, output_len: int) -> None:
+    def finished(self, room: bytes, output_len: int, epoch: int = 1) -> None:
         usage = Usage(prompt_len=40, output_len=output_len)
-        self.say(Finished(room=room, usage=usage, finish=FinishReason.LENGTH))
+        self.say(Finished(room=room, epoch=epoch, usage=usage, finish=FinishReason.LENGTH))
 
     async def hears(self, kind: type[_M], count: int = 1) -> list[_M]:
         """All messages of a kind so far, once there are `count`."""

@@ -152,16 +152,30 @@ class Cluster:
         self._take(self.front.handle(WorkerUp(worker), self.now))
 
     def tokens(self, name: str, number: int, start: int, values: Iterable[int]) -> None:
-        self.say(name, Tokens(runs=(TokenRun(room=room(number), start=start, tokens=pack_u32(values)),)))
+        run = TokenRun(room=room(number), epoch=self.epoch(number), start=start, tokens=pack_u32(values))
+        self.say(name, Tokens(runs=(run,)))
 
     def finished(self, name: str, number: int, output_len: int = 0) -> None:
         usage = Usage(prompt_len=40, output_len=output_len)
-        self.say(name, Finished(room=room(number), usage=usage, finish=FinishReason.LENGTH))
+        ended = Finished(room=room(number), epoch=self.epoch(number), usage=usage, finish=FinishReason.LENGTH)
+        self.say(name, ended)
 
     def failed(self, name: str, number: int, reason: FailReason, *, retryable: bool = False) -> None:
         usage = Usage(prompt_len=40, output_len=0)
-        ended = Finished(room=room(number), usage=usage, reason=reason, message="went wrong", retryable=retryable)
+        ended = Finished(
+            room=room(number),
+            epoch=self.epoch(number),
+            usage=usage,
+            reason=reason,
+            message="went wrong",
+            retryable=retryable,
+        )
         self.say(name, ended)
+
+    def epoch(self, number: int) -> int:
+        """Of the room's last Submit, which a worker answers."""
+        live = self.front.rooms.get(room(number))
+        return 1 if live is None else live.epoch
 
     # ------------------------------------------------------------ the client's part
 

@@ -61,37 +61,19 @@ def test_repeated_tokens_are_delivered_once() -> None:
     assert cluster.output(1) == (1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("start", [2, -1])
-def test_a_gap_fails_the_room_and_cancels_it(start: int) -> None:
-    """A link broke and took frames with it: as if decode were lost, not as if the server were wrong."""
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.tokens("decode-0", 1, 0, [1])
-    cluster.tokens("decode-0", 1, start, [3])
-    assert cluster.failure(1) is FailReason.PEER_LOST
-    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
-
-
-def test_a_lost_tail_is_noticed() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1)
-    cluster.tokens("decode-0", 1, 0, [1])
-    cluster.finished("decode-0", 1, output_len=2)
-    assert cluster.failure(1) is FailReason.PEER_LOST
-
-
 @pytest.mark.parametrize(
     "run",
     [
-        TokenRun(room=room(1), start=0, tokens=b"abc"),
-        TokenRun(room=room(1), start=0, tokens=pack_u32([1, 2]), logprobs=(TokenLogprobs(-0.1),)),
+        TokenRun(room=room(1), epoch=1, start=0, tokens=b"abc"),
+        TokenRun(room=room(1), epoch=1, start=-1, tokens=pack_u32([1])),
+        TokenRun(room=room(1), epoch=1, start=0, tokens=pack_u32([1, 2]), logprobs=(TokenLogprobs(-0.1),)),
     ],
 )
 def test_malformed_tokens_fail_the_room_only(run: TokenRun) -> None:
     cluster = Cluster().all_ready()
     cluster.submit(1)
     cluster.submit(2)
-    cluster.say("decode-0", Tokens(runs=(run, TokenRun(room=room(2), start=0, tokens=pack_u32([5])))))
+    cluster.say("decode-0", Tokens(runs=(run, TokenRun(room=room(2), epoch=1, start=0, tokens=pack_u32([5])))))
     assert cluster.failure(1) is FailReason.INTERNAL
     assert cluster.output(2) == (5,)
 
@@ -101,7 +83,7 @@ def test_logprobs_are_cut_with_their_tokens() -> None:
     cluster.submit(1)
     logprobs = tuple(TokenLogprobs(-float(i)) for i in range(3))
     for end in (2, 3):
-        run = TokenRun(room=room(1), start=0, tokens=pack_u32(range(end)), logprobs=logprobs[:end])
+        run = TokenRun(room=room(1), epoch=1, start=0, tokens=pack_u32(range(end)), logprobs=logprobs[:end])
         cluster.say("decode-0", Tokens(runs=(run,)))
     assert [delta.logprobs for delta in cluster.deltas[room(1)]] == [logprobs[:2], logprobs[2:]]
 
@@ -129,20 +111,35 @@ def test_prompt_logprobs_come_whole_and_before_the_first_token() -> None:
     assert cluster.output(1) == (5, 6)
 
 
-def test_an_answer_without_the_prompt_logprobs_asked_for_is_a_failure() -> None:
-    cluster = Cluster().all_ready()
+@pytest.mark.parametrize("what", ["gap", "tail"])
+def test_lost_prompt_logprobs_are_generated_anew_with_all_that_waited_for_them(what: str) -> None:
+    """Decode keeps none: the room starts over, and what was told already is not told twice."""
+    cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.submit(1, generation(1, prompt_len=10, prompt_logprobs=0))
-    cluster.say("decode-0", logprobs_from(1, 9))
+    cluster.say("decode-0", logprobs_from(1, 5))
     cluster.tokens("decode-0", 1, 0, [5])
-    cluster.finished("decode-0", 1, output_len=1)
-    assert cluster.failure(1) is FailReason.PEER_LOST
-    assert cluster.output(1) == ()
+    if what == "gap":
+        cluster.say("decode-0", logprobs_from(6, 8))
+    else:
+        cluster.finished("decode-0", 1, output_len=1)
+    assert [c.room for c in cluster.cancels("decode-0")] == [room(1)]
+    again = cluster.submits("decode-1")[0]
+    assert (again.prompt_len, again.prompt) == (10, pack_u32(range(10)))
+    assert again.sampling.prompt_logprobs == 0
+    cluster.say("decode-1", logprobs_from(1, 10))
+    cluster.tokens("decode-1", 1, 0, [5, 6])
+    cluster.finished("decode-1", 1, output_len=2)
+    values = [value.logprob for delta in cluster.deltas[room(1)] for value in delta.prompt_logprobs]
+    assert values == [-float(i) for i in range(1, 10)]
+    assert cluster.output(1) == (5, 6)
 
 
-def test_a_gap_in_prompt_logprobs_fails_the_room() -> None:
-    cluster = Cluster().all_ready()
-    cluster.submit(1, generation(1, prompt_logprobs=0))
-    cluster.say("decode-0", logprobs_from(2, 4))
+def test_prompt_logprobs_lost_again_and_again_are_a_failure() -> None:
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1, generation(1, prompt_len=10, prompt_logprobs=0))
+    for name in ("decode-0", "decode-1", "decode-0"):
+        assert cluster.end(1) is None
+        cluster.say(name, logprobs_from(2, 4))
     assert cluster.failure(1) is FailReason.PEER_LOST
 
 
@@ -242,7 +239,7 @@ def test_frames_a_front_has_no_use_for_change_nothing() -> None:
     cluster = Cluster().all_ready()
     before = len(cluster.actions)
     cluster.say("prefill-0", Starting(room=room(1), attempt=1, cached_len=0))
-    cluster.say("decode-0", Finished(room=room(1), usage=Usage(prompt_len=1, output_len=0)))
+    cluster.say("decode-0", Finished(room=room(1), epoch=1, usage=Usage(prompt_len=1, output_len=0)))
     cluster.say("decode-0", status(), dst_boot=Boot(99))
     assert all(frame.peer == "decode-0" for frame in cluster.sent(before))
     assert cluster.front.counts["unexpected_messages"] == 1

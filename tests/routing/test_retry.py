@@ -1,36 +1,38 @@
-"""Retry rules: every row, once per cause, never after the first token."""
-
-import itertools
+"""Retry rules: every row, and how often."""
 
 import pytest
 
 from deltaserve.base.errors import FailReason
-from deltaserve.routing.retry import REMEDIES, Cause, Remedy, Retries, blame, cause_of
+from deltaserve.routing.retry import (
+    MAX_RETRIES,
+    REMEDIES,
+    Cause,
+    Remedy,
+    Retries,
+    blame,
+    cause_of,
+    waits_for_workers,
+)
 
 
-@pytest.mark.parametrize(("cause", "started"), list(itertools.product(Cause, (False, True))))
-def test_every_row(cause: Cause, started: bool) -> None:
-    before = {
-        Cause.PREFILL: Remedy.NEXT_PREFILL,
-        Cause.PREFILL_LOST: Remedy.OTHER_PREFILL,
-        Cause.DECODE: Remedy.OTHER_DECODE,
-        Cause.CAPACITY: Remedy.OTHER_PAIR,
-    }
-    assert REMEDIES[cause, started] is (Remedy.GIVE_UP if started else before[cause])
+def test_every_cause_has_a_remedy_and_a_bound() -> None:
+    assert REMEDIES.keys() == MAX_RETRIES.keys() == set(Cause)
+    assert Remedy.GIVE_UP not in REMEDIES.values()
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_once_per_cause(cause: Cause) -> None:
+def test_so_often_per_cause(cause: Cause) -> None:
     retries = Retries()
-    assert retries.next(cause, False) is not Remedy.GIVE_UP
-    assert retries.next(cause, False) is Remedy.GIVE_UP
-    others = [other for other in Cause if other is not cause]
-    assert all(retries.next(other, False) is not Remedy.GIVE_UP for other in others)
+    assert [retries.next(cause) for _ in range(MAX_RETRIES[cause])] == [REMEDIES[cause]] * MAX_RETRIES[cause]
+    assert retries.next(cause) is Remedy.GIVE_UP
+    assert all(retries.next(other) is not Remedy.GIVE_UP for other in Cause if other is not cause)
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_nothing_is_retried_after_the_first_token(cause: Cause) -> None:
-    assert Retries().next(cause, True) is Remedy.GIVE_UP
+def test_who_waits_for_workers(cause: Cause) -> None:
+    """A full cluster says so, unless tokens were delivered; whoever lost a worker waits for it."""
+    assert waits_for_workers(cause, started=True)
+    assert waits_for_workers(cause, started=False) is (cause is not Cause.CAPACITY)
 
 
 @pytest.mark.parametrize("reason", FailReason)

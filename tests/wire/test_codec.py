@@ -231,5 +231,5 @@ def test_a_long_prompt_fits_and_a_boundless_one_does_not() -> None:
 
 
 def tokens(packed: bytes) -> Envelope:
-    run = TokenRun(room=b"r" * 16, start=0, tokens=packed)
+    run = TokenRun(room=b"r" * 16, epoch=1, start=0, tokens=packed)
     return Envelope(src="decode-0", src_boot=1, dst_boot=2, body=Tokens(runs=(run,)))

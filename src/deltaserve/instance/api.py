@@ -71,6 +71,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The same when the connection to it broke, and nothing was heard since."""
     peer_lease_s: float = 5.0
     """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
+    front_grace_s: float = 10.0
+    """On decode: the rooms of a front silent for so long are cancelled."""
     drain_timeout_s: float = 1.0
     """A revoked ticket without an answer for so long: the peer is fenced."""
     share_wait_s: float = 2.0

@@ -57,15 +57,17 @@ def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
     problem = _request_problem(config, submit)
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
-    return _size_problem(config, token_len(submit.prompt) + submit.sampling.max_tokens)
+    if not 0 <= token_len(submit.prompt) - submit.prompt_len < submit.sampling.max_tokens:
+        return FailReason.BAD_EXTENT, "the delivered output leaves nothing to generate"
+    return _size_problem(config, submit.prompt_len + submit.sampling.max_tokens)
 
 
 def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     """Why prefill can never serve an Offer, or None."""
     problem = _request_problem(config, offer)
     num_tokens = token_len(offer.prompt)
-    if problem is not None or not 0 < offer.prompt_len <= num_tokens:
-        return FailReason.BAD_EXTENT, problem or "the prompt's length is not inside the prompt"
+    if problem is not None:
+        return FailReason.BAD_EXTENT, problem
     return _size_problem(config, num_tokens)
 
 
@@ -95,6 +97,8 @@ def _is_end(component: Component, num_pages: int, arena_pages: int) -> bool:
 def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | None:
     if not asked.prompt or len(asked.prompt) % TOKEN_BYTES:
         return "the prompt is not a list of token ids"
+    if not 0 < asked.prompt_len <= token_len(asked.prompt):
+        return "the prompt's length is not inside the prompt"
     if max(unpack_u32(asked.prompt)) >= config.vocab_size:
         return "token id beyond the vocabulary"
     # Computed anew: a tree that took a wrong key would refuse everybody who comes with the right one.

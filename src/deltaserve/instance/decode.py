@@ -5,16 +5,19 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 """
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Attempt, Boot, PeerName, TicketSeq
+from deltaserve.base.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.base.tokens import token_len
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, refuse_submit
+from deltaserve.instance.ended import EndedAnswer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
-from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts, ends_with
+from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts
 from deltaserve.peer.table import Peer
+from deltaserve.request.ending import finish_of
 from deltaserve.request.request import Origin
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled, StepPlan, StepResult
@@ -90,10 +93,13 @@ class DecodeInstance:
             self._lose(name, now)
         for room in self._rooms:
             self._tick_room(room, now)
+        self._rooms.ended.expire(now)
 
     def _tick_room(self, room: DecodeRoom, now: float) -> None:
         if now >= room.request.deadline:
             self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
+        elif self.links.is_deserted(room.front, now):
+            self._fail(room, FailReason.CANCELLED, "the front was lost", now)
         elif room.state in _REMOTE:
             self.intake.repeat(room, now)
             if (failed := self.intake.unanswered(room, now)) is not None:
@@ -187,8 +193,8 @@ class DecodeInstance:
                 self._tell_prompt_logprobs(room, body.start, body.values, now)
 
     def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
-        if submit.room in self._rooms:
-            return  # a repeat
+        if self._is_repeat(front, submit, now):
+            return
         refusal = self._refusal(submit)
         if refusal is not None:
             self._outbox.refused(front, submit, *refusal)
@@ -199,6 +205,31 @@ class DecodeInstance:
         else:
             self.links.dial(submit.prefill, now)
             self.intake.offer(room, PeerName(submit.prefill.name), now)
+
+    def _is_repeat(self, front: PeerName, submit: Submit, now: float) -> bool:
+        """Whether the Submit is of a room known here; then the front is told what it missed.
+
+        A room whose output is not what the client has was opened before another worker went on with the answer: it
+        ends, and is opened anew behind what the client has.
+        """
+        room, ended = self._rooms.get(submit.room), self._rooms.ended
+        if room is None:
+            if submit.epoch <= ended.epoch(Room(submit.room)):
+                return True  # an old one, late
+            answer = ended.answer(Room(submit.room))
+            if answer is None or not answer.continues(front, submit):
+                return False
+            ended.asked_again(Room(submit.room), submit.epoch)
+            self._outbox.repeat_ended(answer, submit)
+            return True
+        if room.front != front or submit.epoch <= room.epoch:
+            return True
+        room.epoch = submit.epoch
+        if not room.has_told(submit):
+            self._drop(room, now)
+            return False
+        self._outbox.repeat(room, token_len(submit.prompt) - submit.prompt_len)
+        return True
 
     def _refusal(self, submit: Submit) -> Refusal | None:
         if self._is_draining:
@@ -298,7 +329,7 @@ class DecodeInstance:
     def _on_token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
         """The request's newest token: tell the front, end the request if it ends it."""
         self._outbox.token(room, sampled, now)
-        finish = ends_with(room.request, sampled.token)
+        finish = finish_of(room.request.sampling, room.request.output_len, sampled.token)
         if finish is not None and room.finish_len is None:
             self._complete(room, finish, now)
 
@@ -351,22 +382,26 @@ class DecodeInstance:
                 self._fail(room, FailReason.CANCELLED, "the front was lost", now)
 
     def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
-        self._outbox.finished(room, finish, now)
+        answer = self._outbox.finished(room, finish, now)
         if room.state in _REMOTE:  # a resumed room, ended by a stop string
             self.intake.withdraw(room, FailReason.CANCELLED, now)
-        self._end(room)
+        self._end(room, now, answer)
 
     def _fail(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
         self._outbox.failed(room, reason, message, now)
+        self._drop(room, now, reason)
+
+    def _drop(self, room: DecodeRoom, now: float, reason: FailReason = FailReason.CANCELLED) -> None:
+        """End a room without a word to its front."""
         if room.state in _REMOTE:
             self.intake.withdraw(room, reason, now)
-        self._end(room)
+        self._end(room, now, None)
 
-    def _end(self, room: DecodeRoom) -> None:
+    def _end(self, room: DecodeRoom, now: float, answer: EndedAnswer | None) -> None:
         """Everything the room held goes back; what was computed stays in the tree."""
         room.move(DecodeEvent.END)
         self.parts.scheduler.finish(room.request)
-        self._rooms.close(room)
+        self._rooms.close(room, now, answer)
 
     # ------------------------------------------------------------ views
 

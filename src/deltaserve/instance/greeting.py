@@ -297,11 +297,16 @@ class Greeter:
             self.send(report.peer, self._hello(greeting.ours, greeting.theirs))
 
     def beat(self, now: float) -> list[Peer]:
-        """Repeat unanswered Hellos, send heartbeats to data peers; returns peers that fell silent."""
+        """Repeat unanswered Hellos, send heartbeats to data peers; returns data peers that fell silent."""
         if self._next_beat is not None:
             self.table.excuse(max(0.0, now - self._next_beat), now)
         self._next_beat = now + self.config.options.heartbeat_s
-        silent = [p for p in self.table.silent(now) if p.is_ready]
+        silent = []
+        for peer in self.table.silent(now):
+            if _role(peer) == Role.FRONT.value:
+                self.lose(peer.name)  # it may come back: see is_deserted
+            elif peer.is_ready:
+                silent.append(peer)
         self._forget_strangers(now)
         for peer in self.table:
             self._look_elsewhere(peer, now)
@@ -318,6 +323,10 @@ class Greeter:
             elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
                 self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew
         return silent
+
+    def is_deserted(self, front: PeerName, now: float) -> bool:
+        """Whether a front has been silent for so long that it will not come back for its rooms."""
+        return now - self.table.get(front).last_heard >= self.config.options.front_grace_s
 
     def _look_elsewhere(self, peer: Peer, now: float) -> None:
         """A peer that does not answer where it was looked for may be at another address we heard of."""

@@ -168,8 +168,8 @@ class PrefillInstance:
             failed = Failed(room=offer.room, attempt=offer.attempt, reason=refusal[0], message=refusal[1])
             self.links.send(peer.name, failed)
             return
-        request = make_request(offer, offer.prompt_len, now)
-        request.is_urgent = request.output_len > 0  # it was running until decode ran out of memory
+        request = make_request(offer, now)
+        request.is_urgent = request.output_len > 0  # its client has had tokens already
         num_pages = self.config.cache.num_pages(request.num_tokens)
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
         self._rooms[key] = room

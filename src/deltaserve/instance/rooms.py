@@ -1,6 +1,5 @@
 """What an instance knows of a room, and what decode tells the front about it."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from deltaserve.base.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.base.machine import advance
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, token_len
+from deltaserve.instance.ended import EndedAnswer, EndedRooms, Former
 from deltaserve.instance.greeting import Greeter
 from deltaserve.request.request import Request
 from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
@@ -20,9 +20,10 @@ from deltaserve.transfer.sender import SendTicket
 from deltaserve.wire.first_token import FirstToken
 from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogprobs, Submit, TokenRun, Tokens, Usage
 
-_ATTEMPTS_REMEMBERED = 4096
 _QUESTION_S = 2.0
 """Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
+_TOKENS_A_FRAME = 1024
+"""With 20 alternatives each a frame of so many stays below its limit."""
 _LONGEST_MS = 2**32
 """Longer deadlines count as this one (seven weeks): what is left of them is told on, and must fit a frame."""
 
@@ -98,6 +99,23 @@ class DecodeRoom:
     """The first token, held back until the prompt's log-probabilities are here."""
     num_prompt_logprobs: int = 0
     """Told to the front so far: of positions 1, 2, ..."""
+    epoch: int = 0
+    """Of the latest Submit."""
+    first_own: int = 0
+    """Output tokens that came with the first Submit; those behind them are drawn here."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the tokens drawn here, when they were asked for."""
+
+    @property
+    def output(self) -> bytes:
+        """Packed."""
+        return bytes(self.request.tokens[self.request.prompt_len * TOKEN_BYTES :])
+
+    def has_told(self, submit: Submit) -> bool:
+        """Whether the output that came with a repeated Submit is what this room has told, or a part of it."""
+        delivered = submit.prompt[submit.prompt_len * TOKEN_BYTES :]
+        own_enough = self.first_own * TOKEN_BYTES <= len(delivered)
+        return own_enough and submit.prompt_len == self.request.prompt_len and self.output.startswith(delivered)
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -128,8 +146,8 @@ class DecodeRoom:
         return Usage(
             prompt_len=self.request.prompt_len,
             output_len=self.request.output_len,
-            decode_cached_len=self.decode_cached_len,
-            prefill_cached_len=self.prefill_cached_len,
+            decode_cached_len=min(self.decode_cached_len, self.request.prompt_len),
+            prefill_cached_len=min(self.prefill_cached_len, self.request.prompt_len),
             num_retractions=self.request.num_retractions,
             transferred_bytes=self.transferred_bytes,
             queue_s=_span(t.submitted, t.started or t.running),
@@ -155,8 +173,11 @@ class ToFronts:
         """The request's newest token goes out."""
         if room.times.first_token is None:
             room.times.first_token = now
+        if sampled.logprobs is not None:
+            room.logprobs.append(sampled.logprobs)
         run = TokenRun(
             room=room.room,
+            epoch=room.epoch,
             start=room.request.output_len - 1,
             tokens=bytes(room.request.tokens[-TOKEN_BYTES:]),
             logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
@@ -165,27 +186,73 @@ class ToFronts:
 
     def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str) -> None:
         """A room that was never opened."""
-        usage = Usage(prompt_len=token_len(submit.prompt), output_len=0)
-        retryable = reason is FailReason.OVERLOADED
-        ended = Finished(room=submit.room, usage=usage, reason=reason, message=message, retryable=retryable)
+        usage = Usage(prompt_len=submit.prompt_len, output_len=0)
+        ended = Finished(
+            room=submit.room,
+            epoch=submit.epoch,
+            usage=usage,
+            reason=reason,
+            message=message,
+            retryable=reason in RETRYABLE,
+        )
         self.links.send(front, ended)
+
+    def repeat(self, room: DecodeRoom, num_delivered: int) -> None:
+        """Tell again what came behind the first `num_delivered` output tokens."""
+        known = room.room, room.epoch, room.first_own
+        self._tell(room.front, known, room.output, tuple(room.logprobs), num_delivered)
+
+    def repeat_ended(self, answer: EndedAnswer, submit: Submit) -> None:
+        """Tell the tail of an answer again, and its end."""
+        num_delivered = token_len(submit.prompt) - submit.prompt_len
+        known = Room(submit.room), submit.epoch, answer.first_own
+        self._tell(answer.front, known, answer.output, answer.logprobs, num_delivered)
+        self.links.send(answer.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch))
+
+    def _tell(
+        self,
+        front: PeerName,
+        known: tuple[Room, int, int],
+        output: bytes,
+        logprobs: tuple[TokenLogprobs, ...],
+        start: int,
+    ) -> None:
+        """Output from `start` on, in frames of bounded size. `known`: room, epoch, tokens not drawn here."""
+        room, epoch, first_own = known
+        for first in range(start, token_len(output), _TOKENS_A_FRAME):
+            end = first + _TOKENS_A_FRAME
+            run = TokenRun(
+                room=room,
+                epoch=epoch,
+                start=first,
+                tokens=output[first * TOKEN_BYTES : end * TOKEN_BYTES],
+                logprobs=logprobs[first - first_own : end - first_own],
+            )
+            self.links.send(front, Tokens(runs=(run,)))
 
     def flush(self) -> None:
         runs, self.runs = self.runs, {}
         for front, of_front in runs.items():
             self.links.send(front, Tokens(runs=tuple(of_front)))
 
-    def finished(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
+    def finished(self, room: DecodeRoom, finish: FinishReason, now: float) -> EndedAnswer:
+        """The answer is complete: what its front may ask for again."""
         self.flush()
-        self.links.send(room.front, Finished(room=room.room, usage=room.usage(now), finish=finish))
+        ended = Finished(room=room.room, epoch=room.epoch, usage=room.usage(now), finish=finish)
+        self.links.send(room.front, ended)
+        return EndedAnswer(room.front, room.output, room.first_own, tuple(room.logprobs), ended)
 
     def failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
         self.flush()
-        retryable = not room.has_output and reason in RETRYABLE
-        self.links.send(
-            room.front,
-            Finished(room=room.room, usage=room.usage(now), reason=reason, message=message, retryable=retryable),
+        ended = Finished(
+            room=room.room,
+            epoch=room.epoch,
+            usage=room.usage(now),
+            reason=reason,
+            message=message,
+            retryable=reason in RETRYABLE,
         )
+        self.links.send(room.front, ended)
 
 
 RETRYABLE = frozenset(
@@ -200,26 +267,16 @@ RETRYABLE = frozenset(
         FailReason.CANCELLED,
     }
 )
-"""Failures of an attempt that another prefill worker may not have."""
+"""Failures that another try may not have."""
 
 
-def ends_with(request: Request, token: int) -> FinishReason | None:
-    """Whether the token just appended ends the output."""
-    sampling = request.sampling
-    if token in sampling.stop_token_ids and request.output_len > sampling.min_tokens:
-        return FinishReason.STOP
-    if request.output_len >= sampling.max_tokens:
-        return FinishReason.LENGTH
-    return None
-
-
-def make_request(asked: Submit | Offer, prompt_len: int, now: float) -> Request:
+def make_request(asked: Submit | Offer, now: float) -> Request:
     """The scheduler's object for what a front or a decode worker asks for."""
     return Request(
         room=Room(asked.room),
         namespace=Namespace(asked.namespace),
         sampling=asked.sampling,
-        prompt_len=prompt_len,
+        prompt_len=asked.prompt_len,
         tokens=bytearray(asked.prompt),
         keys=bytearray(asked.keys),
         arrival=now,
@@ -229,30 +286,29 @@ def make_request(asked: Submit | Offer, prompt_len: int, now: float) -> Request:
 
 
 class RoomBook:
-    """Decode's rooms by id and by request, and the last attempt of rooms that may come back."""
+    """Decode's rooms by id and by request, and what is left of those that are over."""
 
     def __init__(self) -> None:
         self._rooms: dict[Room, DecodeRoom] = {}
         self._by_request: dict[Request, DecodeRoom] = {}
-        self._attempts: OrderedDict[Room, Attempt] = OrderedDict()
+        self.ended = EndedRooms()
 
     def open(self, front: PeerName, submit: Submit, now: float) -> DecodeRoom:
         """A room's attempts are numbered on when the front sends it again after a failure."""
-        prompt_len = token_len(submit.prompt)
-        request = make_request(submit, prompt_len, now)
-        if prompt_len == 1:  # no position of it has a log-probability
+        request = make_request(submit, now)
+        if submit.prompt_len == 1:  # no position of it has a log-probability
             request.sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=None)
-        attempt = Attempt(self._attempts.pop(request.room, Attempt(0)) + 1)
+        former = self.ended.take(request.room)
+        attempt = Attempt(1 if former is None else former.attempt + 1)
         room = DecodeRoom(front, request.room, submit, request, attempt, Timeline(now), DecodeState.OFFERED)
+        room.epoch, room.first_own = submit.epoch, request.output_len
         self._rooms[room.room] = room
         self._by_request[request] = room
         return room
 
-    def close(self, room: DecodeRoom) -> None:
-        """Its number of attempts is remembered: prefill takes no lower one, should the room come back."""
-        self._attempts[room.room] = room.attempt
-        while len(self._attempts) > _ATTEMPTS_REMEMBERED:
-            self._attempts.popitem(last=False)
+    def close(self, room: DecodeRoom, now: float, answer: EndedAnswer | None) -> None:
+        """`answer`: a complete one, which its front may ask for again."""
+        self.ended.add(room.room, Former(room.attempt, room.epoch), now, answer)
         del self._rooms[room.room]
         del self._by_request[room.request]
 

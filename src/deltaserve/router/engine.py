@@ -206,8 +206,8 @@ class RouterEngine:
         self._set_timer()
 
     def _send(self, peer: PeerName, envelope: Envelope) -> None:
-        """A Submit that could not leave ends its room now. Of other frames deadlines and heartbeats notice the loss."""
-        if self._links.send(peer, envelope) or not isinstance(envelope.body, Submit):
+        """A first Submit that could not leave ends its room now. The loss of others is noticed by repeats."""
+        if self._links.send(peer, envelope) or not isinstance(envelope.body, Submit) or envelope.body.epoch > 1:
             return
         self._perform(self._core.cancel(Room(envelope.body.room), FailReason.OVERLOADED, self._loop.time()))
 

@@ -1,33 +1,40 @@
 """FrontCore: the front's whole control plane. Samples go in, deltas come out; workers do the rest.
 
 submit -> [Submit to decode] -> Tokens* -> Finished            exactly one end per room: a delta with `finish`, or Fail
-                    \\-> Finished(retryable) -> Submit again, another prefill worker
+                    \\-> Finished(retryable), a gap, a new connection, a worker's death -> Submit again
+
+Every Submit carries what was delivered and a number, and only answers to the last one count: whichever worker goes on,
+it goes on behind what the client has.
 """
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
 from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Room
 from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.base.tokens import token_len, unpack_u32
+from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.request.client import Generation, Limits, OutputDelta
-from deltaserve.routing.balance import POLICIES
+from deltaserve.routing.balance import POLICIES, Choice
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
-from deltaserve.routing.retry import Cause, Remedy, blame, cause_of, told
+from deltaserve.routing.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
 from deltaserve.routing.streams import Echoes, KeyedSample, LiveRoom, RoomEvent, Rooms, RoomState, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
     Cancel,
+    Envelope,
     Events,
     Finish,
     Finished,
     FinishReason,
     Heartbeat,
+    Hello,
     Message,
     PromptLogprobs,
     Status,
@@ -36,6 +43,9 @@ from deltaserve.wire.messages import (
     Tokens,
     Usage,
 )
+
+_REST_S = 1.0
+"""Before a room whose prefill worker decode does not reach tries the same one: the front may learn of it later."""
 
 
 class FrontCore:
@@ -55,7 +65,7 @@ class FrontCore:
         self._echoes = Echoes(config.echo_s)
         self._is_draining = False
         self.counts: Counter[str] = Counter()
-        """submitted, finished, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
+        """submitted, finished, resumed, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
 
     # ------------------------------------------------------------ driving
 
@@ -79,11 +89,7 @@ class FrontCore:
             case LinkBroken(peer):
                 self.workers.broke(peer, now)
             case FrameIn(envelope):
-                delivery = self.workers.receive(envelope, now)
-                if delivery is not None and delivery.is_gone:
-                    self._on_gone(delivery.worker, now)
-                if delivery is not None and delivery.message is not None:
-                    self._on_message(delivery.worker, delivery.message, now)
+                self._on_frame(envelope, now)
         return self._flush()
 
     def tick(self, now: float) -> list[FrontAction]:
@@ -95,8 +101,10 @@ class FrontCore:
             self._cancel_at_decode(live, FailReason.DEADLINE, now)
             self._end(live, FailReason.DEADLINE, f"no complete answer after {live.deadline - live.submitted_at:g} s")
         for live in self.rooms:
-            if live.may_be_lost(now, self._config.repeat_s):
-                self._repeat(live, now)
+            if live.placement is not None and live.may_be_lost(now, self._config.repeat_s):
+                live.num_repeats += 1
+                self._resume(live, now)
+        self._place_waiting(now)
         return self._flush()
 
     def next_timer(self) -> float:
@@ -142,9 +150,11 @@ class FrontCore:
         if not 0 <= output_len <= live.num_tokens:
             raise ValueError(f"keep {output_len} of {live.num_tokens} tokens")
         if live.state is not RoomState.FINISHING:
-            self._advance(live, RoomEvent.FINISH)
+            self.rooms.move(live, RoomEvent.FINISH)
             self._to_decode(live, Finish(room=room, output_len=output_len))
             live.num_repeats = 0
+            if live.placement is None:  # nobody has a last word to say
+                self._complete(live, FinishReason.STOP, live.own_usage())
         return self._flush()
 
     def drain(self) -> None:
@@ -178,6 +188,19 @@ class FrontCore:
 
     # ------------------------------------------------------------ the workers' side
 
+    def _on_frame(self, envelope: Envelope, now: float) -> None:
+        heard = self.workers.receive(envelope, now)
+        if heard is None:
+            return
+        if heard.is_gone:
+            self._on_gone(heard.worker, now)
+        if heard.is_back:
+            self._on_back(heard.worker, now)
+        if heard.message is not None:
+            self._on_message(heard.worker, heard.message, now)
+        if isinstance(envelope.body, Hello | Status):
+            self._place_waiting(now)
+
     def _on_message(self, worker: Worker, message: Message, now: float) -> None:
         match message:
             case Status():
@@ -197,25 +220,36 @@ class FrontCore:
 
     def _on_tokens(self, worker: Worker, run: TokenRun, now: float) -> None:
         live = self._live(worker, Room(run.room), now)
-        if live is None or live.state is RoomState.FINISHING:
+        if live is None or live.state is RoomState.FINISHING or run.epoch != live.epoch:
             return
-        if len(run.tokens) % 4 or (run.logprobs and len(run.logprobs) != token_len(run.tokens)):
-            self._cancel_at_decode(live, FailReason.INTERNAL, now)
-            self._end(live, FailReason.INTERNAL, "malformed tokens from decode")
+        live.heard(now)
+        num_tokens, rest = divmod(len(run.tokens), TOKEN_BYTES)
+        if rest or run.start < 0 or (run.logprobs and len(run.logprobs) != num_tokens):
+            self._give_up(live, FailReason.INTERNAL, "malformed tokens from decode", now)
             return
-        tokens = unseen(live.num_tokens, run.start, unpack_u32(run.tokens))
-        logprobs = unseen(live.num_tokens, run.start, run.logprobs)
-        if tokens is None or logprobs is None:
-            self._lose(live, f"output tokens {live.num_tokens} .. {run.start - 1} never came", now)
+        if run.start > live.num_tokens:  # frames were lost with the connection that carried them
+            self._resume(live, now)
             return
+        tokens = unpack_u32(run.tokens)
+        if live.contradicts(run.start, tokens):
+            self._give_up(live, FailReason.INTERNAL, "decode took back tokens that were delivered", now)
+            return
+        self._take_tokens(live, tokens[live.num_tokens - run.start :], run.logprobs[live.num_tokens - run.start :], now)
+
+    def _take_tokens(
+        self, live: LiveRoom, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], now: float
+    ) -> None:
+        """The next ones."""
         if not tokens:
             return
-        if not live.is_started:
+        if live.state is RoomState.WAITING:
             live.first_token_s = now - live.submitted_at
+        if live.is_computing and live.placement is not None:
             self.placer.succeeded(live.placement)
-            self._advance(live, RoomEvent.TOKENS)
-        live.num_tokens += len(tokens)
-        live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=tuple(logprobs)))
+        self._release_prefill(live)
+        self.rooms.move(live, RoomEvent.TOKENS)
+        live.output += tokens
+        live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=logprobs))
         self._deliver_held(live)
 
     def _deliver_held(self, live: LiveRoom) -> None:
@@ -228,9 +262,10 @@ class FrontCore:
         live = self._live(worker, Room(message.room), now)
         if live is None or live.state is RoomState.FINISHING:
             return
+        live.heard(now)
         values = unseen(live.num_prompt_logprobs, message.start, message.values)
         if values is None:
-            self._lose(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
+            self._start_over(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
         elif values:
             live.num_prompt_logprobs += len(values)
             self._out.append(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
@@ -238,17 +273,20 @@ class FrontCore:
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> None:
         live = self.rooms.get(Room(message.room))
-        if live is None or live.placement.decode != worker.name:
+        if live is None or live.placement is None or live.placement.decode != worker.name:
             return  # over there and here
+        if message.epoch != live.epoch:
+            return
+        live.heard(now)
         usage = msgspec.structs.replace(message.usage, first_token_s=live.first_token_s)
         if live.state is RoomState.FINISHING:
             self._complete(live, message.finish or FinishReason.STOP, usage)
         elif message.finish is None:
             self._on_failed(live, message, now)
         elif usage.output_len > live.num_tokens:
-            self._lose(live, f"decode produced {usage.output_len} tokens, {live.num_tokens} came", now)
+            self._resume(live, now)  # decode tells the rest again
         elif not live.has_prompt_logprobs:
-            self._lose(live, f"prompt logprobs from position {live.num_prompt_logprobs} on never came", now)
+            self._start_over(live, f"prompt logprobs from {live.num_prompt_logprobs} on never came", now)
         else:
             self.placer.succeeded(live.placement)
             self._complete(live, message.finish, usage)
@@ -256,47 +294,105 @@ class FrontCore:
     def _on_failed(self, live: LiveRoom, message: Finished, now: float) -> None:
         reason = message.reason or FailReason.INTERNAL
         half = blame(reason)
-        if half is not None:
+        if half is not None and live.placement is not None:
             self.placer.failed(live.placement, half, now)
         cause = cause_of(reason, message.retryable)
         if cause is None or not self._retry(live, cause, now):
             self._end(live, told(reason), message.message or reason.value)
 
     def _on_gone(self, worker: Worker, now: float) -> None:
-        """What a lost decode worker had goes elsewhere or ends. A lost prefill worker is decode's matter."""
+        """What a lost decode worker had goes elsewhere. A lost prefill worker is decode's matter."""
         self.placer.residency.forget(worker.name)
-        for live in self.rooms:
-            if live.placement.decode == worker.name and not self._retry(live, Cause.DECODE, now):
+        for live in self.rooms.on(worker.name):
+            if not self._retry(live, Cause.DECODE, now):
                 self._end(live, FailReason.PEER_LOST, "the worker that generated the answer was lost")
+
+    def _on_back(self, worker: Worker, now: float) -> None:
+        """The connection to it was interrupted: whatever was said in the meantime is asked for again."""
+        for live in self.rooms.on(worker.name):
+            self._resume(live, now)
 
     # ------------------------------------------------------------ one room
 
     def _retry(self, live: LiveRoom, cause: Cause, now: float) -> bool:
-        """Whether the room was submitted again."""
-        remedy = live.retries.next(cause, live.state is not RoomState.WAITING)
-        if remedy is Remedy.GIVE_UP:
+        """Whether the room goes on: submitted again, waiting for a worker, or complete as it is."""
+        placement = live.placement
+        if self._is_complete(live):
+            return True
+        remedy = live.retries.next(cause)
+        if remedy is Remedy.GIVE_UP or placement is None:
             return False
         try:
-            choice = self.placer.choose_next(live.sample, live.placement, remedy, now)
+            choice = self.placer.choose_next(live.sample, placement, remedy, now)
         except RequestFailed:
-            return False  # nobody else can: the client is told of the failure itself
-        self.placer.release_prefill(live.placement)
-        self.placer.release_decode(live.placement)
-        live.placement = self.placer.place(live.sample, choice, now)
-        self._advance(live, RoomEvent.RESUBMIT)
+            if not waits_for_workers(cause, live.is_started):
+                return False  # the client is told of the failure itself
+            choice = None
         self.counts[f"retried_{cause.value}"] += 1
-        live.heard(now)
-        self._submit_to_decode(live, now)
+        self._unplace(live)
+        if choice is None:
+            live.rests_until = now if cause is Cause.DECODE else now + _REST_S
+        else:
+            self._place(live, choice, now)
         return True
 
+    def _place_waiting(self, now: float) -> None:
+        """Rooms between workers go where there are some again."""
+        if not self.rooms.unplaced or self.workers.shortage() is not None:
+            return
+        for live in list(self.rooms.unplaced.values()):
+            if now < live.rests_until:
+                continue
+            try:
+                choice = self.placer.choose(live.sample, now)
+            except RequestFailed:
+                continue  # whoever is there is too small for it
+            self._place(live, choice, now)
+
+    def _place(self, live: LiveRoom, choice: Choice, now: float) -> None:
+        live.placement = self.placer.place(live.sample, choice, now)
+        live.is_computing = True
+        self.rooms.unplaced.pop(live.room, None)
+        self.rooms.move(live, RoomEvent.RESUBMIT)
+        self._submit_to_decode(live, now)
+
+    def _unplace(self, live: LiveRoom) -> None:
+        """Its place is given back; what it was given there counts no more."""
+        self._release(live)
+        live.placement = None
+        live.forget_held()
+        self.rooms.unplaced[live.room] = live
+
+    def _resume(self, live: LiveRoom, now: float) -> None:
+        """Ask decode to go on behind what came: it may have said more that was lost, or may never have heard of it."""
+        if live.state is RoomState.FINISHING:  # the client has all it wants
+            self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        if not self._is_complete(live):
+            self.counts["resumed"] += 1
+            self._submit_to_decode(live, now)
+
+    def _is_complete(self, live: LiveRoom) -> bool:
+        """Whether the client has all there is: then the room ends, though decode's last word did not come."""
+        finish = FinishReason.STOP if live.state is RoomState.FINISHING else live.finish
+        if finish is not None:
+            self._complete(live, finish, live.own_usage())
+        return finish is not None
+
     def _submit_to_decode(self, live: LiveRoom, now: float) -> None:
+        assert live.placement is not None  # whoever submits has placed it
         generation, prefill = live.sample.generation, live.placement.prefill
+        sampling = generation.sampling
+        if live.has_prompt_logprobs:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        live.epoch += 1
         submit = Submit(
             room=live.room,
-            prompt=generation.prompt,
+            epoch=live.epoch,
+            prompt=generation.prompt + pack_u32(live.output),
+            prompt_len=live.prompt_len,
             keys=live.sample.keys,
             namespace=generation.namespace,
-            sampling=generation.sampling,
+            sampling=sampling,
             prefill=None if prefill is None else self.workers.address(prefill),
             remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
             cache=generation.cache,
@@ -304,51 +400,35 @@ class FrontCore:
         self._to_decode(live, submit)
         live.quiet_since = now
 
-    def _repeat(self, live: LiveRoom, now: float) -> None:
-        """A frame may be lost: a new link was made, or the old one broke.
-
-        Decode ignores the Submit of a room it has. One it does not have (any more) it generates again, token for token:
-        what was delivered is skipped.
-        """
-        if live.state is RoomState.FINISHING:  # the client has all it wants
-            self._cancel_at_decode(live, FailReason.CANCELLED, now)
-            self._complete(live, FinishReason.STOP, live.own_usage())
-            return
-        live.num_repeats += 1
-        self.counts["repeated"] += 1
-        self._submit_to_decode(live, now)
-
     def _to_decode(self, live: LiveRoom, message: Message) -> None:
-        worker = self.workers.get(live.placement.decode)
+        worker = None if live.placement is None else self.workers.get(live.placement.decode)
         if worker is not None and worker.is_ready:
             self.workers.send(worker, message)
 
     def _cancel_at_decode(self, live: LiveRoom, reason: FailReason, now: float) -> None:
-        self._echoes.cancelled(live.placement.decode, live.room, now)
-        self._to_decode(live, Cancel(room=live.room, reason=reason))
+        if live.placement is not None:
+            self._echoes.cancelled(live.placement.decode, live.room, now)
+            self._to_decode(live, Cancel(room=live.room, reason=reason))
 
     def _live(self, worker: Worker, room: Room, now: float) -> LiveRoom | None:
         """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""
         live = self.rooms.get(room)
-        if live is not None and live.placement.decode == worker.name:
-            live.heard(now)
+        if live is not None and live.placement is not None and live.placement.decode == worker.name:
             return live
         if self._echoes.may_cancel(worker.name, room, now):
             self._echoes.cancelled(worker.name, room, now)
             self.workers.send(worker, Cancel(room=room, reason=FailReason.CANCELLED))
         return None
 
-    def _advance(self, live: LiveRoom, event: RoomEvent) -> None:
-        was_waiting = live.state is RoomState.WAITING
-        self.rooms.move(live, event)
-        if was_waiting and live.state is not RoomState.WAITING:
-            self.placer.release_prefill(live.placement)
-
-    def _lose(self, live: LiveRoom, text: str, now: float) -> None:
-        """Frames were lost with the link that carried them: for this room that worker is lost."""
+    def _start_over(self, live: LiveRoom, text: str, now: float) -> None:
+        """Prompt logprobs were lost, which nobody tells again: nothing was delivered behind them."""
         self._cancel_at_decode(live, FailReason.CANCELLED, now)
         if not self._retry(live, Cause.DECODE, now):
             self._end(live, FailReason.PEER_LOST, text)
+
+    def _give_up(self, live: LiveRoom, reason: FailReason, text: str, now: float) -> None:
+        self._cancel_at_decode(live, reason, now)
+        self._end(live, reason, text)
 
     def _end(self, live: LiveRoom, reason: FailReason, text: str) -> None:
         """The room fails; but a client that has all it wants is not told of it."""
@@ -365,10 +445,20 @@ class FrontCore:
         self._out.append(Deliver(live.room, OutputDelta(finish=finish, usage=usage)))
 
     def _remove(self, live: LiveRoom) -> None:
-        if live.state is RoomState.WAITING:
-            self.placer.release_prefill(live.placement)
-        self.placer.release_decode(live.placement)
+        self._release(live)
         self.rooms.remove(live)
+
+    def _release(self, live: LiveRoom) -> None:
+        """Its place is free."""
+        if live.placement is not None:
+            self._release_prefill(live)
+            self.placer.release_decode(live.placement)
+
+    def _release_prefill(self, live: LiveRoom) -> None:
+        """The prompt is computed, or needs not be any more."""
+        if live.is_computing and live.placement is not None:
+            self.placer.release_prefill(live.placement)
+        live.is_computing = False
 
     # ------------------------------------------------------------ questions
 
@@ -384,6 +474,7 @@ class FrontCore:
         """JSON-ready picture of workers, rooms and counts."""
         return {
             "rooms": len(self.rooms),
+            "rooms_without_worker": len(self.rooms.unplaced),
             "waiting_tokens": self.rooms.num_waiting_tokens,
             "draining": self._is_draining,
             "stale_frames": self.workers.num_stale_frames,

@@ -16,7 +16,7 @@ from deltaserve.routing.events import FrontConfig
 from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
 from deltaserve.routing.residency import Residency
 from deltaserve.routing.retry import Cause, Remedy
-from deltaserve.routing.streams import KeyedSample, Placement, Rooms, RoomState
+from deltaserve.routing.streams import KeyedSample, Placement, Rooms
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import CacheUse
 
@@ -187,8 +187,10 @@ class Placer:
         num_rooms = dict(tokens)
         for live in rooms:
             placement = live.placement
+            if placement is None:
+                continue
             num_rooms[placement.decode] += 1
-            if live.state is RoomState.WAITING:
+            if live.is_computing:
                 tokens[placement.computing] += placement.compute_tokens
                 if placement.prefill is not None:
                     num_rooms[placement.prefill] += 1

@@ -1,14 +1,11 @@
 """What to do about a room whose half failed: a table, so that a new remedy is a new row.
 
-Decode owns attempts. When prefill fails before the first token, decode says so (`Finished` with `retryable`) and the
-front submits the SAME room to the same decode worker with another prefill worker; decode opens the next attempt. The
-only prefill worker gets a second chance, unless decode says that it is not there: the front may learn of that later,
-and the client would wait for nothing. When decode is lost before the first token, the room goes to another decode
-worker: it is live on one at a time. When a worker has no capacity, the room goes to another pair. After the first token
-all give up.
+Decode owns attempts. When prefill fails, decode says so (`Finished` with `retryable`) and the front submits the SAME
+room to the same decode worker with another prefill worker; decode opens the next attempt. When decode is lost, the room
+goes to another decode worker, and when a worker has no capacity, to another pair. It makes no difference whether tokens
+were delivered: they are part of the new Submit, and the random bits of a position do not depend on who draws it.
 
-Sampling is counter-based, so a replay of prompt + output on another decode worker would be exact: it would be the row
-(DECODE, True).
+Where there is nobody else, a room waits for a worker that comes back, up to its deadline.
 """
 
 from dataclasses import dataclass, field
@@ -40,20 +37,20 @@ class Remedy(Enum):
     GIVE_UP = "give_up"
 
 
-REMEDIES: dict[tuple[Cause, bool], Remedy] = {
-    (Cause.PREFILL, False): Remedy.NEXT_PREFILL,
-    (Cause.PREFILL, True): Remedy.GIVE_UP,
-    (Cause.PREFILL_LOST, False): Remedy.OTHER_PREFILL,
-    (Cause.PREFILL_LOST, True): Remedy.GIVE_UP,
-    (Cause.DECODE, False): Remedy.OTHER_DECODE,
-    (Cause.DECODE, True): Remedy.GIVE_UP,
-    (Cause.CAPACITY, False): Remedy.OTHER_PAIR,
-    (Cause.CAPACITY, True): Remedy.GIVE_UP,
+REMEDIES: dict[Cause, Remedy] = {
+    Cause.PREFILL: Remedy.NEXT_PREFILL,
+    Cause.PREFILL_LOST: Remedy.OTHER_PREFILL,
+    Cause.DECODE: Remedy.OTHER_DECODE,
+    Cause.CAPACITY: Remedy.OTHER_PAIR,
 }
-"""(cause, whether a token was delivered) |-> remedy."""
 
-MAX_RETRIES = 1
-"""Per room and cause."""
+MAX_RETRIES: dict[Cause, int] = {
+    Cause.PREFILL: 1,
+    Cause.PREFILL_LOST: 2,
+    Cause.DECODE: 2,
+    Cause.CAPACITY: 1,
+}
+"""Per room. Small: a request that kills the workers it comes to must not go through all of them."""
 
 _NO_CAPACITY = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
 
@@ -92,17 +89,21 @@ def told(reason: FailReason) -> FailReason:
     return FailReason.TRANSFER_FAILED if reason is FailReason.CANCELLED else reason
 
 
+def waits_for_workers(cause: Cause, started: bool) -> bool:
+    """Whether a room that nobody else can take waits for who comes back. A full server says so before it begins."""
+    return started or cause is not Cause.CAPACITY
+
+
 @dataclass(slots=True)
 class Retries:
     """How often a room was submitted again, by cause."""
 
     used: dict[Cause, int] = field(default_factory=dict)
 
-    def next(self, cause: Cause, started: bool) -> Remedy:
+    def next(self, cause: Cause) -> Remedy:
         """The remedy to try now; it counts as used."""
-        remedy = REMEDIES[cause, started]
         num_used = self.used.get(cause, 0)
-        if remedy is Remedy.GIVE_UP or num_used >= MAX_RETRIES:
+        if num_used >= MAX_RETRIES[cause]:
             return Remedy.GIVE_UP
         self.used[cause] = num_used + 1
-        return remedy
+        return REMEDIES[cause]

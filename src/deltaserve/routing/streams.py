@@ -1,6 +1,8 @@
 """The rooms of the front: what each one got so far, by when it must end, and which rooms are over.
 
 WAITING --tokens--> STREAMING --finish--> FINISHING        a room that ended is not in the table
+
+A room that WAITS or STREAMS may be between workers: it has no placement then, and goes on where a worker is found.
 """
 
 import heapq
@@ -15,8 +17,9 @@ from deltaserve.base.ids import PeerName, Room
 from deltaserve.base.machine import Table, advance
 from deltaserve.base.tokens import token_len
 from deltaserve.request.client import Generation, OutputDelta
+from deltaserve.request.ending import finish_of
 from deltaserve.routing.retry import Retries
-from deltaserve.wire.messages import Usage
+from deltaserve.wire.messages import FinishReason, Usage
 
 
 class RoomState(Enum):
@@ -42,6 +45,7 @@ ROOM_TRANSITIONS: Table[RoomState, RoomEvent] = {
     RoomState.STREAMING: {
         RoomEvent.TOKENS: RoomState.STREAMING,
         RoomEvent.FINISH: RoomState.FINISHING,
+        RoomEvent.RESUBMIT: RoomState.STREAMING,
     },
     RoomState.FINISHING: {
         RoomEvent.TOKENS: RoomState.FINISHING,
@@ -101,10 +105,17 @@ class LiveRoom:
     sample: KeyedSample
     deadline: float
     submitted_at: float
-    placement: Placement
+    placement: Placement | None
+    """Where it was submitted last; None: nobody there could go on with it."""
     state: RoomState = RoomState.WAITING
-    num_tokens: int = 0
-    """Output tokens taken so far: the start expected next."""
+    output: list[int] = field(default_factory=list)
+    """Tokens taken so far. What comes next must continue them; a worker that goes on is given them."""
+    epoch: int = 0
+    """How often it was submitted: what bears another number is not an answer to the last Submit."""
+    is_computing: bool = True
+    """Whether no token came since it was placed: its prompt is still to be computed there."""
+    rests_until: float = 0.0
+    """Without a placement: it is not placed before."""
     num_prompt_logprobs: int = 1
     """Prompt position expected next; position 0 has none."""
     held: list[OutputDelta] = field(default_factory=list)
@@ -130,9 +141,32 @@ class LiveRoom:
         return not self.sample.recomputes or self.num_prompt_logprobs >= self.prompt_len
 
     @property
+    def num_tokens(self) -> int:
+        """Output tokens taken so far: the start expected next."""
+        return len(self.output)
+
+    @property
     def is_started(self) -> bool:
         """Whether a token came."""
-        return self.num_tokens > 0
+        return self.state is not RoomState.WAITING
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the output is complete as it is, though decode's last word has not come; None: it is not."""
+        if not self.output or not self.has_prompt_logprobs:
+            return None
+        return finish_of(self.sample.generation.sampling, len(self.output), self.output[-1])
+
+    def contradicts(self, start: int, tokens: Sequence[int]) -> bool:
+        """Whether tokens [start, start + n) are others than those taken before."""
+        known = self.output[start : start + len(tokens)]
+        return known != list(tokens[: len(known)])
+
+    def forget_held(self) -> None:
+        """Tokens that were not delivered, because prompt logprobs are missing, are to be generated anew with those."""
+        if not self.has_prompt_logprobs:
+            self.output.clear()
+            self.held.clear()
 
     def heard(self, now: float) -> None:
         """Decode has the room."""
@@ -168,6 +202,8 @@ class Rooms:
         self._deadlines: list[tuple[float, Room]] = []
         self.num_waiting_tokens = 0
         """Prompt tokens of rooms in WAITING."""
+        self.unplaced: dict[Room, LiveRoom] = {}
+        """Rooms between workers, in the order in which they lost theirs."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -177,6 +213,10 @@ class Rooms:
 
     def get(self, room: Room) -> LiveRoom | None:
         return self._rooms.get(room)
+
+    def on(self, worker: PeerName) -> list[LiveRoom]:
+        """Rooms placed on a decode worker."""
+        return [r for r in self._rooms.values() if r.placement is not None and r.placement.decode == worker]
 
     def add(self, live: LiveRoom) -> None:
         """Precondition: the room is not in the table."""
@@ -194,6 +234,7 @@ class Rooms:
     def remove(self, live: LiveRoom) -> None:
         """The room's end."""
         del self._rooms[live.room]
+        self.unplaced.pop(live.room, None)
         if live.state is RoomState.WAITING:
             self.num_waiting_tokens -= live.prompt_len
         if len(self._deadlines) > 2 * len(self._rooms) + _SPARE_TIMERS:
@@ -225,8 +266,10 @@ class Rooms:
         for live in self._rooms.values():
             if (live.deadline, live.room) not in timers:
                 raise IntegrityError(f"room {live.room.hex()} has no deadline timer")
-            if live.is_started and live.state is RoomState.WAITING:
+            if live.output and live.state is RoomState.WAITING:
                 raise IntegrityError(f"room {live.room.hex()} waits with {live.num_tokens} tokens delivered")
+            if (live.placement is None) != (live.room in self.unplaced):
+                raise IntegrityError(f"room {live.room.hex()}: placement {live.placement}, and listed otherwise")
 
 
 _MAX_ECHOES = 4096

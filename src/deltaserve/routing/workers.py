@@ -46,6 +46,8 @@ class Worker:
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
     """Rooms placed here; on prefill only until their first token."""
+    away_since: float | None = None
+    """Since when the worker, in the same life, takes us for lost: it may still have our rooms."""
     next_hello: float = 0.0
     hello_pause_s: float = 0.0
 
@@ -114,6 +116,8 @@ class FromWorker:
     """To be handled by the front; None when the frame was about the link itself, or not current."""
     is_gone: bool = False
     """The worker's former life is over: everything placed there must fail first."""
+    is_back: bool = False
+    """The connection stands again after it was interrupted: frames of both sides may be lost."""
 
 
 class Workers:
@@ -231,6 +235,7 @@ class Workers:
         if worker is None or not worker.is_found:
             self.num_stale_frames += 1
             return None
+        was_broken = worker.peer.broken_since is not None
         verdict = self._table.judge(envelope, now)
         hello = envelope.body if isinstance(envelope.body, Hello) else None
         if verdict is Verdict.DEAD_BOOT or (verdict is Verdict.WRONG_ADDRESSEE and hello is None):
@@ -244,17 +249,21 @@ class Workers:
             self._reset(worker)
             self._table.rebooted(worker.peer, Boot(envelope.src_boot), now)
         if hello is not None:
+            was_away = worker.away_since is not None
             self._on_hello(worker, hello, now)
-            return FromWorker(worker, None, is_gone)
+            worker.away_since = None
+            is_gone = is_gone or not worker.is_ready
+            return FromWorker(worker, None, is_gone, is_back=worker.is_ready and (was_away or was_broken))
         if not worker.is_ready:
             if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
                 self._greet(worker, now)
             return FromWorker(worker, None, is_gone)
         if envelope.body == Heartbeat(is_ready=False):
             self._reset(worker)
+            worker.away_since = now
             self._greet(worker, now)
-            return FromWorker(worker, None, is_gone=True)
-        return FromWorker(worker, envelope.body, is_gone)
+            return FromWorker(worker, None)
+        return FromWorker(worker, envelope.body, is_gone, is_back=was_broken)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
         self._table.heard(worker.peer, now)
@@ -317,13 +326,13 @@ class Workers:
 
     def _reset(self, worker: Worker) -> None:
         worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
-        worker.hello_pause_s, worker.next_hello = 0.0, 0.0
+        worker.hello_pause_s, worker.next_hello, worker.away_since = 0.0, 0.0, None
         worker.wellness, worker.complaint = Wellness(), None
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
         self._table.excuse(max(0.0, now - self._next_beat), now)
-        silent = [w for w in self._workers.values() if w.peer.state in _THERE and now >= self._table.lost_at(w.peer)]
+        silent = [w for w in self._workers.values() if self._is_silent(w, now)]
         if now >= self._next_beat:
             self._next_beat = now + self._config.heartbeat_s
             for worker in self._workers.values():
@@ -332,6 +341,11 @@ class Workers:
                 elif now >= worker.next_hello:
                     self._greet(worker, now)
         return silent
+
+    def _is_silent(self, worker: Worker, now: float) -> bool:
+        if worker.away_since is not None:  # greeted again, and it does not answer
+            return now - worker.away_since >= self._config.peer_suspect_s
+        return worker.peer.state in _THERE and now >= self._table.lost_at(worker.peer)
 
     def next_timer(self) -> float:
         return min(

@@ -55,7 +55,7 @@ def describe(envelope: Envelope) -> str:
         case Drained():
             detail = f"ticket {body.ticket} {body.outcome.value}"
         case Submit():
-            detail = f"{room_label(body.room)} {len(body.prompt) // 4}+{body.sampling.max_tokens}"
+            detail = f"{room_label(body.room)}.{body.epoch} {len(body.prompt) // 4}+{body.sampling.max_tokens}"
         case Cancel() | PromptLogprobs():
             detail = room_label(body.room)
         case Finished():

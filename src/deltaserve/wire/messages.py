@@ -99,11 +99,21 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The front hands one sample to decode (or to a unified instance). Decode owns it from here."""
+    """The front hands one sample to decode (or to a unified instance). Decode owns it from here.
+
+    Sent again when frames, a connection or a worker were lost: decode goes on behind the output that is part of
+    `prompt`, from the room it has, from the answer it remembers, or from a room that it opens for it.
+    """
 
     room: bytes
+    epoch: int
+    """Counts the Submits of this room from 1. What decode says of the room bears the highest one it took."""
     prompt: bytes
+    """The client's prompt, and behind it the output that was delivered."""
+    prompt_len: int
+    """Tokens of the client's prompt: the next token drawn has output position len(prompt) - prompt_len."""
     keys: bytes
+    """Of leading full pages of `prompt`."""
     namespace: str
     sampling: SamplingParams
     prefill: PeerAddress | None
@@ -227,6 +237,8 @@ class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     """Output tokens [start, start + n) of a room."""
 
     room: bytes
+    epoch: int
+    """Of the Submit it answers. Of an earlier one: drawn before decode knew what the front has, and not used."""
     start: int
     tokens: bytes
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -260,15 +272,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Last message about a room, exactly once. `finish` for a complete answer, else `reason`."""
+    """Last message about a room. `finish` for a complete answer, else `reason`."""
 
     room: bytes
+    epoch: int
+    """As TokenRun's."""
     usage: Usage
     finish: FinishReason | None = None
     reason: FailReason | None = None
     message: str = ""
     retryable: bool = False
-    """No token was produced and another prefill worker may do better."""
+    """Another try may do better: the room may be submitted again."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -46,7 +46,7 @@ class EchoInstance:
                 self._out.append(FencePeer(peer))
             case PeerFenced(peer):
                 self._num_fenced += 1
-                self._tell(Finished(room=peer.encode(), usage=_usage(), message="fenced"))
+                self._tell(Finished(room=peer.encode(), epoch=1, usage=_usage(), message="fenced"))
             case DrainRequested() | _:
                 pass
 
@@ -95,8 +95,8 @@ class EchoInstance:
         assert isinstance(submit, Submit)
         sampled = result.items[0].sampled
         assert sampled is not None
-        run = TokenRun(room=submit.room, start=0, tokens=pack_u32([sampled.token]))
-        end = Finished(room=submit.room, usage=_usage(), finish=FinishReason.LENGTH)
+        run = TokenRun(room=submit.room, epoch=submit.epoch, start=0, tokens=pack_u32([sampled.token]))
+        end = Finished(room=submit.room, epoch=submit.epoch, usage=_usage(), finish=FinishReason.LENGTH)
         self._tell(Tokens(runs=(run,)))
         self._tell(end)
 
