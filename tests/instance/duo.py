@@ -8,9 +8,9 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName, Room
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import Event, FrameIn
-from deltaserve.instance.decode import DecodeInstance
-from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.instance.outflow import Outflow
 from deltaserve.instance.rooms import DecodeRoom, PrefillRoom
+from deltaserve.instance.serving import Serving
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer, SimWorker
@@ -90,25 +90,24 @@ class Duo:
     # ------------------------------------------------------------ the two
 
     @property
-    def decode(self) -> DecodeInstance:
-        instance = self.worker(DECODE).instance
-        assert isinstance(instance, DecodeInstance)
-        return instance
+    def decode(self) -> Serving:
+        return self.worker(DECODE).instance.serving
 
     @property
-    def prefill(self) -> PrefillInstance:
-        instance = self.worker(PREFILL).instance
-        assert isinstance(instance, PrefillInstance)
-        return instance
+    def prefill(self) -> Outflow:
+        return self.worker(PREFILL).instance.outflow
+
+    def metrics(self, name: PeerName) -> dict[str, float]:
+        return self.worker(name).instance.metrics()
 
     def worker(self, name: PeerName) -> SimWorker:
         return self.cluster.world.workers[name]
 
     def decode_room(self, asked: Asked) -> DecodeRoom | None:
-        return self.decode._rooms.get(asked.room)
+        return self.decode.rooms.get(asked.room)
 
     def prefill_room(self, asked: Asked) -> PrefillRoom | None:
-        return self.prefill._rooms.get((DECODE, asked.room))
+        return self.prefill.rooms.get((DECODE, asked.room))
 
     def sent(self, kind: type[M], src: PeerName = PREFILL) -> list[M]:
         """Bodies of one type that `src` has sent so far."""
@@ -196,7 +195,7 @@ class Duo:
         return self.worker(name).instance.metrics()['deltaserve_pages{pool="0",state="cached"}']
 
     def bytes_sent(self) -> float:
-        return self.prefill.metrics()["deltaserve_transfer_bytes_sent_total"]
+        return self.metrics(PREFILL)["deltaserve_transfer_bytes_sent_total"]
 
     def flush(self, name: PeerName) -> None:
         """Empty a worker's tree."""

@@ -1,7 +1,6 @@
 """Who waits for whom: full decode workers, prompts computed ahead, leases of waiting rooms."""
 
 from deltaserve.base.ids import PeerName
-from deltaserve.instance.decode import DecodeInstance
 from deltaserve.request.status import PrefillState
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.wire.messages import Envelope, Grant, Starting
@@ -13,7 +12,7 @@ def no_grants(src: PeerName, dst: PeerName, envelope: Envelope) -> tuple[float, 
 
 
 def states(duo: Duo) -> list[PrefillState]:
-    return [room.state for room in duo.prefill._rooms.values()]
+    return [room.state for room in duo.prefill.rooms.values()]
 
 
 def test_prompts_of_one_reader_are_announced_up_to_the_horizon() -> None:
@@ -51,12 +50,11 @@ def test_a_full_decode_worker_stalls_nobody_else() -> None:
     cluster.warm_up()
     cluster.world.run(until=cluster.world.now + 0.2)
     decode = cluster.world.workers[full].instance
-    assert isinstance(decode, DecodeInstance)
     answers = []
     for wave in range(2):  # the rooms of the full one have waited for seconds when the second wave comes
         answers += [cluster.front.submit(cluster.generation([wave, i, *range(50, 64)], 3)) for i in range(20)]
         cluster.world.run(until=cluster.world.now + 2.0)
-    num_stuck = len(decode._rooms)
+    num_stuck = len(decode.serving.rooms)
     assert 10 < num_stuck < 30
     assert sum(answer.ends for answer in answers) == 40 - num_stuck
     assert all(answer.error is None for answer in answers)

@@ -7,7 +7,6 @@ import pytest
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.instance.api import DrainRequested
-from deltaserve.instance.decode import DecodeInstance
 from deltaserve.request.status import DecodeState, PrefillState
 from deltaserve.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
 from deltaserve.sim.cluster import Cluster, Shape
@@ -49,8 +48,7 @@ def test_cancelled_while_queued_for_a_row() -> None:
     waiting = cluster.generation(PROMPT, 20)
     cluster.front.submit(waiting)
     cluster.world.run(until=cluster.world.now + 0.01)
-    assert isinstance(unified.instance, DecodeInstance)
-    (room,) = [r for r in unified.instance._rooms if r.room == waiting.room]
+    (room,) = [r for r in unified.instance.serving.rooms if r.room == waiting.room]
     assert room.state is DecodeState.QUEUED
     cluster.front.cancel(waiting.room, FailReason.CANCELLED)
     cluster.world.run(until=cluster.world.now + 5.0, done=lambda: first.ends == 1)

@@ -30,12 +30,12 @@ def test_what_decode_has_does_not_move(cached_len: int, prompt_len: int, hit: in
     duo = Duo()
     if cached_len:
         duo.serve(tokens[:cached_len], 1)
-    before, planned = duo.bytes_sent(), duo.decode.metrics()["deltaserve_transfer_bytes_planned_total"]
+    before, planned = duo.bytes_sent(), duo.metrics(DECODE)["deltaserve_transfer_bytes_planned_total"]
     asked = duo.serve(tokens[:prompt_len], 4)
     assert asked.usage.decode_cached_len == hit
     num_moved = -(-prompt_len // 4) - hit // 4
     check_moved(duo, before, num_moved)
-    metrics = duo.decode.metrics()
+    metrics = duo.metrics(DECODE)
     assert metrics["deltaserve_transfer_bytes_planned_total"] - planned == num_moved * PAGE_BYTES
     assert metrics["deltaserve_transfer_bytes_landed_total"] == metrics["deltaserve_transfer_bytes_planned_total"]
     grant = duo.sent(Grant, DECODE)[-1]
@@ -50,11 +50,11 @@ def test_each_side_hits_on_its_own(prefill_keeps: int, decode_keeps: int) -> Non
     for name, keeps in ((PREFILL, prefill_keeps), (DECODE, decode_keeps)):
         fill(duo, name, keeps)
     before = duo.bytes_sent()
-    tokens_before = duo.prefill.metrics()["deltaserve_computed_tokens_total"]
+    tokens_before = duo.metrics(PREFILL)["deltaserve_computed_tokens_total"]
     asked = duo.serve([*HEAD, 40, 41, 42, 43, 44], 3)
     assert (asked.usage.decode_cached_len, asked.usage.prefill_cached_len) == (decode_keeps, prefill_keeps)
     check_moved(duo, before, 6 - decode_keeps // 4)
-    computed = duo.prefill.metrics()["deltaserve_computed_tokens_total"] - tokens_before
+    computed = duo.metrics(PREFILL)["deltaserve_computed_tokens_total"] - tokens_before
     assert computed == 21 - prefill_keeps
     assert duo.sent(Starting)[-1].cached_len == prefill_keeps
 
@@ -111,7 +111,7 @@ def test_a_cold_prefix_is_computed_once_and_moved_once(count: int) -> None:
     shared = list(range(1, 41))
     asked = [duo.ask([*shared, 60 + i, 70 + i], 4) for i in range(count)]
     duo.settle(*asked)
-    assert duo.prefill.metrics()["deltaserve_computed_tokens_total"] == 40 + 2 * count
+    assert duo.metrics(PREFILL)["deltaserve_computed_tokens_total"] == 40 + 2 * count
     assert duo.bytes_sent() < (10 + count) * PAGE_BYTES + count * FIRST_TOKEN.stop
     assert sorted(a.usage.decode_cached_len for a in asked) == [0] + [40] * (count - 1)
 
@@ -149,7 +149,7 @@ def test_prompt_logprobs_match_nothing_on_prefill_and_all_on_decode() -> None:
     duo.serve(HEAD, 1)
     generation = duo.cluster.generation(HEAD, 3)
     sampling = generation.sampling.__class__(max_tokens=3, seed=1, temperature=0.0, prompt_logprobs=0)
-    computed = duo.prefill.metrics()["deltaserve_computed_tokens_total"]
+    computed = duo.metrics(PREFILL)["deltaserve_computed_tokens_total"]
     plans: list[StepPlan] = []
     execute = duo.worker(PREFILL).executor.execute
 
@@ -162,7 +162,7 @@ def test_prompt_logprobs_match_nothing_on_prefill_and_all_on_decode() -> None:
         generation.room, generation.prompt, generation.namespace, sampling, generation.deadline_s, generation.cache
     )
     duo.cluster.front.submit(room)
-    duo.until(lambda: duo.prefill.metrics()["deltaserve_computed_tokens_total"] - computed == 16)
+    duo.until(lambda: duo.metrics(PREFILL)["deltaserve_computed_tokens_total"] - computed == 16)
     assert all(item.wants_prompt_logprobs for plan in plans for item in plan.items)
     duo.until(lambda: bool(duo.sent(Grant, DECODE)) and duo.sent(Grant, DECODE)[-1].room == generation.room)
     assert duo.sent(Grant, DECODE)[-1].coverage[0].first == 4

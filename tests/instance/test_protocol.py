@@ -63,8 +63,8 @@ def test_a_frame_that_comes_twice_changes_nothing(kind: type, later_s: float) ->
     asked = [duo.ask([60 + i, *PROMPT], 9) for i in range(2)]
     duo.settle(*asked)
     duo.run(1.0)
-    assert not duo.prefill._rooms
-    assert not duo.decode._rooms
+    assert not duo.prefill.rooms
+    assert not duo.decode.rooms
     assert echo.num_echoed > 0 or kind in (Failed, Drained, Revoke)
 
 
@@ -264,7 +264,7 @@ def test_an_offer_that_cannot_be_served_is_refused_by_name(changes: dict[str, ob
     duo.run(0.01)
     (failed,) = duo.sent(Failed)
     assert (failed.room, failed.reason) == (wrong.room, reason)
-    assert not duo.prefill._rooms
+    assert not duo.prefill.rooms
     duo.serve(PROMPT, 3)
 
 

@@ -9,9 +9,9 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import FrameIn
-from deltaserve.instance.decode import DecodeInstance
 from deltaserve.instance.ended import ANSWER_KEPT_S
-from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.instance.outflow import Outflow
+from deltaserve.instance.serving import Serving
 from deltaserve.peer.table import PeerState
 from deltaserve.transfer.commands import Landed
 from deltaserve.wire.first_token import FirstToken, encode_first_token
@@ -75,7 +75,7 @@ def test_a_front_can_make_prefill_keep_nothing() -> None:
     say(duo, PREFILL, offer)
     say(duo, PREFILL, a_grant(offer))
     duo.run(0.1)
-    assert not duo.prefill._rooms
+    assert not duo.prefill.rooms
     duo.quiet()
     duo.serve(PROMPT, 3)
 
@@ -86,7 +86,7 @@ def test_decode_takes_no_requests_from_a_prefill_worker() -> None:
     submit = msgspec.structs.replace(duo.sent(Submit, FRONT)[-1], room=b"a room of evil's")
     duo.inject(DECODE, PREFILL, submit)
     assert duo.decode_room(duo.serve(PROMPT, 3)) is None
-    assert duo.decode._rooms.get(submit.room) is None
+    assert duo.decode.rooms.get(submit.room) is None
 
 
 @pytest.mark.parametrize("role", ["prefill", "banana", ""])
@@ -216,7 +216,7 @@ def test_nobody_else_may_drain_or_revoke_a_pairs_ticket() -> None:
     assert duo.decode.receiver.get(granted.id) is granted
 
 
-def _make_ready(instance: PrefillInstance | DecodeInstance) -> None:
+def _make_ready(instance: Outflow | Serving) -> None:
     """As if its endpoint had been attached."""
     peer = instance.links.table.get(EVIL)
     greeting = instance.links._greetings[EVIL]
@@ -237,7 +237,7 @@ def test_a_room_whose_attempts_are_counted_anew_is_served(highest: int) -> None:
     duo = Duo()
     duo.serve(PROMPT, 3)
     offer, submit = duo.sent(Offer, DECODE)[-1], duo.sent(Submit, FRONT)[-1]
-    duo.decode._rooms.ended.expire(duo.worker(DECODE).now + ANSWER_KEPT_S)  # or it would just tell the answer again
+    duo.decode.rooms.ended.expire(duo.worker(DECODE).now + ANSWER_KEPT_S)  # or it would just tell the answer again
     duo.inject(PREFILL, DECODE, msgspec.structs.replace(offer, attempt=highest))
     duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, epoch=2, cache=CacheUse.BYPASS))
     num_told = len(duo.sent(Tokens, DECODE))

@@ -22,8 +22,8 @@ _RECEIVER = "deltaserve.transfer.receiver"
 _SENDER = "deltaserve.transfer.sender"
 _ENDPOINT = "deltaserve.transfer.endpoint"
 _COVERAGE = "deltaserve.transfer.coverage"
-_DECODE = "deltaserve.instance.decode"
-_PREFILL = "deltaserve.instance.prefill"
+_SERVING = "deltaserve.instance.serving"
+_OUTFLOW = "deltaserve.instance.outflow"
 _INTAKE = "deltaserve.instance.intake"
 _LINKS = "deltaserve.instance.greeting"
 _ROOMS = "deltaserve.instance.rooms"
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "timer_frees_quarantine",
         "A6",
-        _DECODE,
+        _SERVING,
         "        for name in self.receiver.overdue(now):\n            self._lose(name, now)\n",
         "        for name in self.receiver.overdue(now):\n            self.intake.fenced(name)\n",
     ),
@@ -139,16 +139,16 @@ MUTANTS = (
         "        if room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
-    Mutant("dead_prefill_unnoticed", "B3", _DECODE, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
+    Mutant("dead_prefill_unnoticed", "B3", _SERVING, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
     Mutant(
         "dead_decode_unnoticed",
         "C1",
-        _PREFILL,
-        "        for room in [r for r in self._rooms.values() if r.peer == peer]:\n            self._end(room)\n",
+        _OUTFLOW,
+        "        for room in [r for r in self.rooms.values() if r.peer == peer]:\n            self._end(room)\n",
         "        pass\n",
     ),
-    Mutant("fenced_pins_stay", "C1", _PREFILL, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
-    Mutant("parked_for_ever", "C1", _PREFILL, " and room.asks_again(now):", " and False:"),
+    Mutant("fenced_pins_stay", "C1", _OUTFLOW, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
+    Mutant("parked_for_ever", "C1", _OUTFLOW, " and room.asks_again(now):", " and False:"),
     # leaks, double frees, locks
     Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
     Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant(
         "submit_taken_twice",
         "F1",
-        _DECODE,
+        _SERVING,
         "        if room.front != front or submit.epoch <= room.epoch:\n            return True\n",
         "        if room.front != front or submit.epoch <= room.epoch:\n            return False\n",
     ),
@@ -255,21 +255,21 @@ MUTANTS = (
     Mutant(
         "uncomputed_page_sent",
         "G3",
-        _PREFILL,
-        "end = room.request.num_computed // page_size",
-        "end = room.num_tokens // page_size",
+        _OUTFLOW,
+        "end = room.request.num_computed // self.config.cache.page_size",
+        "end = room.num_tokens // self.config.cache.page_size",
     ),
     Mutant(
         "nan_is_cached",
         "G3",
-        _PREFILL,
+        _OUTFLOW,
         "            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted\n",
         "",
     ),
     Mutant(
         "delta_from_zero",
         "G4",
-        _PREFILL,
+        _OUTFLOW,
         "cursors = enumerate(ticket.cursors)",
         "cursors = enumerate(c - f for c, f in zip(ticket.cursors, ticket.firsts, strict=True))",
     ),

@@ -11,8 +11,7 @@ from deltaserve.engine.process import Parts
 from deltaserve.engine.spec import WorkerSpec, read_secret
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.instance.api import Instance, InstanceConfig
-from deltaserve.instance.decode import DecodeInstance
-from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.instance.core import EngineCore
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.models.config import load_spec
@@ -54,13 +53,9 @@ def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) 
 
 def make_instance(config: InstanceConfig) -> Instance:
     """The control plane of a role."""
-    match config.role:
-        case Role.PREFILL:
-            return PrefillInstance(config)
-        case Role.DECODE | Role.UNIFIED:
-            return DecodeInstance(config)
-        case Role.FRONT:
-            raise ConfigError("a front is not a worker")
+    if config.role is Role.FRONT:
+        raise ConfigError("a front is not a worker")
+    return EngineCore(config)
 
 
 def instance_config(

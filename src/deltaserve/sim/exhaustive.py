@@ -15,7 +15,6 @@ from enum import Enum
 import xxhash
 
 from deltaserve.base.ids import PeerName, Room
-from deltaserve.instance.decode import DecodeInstance
 from deltaserve.request.request import Request
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import Shape
@@ -174,13 +173,11 @@ def _worker_state(worker: SimWorker) -> tuple[object, ...]:
     instance, parts = worker.instance, worker.instance.parts
     pages = [pool.states() for pool in parts.pools]
     peers = [(peer.name, peer.state, peer.boot) for peer in instance.links.table]
-    tickets: list[tuple[object, ...]]
-    if isinstance(instance, DecodeInstance):
-        tickets = [(t.id, t.state, len(t.coverage.chunks)) for t in instance.receiver]
-        rooms: list[tuple[Room, Enum, Request]] = [(r.room, r.state, r.request) for r in instance._rooms]
-    else:
-        tickets = [(t.id, t.state, len(t.pins)) for t in instance.sender]
-        rooms = [(r.room, r.state, r.request) for r in instance._rooms.values()]
+    serving, outflow = instance.serving, instance.outflow
+    tickets: list[tuple[object, ...]] = [(t.id, t.state, len(t.coverage.chunks)) for t in serving.receiver]
+    tickets += [(t.id, t.state, len(t.pins)) for t in outflow.sender]
+    rooms: list[tuple[Room, Enum, Request]] = [(r.room, r.state, r.request) for r in serving.rooms]
+    rooms += [(r.room, r.state, r.request) for r in outflow.rooms.values()]
     books = [(room, state, request.num_tokens, request.num_computed) for room, state, request in rooms]
     return pages, peers, tickets, books, parts.scheduler.num_running, worker.endpoint.is_idle()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import PeerName, Role, Room
+from deltaserve.base.ids import PeerName, Room
 from deltaserve.instance.api import (
     Dial,
     DrainRequested,
@@ -16,8 +16,7 @@ from deltaserve.instance.api import (
     InstanceConfig,
     SendFrame,
 )
-from deltaserve.instance.decode import DecodeInstance
-from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.instance.core import EngineCore
 from deltaserve.peer.link import LinkEvent
 from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.routing.events import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
@@ -180,7 +179,7 @@ class SimWorker(SimProcess):
             stall_s=stall_s,
         )
         self.endpoint = TaggedEndpoint(endpoint_config, self.transport, self.memory)
-        self.instance = make_instance(config)
+        self.instance = EngineCore(config)
         self._is_computing = False
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
@@ -341,8 +340,3 @@ def _deliver(answer: Answer, delta: OutputDelta) -> None:
     if delta.finish is not None:
         answer.finish = delta.finish.value
         answer.ends += 1
-
-
-def make_instance(config: InstanceConfig) -> PrefillInstance | DecodeInstance:
-    """The production control plane of a role."""
-    return PrefillInstance(config) if config.role is Role.PREFILL else DecodeInstance(config)

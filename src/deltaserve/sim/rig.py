@@ -13,8 +13,6 @@ from enum import Enum
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PeerName
 from deltaserve.cache.pages import PageEvent, PageState
-from deltaserve.instance.decode import DecodeInstance
-from deltaserve.instance.prefill import PrefillInstance
 from deltaserve.routing.events import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
@@ -250,9 +248,7 @@ class Run:
         held: dict[str, int] = {}
         for name, worker in self.world.workers.items():
             instance = worker.instance
-            count = held_by(worker) + len(instance._rooms)
-            if isinstance(instance, PrefillInstance):
-                count += instance.sender.num_tombstones
+            count = held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones
             if count:
                 held[name] = count
         rooms = len(self._front.core.rooms)
@@ -349,9 +345,8 @@ class Run:
 
     def _count_moves(self, worker: SimWorker) -> None:
         self._page_moves.update(page_moves(worker))
-        instance = worker.instance
-        moves = instance.receiver.moves if isinstance(instance, DecodeInstance) else instance.sender.moves
-        self._ticket_moves.update(moves)
+        self._ticket_moves.update(worker.instance.serving.receiver.moves)
+        self._ticket_moves.update(worker.instance.outflow.sender.moves)
 
     def report(self) -> Report:
         for worker in self.world.workers.values():

@@ -19,8 +19,7 @@ from deltaserve.base.extents import Span
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
-from deltaserve.instance.decode import DecodeInstance
-from deltaserve.instance.prefill import PrefillInstance
+from deltaserve.instance.core import EngineCore
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
@@ -123,7 +122,7 @@ class Watch:
 
 
 def _check_landing(reader: SimWorker, key: TicketId, span: Span) -> None:
-    ticket = reader.instance.receiver.get(key) if isinstance(reader.instance, DecodeInstance) else None
+    ticket = reader.instance.serving.receiver.get(key)
     where = f"{reader.name} region {span.region} offset {span.offset}"
     if ticket is None:
         raise IntegrityError(f"I5: bytes of ticket {key.seq}, which is over, land in {where}")
@@ -145,15 +144,13 @@ def _check_pinned(writer: SimWorker, span: Span) -> None:
         _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
 
 
-def _check_tickets(instance: PrefillInstance | DecodeInstance) -> None:
+def _check_tickets(instance: EngineCore) -> None:
     links = instance.links
-    if isinstance(instance, PrefillInstance):
-        live = [(sent.peer, sent.id, sent.id.reader_boot) for sent in instance.sender if sent.is_open]
-    else:
-        held = [ticket for ticket in instance.receiver if not ticket.is_revoked]
-        live = [(ticket.peer, ticket.id, ticket.id.writer_boot) for ticket in held]
-        attempts = Counter((ticket.room, ticket.attempt) for ticket in held)
-        _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
+    held = [ticket for ticket in instance.serving.receiver if not ticket.is_revoked]
+    attempts = Counter((ticket.room, ticket.attempt) for ticket in held)
+    _claim(all(count == 1 for count in attempts.values()), "I9", "two open tickets of one attempt")
+    live = [(ticket.peer, ticket.id, ticket.id.writer_boot) for ticket in held]
+    live += [(sent.peer, sent.id, sent.id.reader_boot) for sent in instance.outflow.sender if sent.is_open]
     for peer, ticket_id, boot in live:
         is_up = links.is_ready(peer) and links.table.get(peer).boot == boot
         _claim(is_up, "I9", f"ticket {ticket_id.seq} is open, and the link to {peer} is not up")

@@ -1,30 +1,26 @@
-"""A prefill engine's control plane: Offer -> Starting -> (Grant) -> chunks -> sent.
+"""The writer's desk: prompts computed for other workers, Offer -> Starting -> (Grant) -> chunks -> sent.
 
 It holds nothing for a room before its Offer, and of a room's end only what the transport may still read: pins.
-A room's pages go out as its steps close them, [max(cursor, decode's prefix), computed end), page aligned except the
+A room's pages go out as its steps close them, [max(cursor, the reader's prefix), computed end), page aligned except the
 last; a prefix only this side had cached goes out first, before the rest is computed.
 """
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
+from deltaserve.instance.api import Action, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refuse_offer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Meter
-from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
+from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import PrefillRoom, make_request
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
-from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.sched.scheduler import HORIZON_STEPS, Claim, Progress
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
-    EndpointAttached,
-    EndpointFailed,
-    EndpointOpened,
     GateDrained,
     OpenGate,
     PeerFenced,
@@ -39,9 +35,10 @@ from deltaserve.wire.messages import (
     Cancel,
     Drain,
     Drained,
+    Envelope,
     Failed,
-    Flush,
     Grant,
+    Message,
     Offer,
     PromptLogprobs,
     Revoke,
@@ -49,98 +46,76 @@ from deltaserve.wire.messages import (
 )
 
 
-class PrefillInstance:
-    """See instance/api.py for how it is driven."""
+class Outflow:
+    """All attempts computed here for readers. As the scheduler's gatekeeper it says which of them may be computed."""
 
-    def __init__(self, config: InstanceConfig) -> None:
+    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, meter: Meter, out: list[Action]) -> None:
         self.config = config
-        self.parts = build_parts(config)
-        self.parts.scheduler.gatekeeper = self
-        self.sender = Sender(Boot(config.boot), self.parts.pools, config.evidence)
-        self._out: list[Action] = []
-        self.links = Greeter(config, facts_of(config), config.options.peer_lease_s, self._out)
-        self._rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
+        self.parts = parts
+        self.links = links
+        self.sender = Sender(Boot(config.boot), parts.pools, config.evidence)
+        self.is_draining = False
+        parts.scheduler.gatekeeper = self
+        self._out = out
+        self._meter = meter
+        self.rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
         self._ungranted: dict[PeerName, int] = {}
         """Tokens announced to a decode worker that it has not granted yet."""
         self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
-        self._meter = Meter(config.options.heartbeat_s)
-        self._is_draining = False
+
+    def __len__(self) -> int:
+        return len(self.rooms)
+
+    def requests(self) -> list[Request]:
+        """Of all rooms."""
+        return list(self._by_request)
 
     # ------------------------------------------------------------ driving
 
-    def handle(self, event: Event, now: float) -> None:
-        match event:
-            case FrameIn():
-                self._on_frame(event, now)
-            case PeerDied():
-                self.links.died(event.peer)
-                self._drop_peer(event.peer)
-            case LinkBroken():
-                self.links.table.broke(event.peer, now)
-            case DrainRequested():
-                self._is_draining = True
-            case _:
-                self._on_report(event)
-
     def tick(self, now: float) -> None:
-        if self._meter.is_due(now):
-            for peer in self.links.beat(now):
-                self.links.fence(peer.name)
-                self._drop_peer(peer.name)
-            open_tickets, metrics = len(self.sender), self.metrics()
-            self.links.tell_fronts(self._meter.status(self.parts, self._is_draining, open_tickets, metrics))
-        for room in [r for r in self._rooms.values() if now >= r.request.deadline]:
+        for room in [r for r in self.rooms.values() if now >= r.request.deadline]:
             self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill")
-        for room in self._rooms.values():
+        for room in self.rooms.values():
             if room.is_announced and room.ticket is None and room.asks_again(now):
                 self._announce(room)  # a lost Cancel must not leave its pages waiting for a grant
 
-    def next_timer(self) -> float | None:
-        return self._meter.next_timer(is_busy=bool(self._rooms))
+    def started(self, request: Request) -> bool:
+        """A request was admitted: True if it is of this desk."""
+        room = self._by_request.get(request)
+        if room is None:
+            return False
+        room.cached_len = request.num_computed
+        self._move(room, PrefillEvent.START)
+        self._send_ready(room)
+        return True
 
-    def plan(self, now: float) -> StepPlan | None:
-        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+    def yielded(self, request: Request) -> None:
+        """What a prompt computed ahead is its own no more; it waits for its grant in the queue."""
+        room = self._by_request.get(request)
+        if room is None:
+            return
+        self._move(room, PrefillEvent.YIELD)
+        request.truncate(room.num_tokens)
+        request.num_computed, room.first = 0, None
+        self.parts.scheduler.add(request)
 
-    def commit(self, result: StepResult, now: float) -> None:
-        progress = self.parts.scheduler.commit(result)
-        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
-        for item in progress:
-            room = self._by_request.get(item.request)
-            if room is not None:
-                self._advance(room, item)
-
-    def turn(self, now: float) -> list[Action]:
-        scheduler = self.parts.scheduler
-        admitted = scheduler.admit(now)
-        for request in admitted:
-            room = self._by_request[request]
-            room.cached_len = request.num_computed
-            self._move(room, PrefillEvent.START)
-            self._send_ready(room)
-        for request in scheduler.take_yielded():
-            self._queue_again(self._by_request[request])
-        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            self.links.tell_fronts(events)
-        actions = list(self._out)
-        self._out.clear()
-        return actions
+    def advance(self, progress: Progress) -> bool:
+        """One step's outcome: True if the request is of this desk."""
+        room = self._by_request.get(progress.request)
+        if room is not None:
+            self._advance(room, progress)
+        return room is not None
 
     # ------------------------------------------------------------ frames
 
-    def _on_frame(self, event: FrameIn, now: float) -> None:
-        delivery = self.links.receive(event.envelope, now)
-        peer = delivery.peer
-        if delivery.is_gone:
-            self._drop_peer(peer.name)
-        if delivery.is_greeted:
-            self.links.send(peer.name, snapshot_events(self.parts.cache))
-        envelope = event.envelope
+    def on_frame(self, peer: Peer, envelope: Envelope, message: Message | None, now: float) -> None:
+        """`message`: the envelope's body, if it may be acted on."""
         if peer.boot is not None and (envelope.src_boot, envelope.dst_boot) == (peer.boot, self.config.boot):
             self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)  # a Hello's mark counts as well
-        if delivery.message is None or peer.boot is None:
+        if message is None or peer.boot is None:
             return
-        match delivery.message:
+        match message:
             case Offer() as offer:
                 self._on_offer(peer, offer, now)
             case Grant() as grant:
@@ -148,15 +123,13 @@ class PrefillInstance:
             case Revoke() as revoke:
                 self._on_revoke(peer, peer.boot, revoke)
             case Cancel() as cancel:
-                room = self._rooms.get((peer.name, Room(cancel.room)))
+                room = self.rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
                     self._end(room)
-            case Flush():
-                self.parts.cache.clear()
 
     def _on_offer(self, peer: Peer, offer: Offer, now: float) -> None:
         key = (peer.name, Room(offer.room))
-        known = self._rooms.get(key)
+        known = self.rooms.get(key)
         if known is not None and known.attempt >= offer.attempt:
             if known.attempt == offer.attempt and known.is_announced:
                 self._announce(known)
@@ -172,19 +145,19 @@ class PrefillInstance:
         request.is_urgent = request.output_len > 0  # its client has had tokens already
         num_pages = self.config.cache.num_pages(request.num_tokens)
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
-        self._rooms[key] = room
+        self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.add(request)
 
     def _refusal(self, offer: Offer) -> Refusal | None:
-        if self._is_draining:
+        if self.is_draining:
             return FailReason.DRAINING, "prefill is draining"
-        if len(self._rooms) >= self.config.options.max_queued_requests:
+        if len(self.rooms) >= self.config.options.max_queued_requests:
             return FailReason.OVERLOADED, "prefill's queue is full"
         return refuse_offer(self.config, offer)
 
     def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
-        room = self._rooms.get((peer.name, Room(grant.room)))
+        room = self.rooms.get((peer.name, Room(grant.room)))
         if room is None or room.attempt != grant.attempt:
             reason, text = FailReason.CANCELLED, "no such attempt here"
             self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
@@ -217,7 +190,7 @@ class PrefillInstance:
         elif ticket.state is SenderState.DIRTY:
             self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.DIRTY))
         else:
-            room = self._rooms.get((peer.name, ticket.room))
+            room = self.rooms.get((peer.name, ticket.room))
             if room is not None and room.ticket is ticket:
                 self._end(room)
             else:
@@ -225,10 +198,8 @@ class PrefillInstance:
 
     # ------------------------------------------------------------ reports
 
-    def _on_report(self, report: TransferReport | Event) -> None:
+    def on_report(self, report: TransferReport | Event) -> None:
         match report:
-            case EndpointOpened() | EndpointAttached() | EndpointFailed():
-                self.links.on_endpoint(report)
             case ChunkSent():
                 self._on_sent(report)
             case WriteFailed():
@@ -248,7 +219,7 @@ class PrefillInstance:
             outcome = self.sender.sent_all(ticket)
             if ticket.answer_revoke:
                 self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome))
-            room = self._rooms.get((ticket.peer, ticket.room))
+            room = self.rooms.get((ticket.peer, ticket.room))
             if room is not None and room.ticket is ticket:
                 self._end(room)
 
@@ -256,7 +227,7 @@ class PrefillInstance:
         ticket = self.sender.failed(report.ticket)
         if ticket is None:
             return
-        room = self._rooms.get((ticket.peer, ticket.room))
+        room = self.rooms.get((ticket.peer, ticket.room))
         if room is not None and room.ticket is ticket:
             self._fail(room, FailReason.TRANSFER_FAILED, report.message)
         self._fence(report.peer)
@@ -272,26 +243,29 @@ class PrefillInstance:
 
     def _fence(self, peer: PeerName) -> None:
         """This side's endpoint must go: every room of that peer fails, and decode is told to fence as well."""
-        for room in [r for r in self._rooms.values() if r.peer == peer]:
+        for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer")
         self.links.fence(peer)
 
-    def _drop_peer(self, peer: PeerName) -> None:
+    def drop_peer(self, peer: PeerName) -> None:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
-        for room in [r for r in self._rooms.values() if r.peer == peer]:
+        for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._end(room)
 
     # ------------------------------------------------------------ compute
 
     def may_start(self, request: Request) -> bool:
         """Ungranted prompts of one decode worker are announced up to the horizon: a full one stalls nobody else."""
-        room = self._by_request[request]
-        is_known = request.is_urgent or room.is_announced
-        return is_known or self._ungranted.get(room.peer, 0) < self._horizon
+        room = self._by_request.get(request)
+        if room is None or request.is_urgent or room.is_announced:
+            return True
+        return self._ungranted.get(room.peer, 0) < self._horizon
 
     def claim(self, request: Request, cached_len: int) -> Claim:
         """Ask for the grant. Until it comes a prompt is computed ahead, if its pages can wait in the tree."""
-        room = self._by_request[request]
+        room = self._by_request.get(request)
+        if room is None:
+            return Claim.FULL
         if not room.is_announced:
             room.cached_len = cached_len
             self._ungranted[room.peer] = self._ungranted.get(room.peer, 0) + room.num_tokens
@@ -309,13 +283,6 @@ class PrefillInstance:
             if not self._ungranted[room.peer]:
                 del self._ungranted[room.peer]
             self.parts.scheduler.look_again()
-
-    def _queue_again(self, room: PrefillRoom) -> None:
-        """What it computed ahead is not its own any more."""
-        self._move(room, PrefillEvent.YIELD)
-        room.request.truncate(room.num_tokens)
-        room.request.num_computed, room.first = 0, None
-        self.parts.scheduler.add(room.request)
 
     @staticmethod
     def _holds_pages(room: PrefillRoom) -> bool:
@@ -379,7 +346,7 @@ class PrefillInstance:
         if room.ticket is not None and self.sender.get(room.ticket.id) is not None:
             self._close(room.ticket)
         self.parts.scheduler.finish(room.request)
-        del self._rooms[room.peer, room.room]
+        del self.rooms[room.peer, room.room]
         del self._by_request[room.request]
 
     def _close(self, ticket: SendTicket) -> None:
@@ -392,18 +359,5 @@ class PrefillInstance:
 
     # ------------------------------------------------------------ views
 
-    def transfer_active(self) -> bool:
-        return len(self.sender) > 0
-
-    def is_drained(self) -> bool:
-        return self._is_draining and not self._rooms and len(self.sender) == 0
-
     def metrics(self) -> dict[str, float]:
-        metrics = pool_metrics(self.parts) | self._meter.metrics()
-        metrics["deltaserve_tickets_open"] = len(self.sender)
-        metrics["deltaserve_ticket_tombstones"] = self.sender.num_tombstones
-        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
-        return metrics
-
-    def check_integrity(self) -> None:
-        check_parts(self.parts, [room.request for room in self._rooms.values()])
+        return {"deltaserve_ticket_tombstones": self.sender.num_tombstones}

@@ -1,4 +1,4 @@
-"""The control plane of decode and of unified engines: rooms from Submit to Finished.
+"""The desk of requests: rooms of fronts, from Submit to Finished.
 
 A Submit that names a prefill worker is offered to it (intake.py); one that names none is computed here. From the first
 token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
@@ -8,24 +8,20 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import token_len
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
+from deltaserve.instance.api import Action, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.instance.ended import EndedAnswer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
-from deltaserve.instance.meter import Meter
-from deltaserve.instance.parts import build_parts, check_parts, drain_events, facts_of, pool_metrics, snapshot_events
+from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts
 from deltaserve.peer.table import Peer
 from deltaserve.request.ending import finish_of
-from deltaserve.request.request import Origin
+from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
-from deltaserve.sched.plan import Sampled, StepPlan, StepResult
+from deltaserve.sched.plan import Sampled
 from deltaserve.sched.scheduler import Progress
 from deltaserve.transfer.commands import (
-    EndpointAttached,
-    EndpointFailed,
-    EndpointOpened,
     Landed,
     PagesVerified,
     PeerFenced,
@@ -40,8 +36,8 @@ from deltaserve.wire.messages import (
     Failed,
     Finish,
     FinishReason,
-    Flush,
     Hello,
+    Message,
     PromptLogprobs,
     Starting,
     Submit,
@@ -51,49 +47,31 @@ _ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
 _REMOTE = (*_ASKED, DecodeState.VERIFYING)
 
 
-class DecodeInstance:
-    """See instance/api.py for how it is driven. Serves the roles DECODE and UNIFIED."""
+class Serving:
+    """All rooms of fronts. Those that other workers compute are under way at the intake."""
 
-    def __init__(self, config: InstanceConfig) -> None:
+    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, out: list[Action]) -> None:
         self.config = config
-        self.parts = build_parts(config)
-        self.receiver = Receiver(Boot(config.boot), self.parts.pools, config.options.drain_timeout_s, config.evidence)
-        self._out: list[Action] = []
-        self.links = Greeter(config, facts_of(config), config.options.peer_lost_s, self._out)
-        self._rooms = RoomBook()
-        self.intake = Intake(config, self.parts, self.links, self.receiver, self._rooms, self._out)
-        self._outbox = ToFronts(self.links)
-        self._meter = Meter(config.options.heartbeat_s)
-        self._is_draining = False
+        self.parts = parts
+        self.links = links
+        self.receiver = Receiver(Boot(config.boot), parts.pools, config.options.drain_timeout_s, config.evidence)
+        self.rooms = RoomBook()
+        self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
+        self.is_draining = False
+        self._outbox = ToFronts(links)
+
+    def requests(self) -> list[Request]:
+        """Of all rooms."""
+        return [room.request for room in self.rooms]
 
     # ------------------------------------------------------------ driving
 
-    def handle(self, event: Event, now: float) -> None:
-        match event:
-            case FrameIn():
-                self._on_frame(event, now)
-            case PeerDied():
-                self.links.died(event.peer)
-                self._drop_peer(event.peer, FailReason.PEER_LOST, now)
-            case LinkBroken():
-                self.links.table.broke(event.peer, now)
-            case DrainRequested():
-                self._is_draining = True
-            case _:
-                self._on_report(event, now)
-
     def tick(self, now: float) -> None:
-        if self._meter.is_due(now):
-            for peer in self.links.beat(now):
-                self._lose(peer.name, now, FailReason.PEER_LOST)
-            open_tickets, metrics = len(self.receiver), self.metrics()
-            self.links.tell_fronts(self._meter.status(self.parts, self._is_draining, open_tickets, metrics))
-            self.intake.repeat_revokes()
         for name in self.receiver.overdue(now):
             self._lose(name, now)
-        for room in self._rooms:
+        for room in self.rooms:
             self._tick_room(room, now)
-        self._rooms.ended.expire(now)
+        self.rooms.ended.expire(now)
 
     def _tick_room(self, room: DecodeRoom, now: float) -> None:
         if now >= room.request.deadline:
@@ -105,51 +83,38 @@ class DecodeInstance:
             if (failed := self.intake.unanswered(room, now)) is not None:
                 self._attempt_failed(room, failed.reason, failed.message, now)
 
-    def next_timer(self) -> float | None:
-        return self._meter.next_timer(is_busy=bool(self._rooms) or len(self.receiver) > 0)
-
-    def plan(self, now: float) -> StepPlan | None:
-        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
-
-    def commit(self, result: StepResult, now: float) -> None:
-        progress = self.parts.scheduler.commit(result)
-        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
-        for item in progress:
-            room = self._rooms.of_request(item.request)
-            if room is not None:
-                self._advance(room, item, now)
-
-    def turn(self, now: float) -> list[Action]:
+    def resume_retracted(self, now: float) -> None:
+        """Rooms whose memory was taken start over: here, or by a new attempt."""
         for request in self.parts.scheduler.take_retracted():
-            room = self._rooms.of_request(request)
+            room = self.rooms.of_request(request)
             if room is not None:
                 self._resume(room, now)
-        scheduler = self.parts.scheduler
-        admitted = scheduler.admit(now)
-        scheduler.take_yielded()  # they are matched again when their turn comes
-        for room in filter(None, map(self._rooms.of_request, admitted)):
-            room.move(DecodeEvent.RUN)
-            if room.times.running is None:
-                room.times.running = now
-            if room.prefill is None and room.request.num_retractions == 0:
-                room.decode_cached_len = room.request.num_computed
+
+    def started(self, request: Request, now: float) -> None:
+        """The room's request was admitted to a row."""
+        room = self.rooms.of_request(request)
+        if room is None:
+            return
+        room.move(DecodeEvent.RUN)
+        if room.times.running is None:
+            room.times.running = now
+        if room.prefill is None and request.num_retractions == 0:
+            room.decode_cached_len = request.num_computed
+
+    def turn(self) -> None:
+        """Tokens of all rooms go out, one frame per front."""
         self._outbox.flush()
-        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            self.links.tell_fronts(events)
-        actions = list(self._out)
-        self._out.clear()
-        return actions
+
+    def advance(self, progress: Progress, now: float) -> None:
+        """One step's outcome for one request."""
+        room = self.rooms.of_request(progress.request)
+        if room is not None:
+            self._advance(room, progress, now)
 
     # ------------------------------------------------------------ frames
 
-    def _on_frame(self, event: FrameIn, now: float) -> None:
-        delivery = self.links.receive(event.envelope, now)
-        peer = delivery.peer
-        if delivery.is_gone:
-            self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
-        if delivery.is_greeted:
-            self.links.send(peer.name, snapshot_events(self.parts.cache))
-        match delivery.message:
+    def on_frame(self, peer: Peer, message: Message, now: float) -> None:
+        match message:
             case Hello() as hello:
                 for address in hello.peers:
                     self.links.dial(address, now)
@@ -157,25 +122,20 @@ class DecodeInstance:
                 self._on_submit(peer.name, submit, now)
             case Finish() as finish:
                 self._on_finish(finish, now)
-            case Flush():
-                self.parts.cache.clear()
             case Cancel() as cancel:
-                room = self._rooms.get(cancel.room)
+                room = self.rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
                     self._fail(room, cancel.reason, "cancelled", now)
-            case None:
-                pass
             case _:
-                self._on_prefill_frame(peer, event, now)
+                self._on_prefill_frame(peer, message, now)
 
-    def _on_prefill_frame(self, peer: Peer, event: FrameIn, now: float) -> None:
-        body = event.envelope.body
+    def _on_prefill_frame(self, peer: Peer, body: Message, now: float) -> None:
         if isinstance(body, Drained):
             self._on_drained(peer, body, now)
             return
         if not isinstance(body, Starting | Failed | PromptLogprobs):
             return
-        room = self._rooms.get(body.room)
+        room = self.rooms.get(body.room)
         if room is not None and room.prefill != peer.name:
             room = None
         match body:
@@ -199,7 +159,7 @@ class DecodeInstance:
         if refusal is not None:
             self._outbox.refused(front, submit, *refusal)
             return
-        room = self._rooms.open(front, submit, now)
+        room = self.rooms.open(front, submit, now)
         if submit.prefill is None:
             self._compute_here(room)
         else:
@@ -212,7 +172,7 @@ class DecodeInstance:
         A room whose output is not what the client has was opened before another worker went on with the answer: it
         ends, and is opened anew behind what the client has.
         """
-        room, ended = self._rooms.get(submit.room), self._rooms.ended
+        room, ended = self.rooms.get(submit.room), self.rooms.ended
         if room is None:
             if submit.epoch <= ended.epoch(Room(submit.room)):
                 return True  # an old one, late
@@ -232,14 +192,14 @@ class DecodeInstance:
         return True
 
     def _refusal(self, submit: Submit) -> Refusal | None:
-        if self._is_draining:
+        if self.is_draining:
             return FailReason.DRAINING, "decode is draining"
-        if len(self._rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
+        if len(self.rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
             return FailReason.OVERLOADED, "decode's queue is full"
         return refuse_submit(self.config, submit)
 
     def _on_finish(self, finish: Finish, now: float) -> None:
-        room = self._rooms.get(finish.room)
+        room = self.rooms.get(finish.room)
         if room is None or not room.has_output:
             return
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
@@ -260,14 +220,15 @@ class DecodeInstance:
 
     # ------------------------------------------------------------ transfer reports
 
-    def _on_report(self, report: TransferReport | Event, now: float) -> None:
+    def on_endpoint(self, peer: PeerName, now: float) -> None:
+        """The endpoint of a peer came or went: what its rooms wait to tell it may go out."""
+        for room in self.rooms:
+            if room.prefill == peer:
+                self.intake.repeat(room, now)
+
+    def on_report(self, report: TransferReport | Event, now: float) -> None:
         outcomes: list[Outcome] = []
         match report:
-            case EndpointOpened() | EndpointAttached() | EndpointFailed():
-                self.links.on_endpoint(report)
-                for room in self._rooms:
-                    if room.prefill == report.peer:
-                        self.intake.repeat(room, now)
             case Landed():
                 outcomes = self.intake.landed(report, now)
             case PagesVerified():
@@ -306,7 +267,7 @@ class DecodeInstance:
         self.parts.scheduler.share_computed(request)
         request.append(first.token)
         self._on_token(room, Sampled(first.token, first.logprobs), now)
-        if room.room in self._rooms:
+        if room.room in self.rooms:
             self.parts.scheduler.add_landed(request)
 
     # ------------------------------------------------------------ progress
@@ -323,7 +284,7 @@ class DecodeInstance:
             self.parts.scheduler.share_computed(room.request)
         if progress.sampled is not None:
             self._on_token(room, progress.sampled, now)
-        if room.finish_len is not None and room.room in self._rooms:
+        if room.finish_len is not None and room.room in self.rooms:
             self._stop_at(room, room.finish_len, now)
 
     def _on_token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
@@ -371,11 +332,11 @@ class DecodeInstance:
     def _lose(self, peer: PeerName, now: float, reason: FailReason = FailReason.PEER_FENCED) -> None:
         """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
         self.links.fence(peer)
-        self._drop_peer(peer, reason, now)
+        self.drop_peer(peer, reason, now)
 
-    def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+    def drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
         """Its life, or its endpoint's, is over. A front's rooms end, prefill's attempts fail."""
-        for room in self._rooms:
+        for room in self.rooms:
             if room.prefill == peer and room.state in _REMOTE:
                 self._attempt_failed(room, reason, "the link to the prefill worker ended", now)
             elif room.front == peer:
@@ -401,24 +362,12 @@ class DecodeInstance:
         """Everything the room held goes back; what was computed stays in the tree."""
         room.move(DecodeEvent.END)
         self.parts.scheduler.finish(room.request)
-        self._rooms.close(room, now, answer)
+        self.rooms.close(room, now, answer)
 
     # ------------------------------------------------------------ views
 
-    def transfer_active(self) -> bool:
-        return len(self.receiver) > 0
-
-    def is_drained(self) -> bool:
-        return self._is_draining and not self._rooms and len(self.receiver) == 0
-
     def metrics(self) -> dict[str, float]:
-        metrics = pool_metrics(self.parts) | self._meter.metrics() | self.intake.metrics()
-        metrics["deltaserve_tickets_open"] = len(self.receiver)
-        metrics["deltaserve_late_dones_total"] = self.receiver.late_dones
-        metrics["deltaserve_quarantine_age_seconds"] = self.receiver.quarantine_age_s
-        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
-        return metrics
-
-    def check_integrity(self) -> None:
-        self.receiver.check_integrity()
-        check_parts(self.parts, [room.request for room in self._rooms])
+        return self.intake.metrics() | {
+            "deltaserve_late_dones_total": self.receiver.late_dones,
+            "deltaserve_quarantine_age_seconds": self.receiver.quarantine_age_s,
+        }

@@ -1,0 +1,158 @@
+"""One engine: a scheduler and a cache, links to its peers, and the desks that requests come in by.
+
+    serving   requests of fronts, from Submit to Finished (serving.py)
+    intake    pages that other workers compute for those requests: the reader's side of a transfer (intake.py)
+    outflow   prompts computed for other workers: the writer's side of a transfer (outflow.py)
+
+A role is which desks are open. All of them share the scheduler's rows, steps and memory.
+"""
+
+from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import PeerName, Role
+from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
+from deltaserve.instance.greeting import Greeter
+from deltaserve.instance.meter import Meter
+from deltaserve.instance.outflow import Outflow
+from deltaserve.instance.parts import (
+    Parts,
+    build_parts,
+    check_parts,
+    drain_events,
+    facts_of,
+    pool_metrics,
+    snapshot_events,
+)
+from deltaserve.instance.serving import Serving
+from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened
+from deltaserve.wire.messages import Flush
+
+SERVES = frozenset({Role.DECODE, Role.UNIFIED})
+"""Roles whose serving desk (with its intake) is open."""
+WRITES = frozenset({Role.PREFILL})
+"""Roles whose outflow desk is open."""
+
+
+class EngineCore:
+    """See instance/api.py for how it is driven."""
+
+    def __init__(self, config: InstanceConfig, parts: Parts | None = None) -> None:
+        """`parts`: memory, cache and scheduler of an engine before this one; None: new ones."""
+        self.config = config
+        self.parts = parts or build_parts(config)
+        self._out: list[Action] = []
+        options = config.options
+        silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s
+        self.links = Greeter(config, facts_of(config), silence_s, self._out)
+        self._meter = Meter(options.heartbeat_s)
+        self.outflow = Outflow(config, self.parts, self.links, self._meter, self._out)
+        self.serving = Serving(config, self.parts, self.links, self._out)
+        self._is_draining = False
+
+    # ------------------------------------------------------------ driving
+
+    def handle(self, event: Event, now: float) -> None:
+        match event:
+            case FrameIn():
+                self._on_frame(event, now)
+            case PeerDied():
+                self.links.died(event.peer)
+                self._drop_peer(event.peer, FailReason.PEER_LOST, now)
+            case LinkBroken():
+                self.links.table.broke(event.peer, now)
+            case DrainRequested():
+                self._is_draining = True
+                self.outflow.is_draining = self.serving.is_draining = True
+            case EndpointOpened() | EndpointAttached() | EndpointFailed():
+                self.links.on_endpoint(event)
+                self.serving.on_endpoint(event.peer, now)
+            case _:
+                self.outflow.on_report(event)
+                self.serving.on_report(event, now)
+
+    def _on_frame(self, event: FrameIn, now: float) -> None:
+        heard = self.links.receive(event.envelope, now)
+        peer = heard.peer
+        if heard.is_gone:
+            self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
+        if heard.is_greeted:
+            self.links.send(peer.name, snapshot_events(self.parts.cache))
+        if self.config.role in WRITES:
+            self.outflow.on_frame(peer, event.envelope, heard.message, now)
+        if self.config.role in SERVES and heard.message is not None:
+            self.serving.on_frame(peer, heard.message, now)
+        if isinstance(heard.message, Flush):
+            self.parts.cache.clear()
+
+    def tick(self, now: float) -> None:
+        if self._meter.is_due(now):
+            for peer in self.links.beat(now):
+                self.links.fence(peer.name)
+                self._drop_peer(peer.name, FailReason.PEER_LOST, now)
+            status = self._meter.status(self.parts, self._is_draining, self._num_tickets, self.metrics())
+            self.links.tell_fronts(status)
+            self.serving.intake.repeat_revokes()
+        self.outflow.tick(now)
+        self.serving.tick(now)
+
+    def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+        """Its life, or its endpoint's, is over."""
+        self.outflow.drop_peer(peer)
+        self.serving.drop_peer(peer, reason, now)
+
+    def turn(self, now: float) -> list[Action]:
+        scheduler = self.parts.scheduler
+        self.serving.resume_retracted(now)
+        for request in scheduler.admit(now):
+            if not self.outflow.started(request):
+                self.serving.started(request, now)
+        for request in scheduler.take_yielded():
+            self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
+        self.serving.turn()
+        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
+            self.links.tell_fronts(events)
+        actions = list(self._out)
+        self._out.clear()
+        return actions
+
+    # ------------------------------------------------------------ steps
+
+    def plan(self, now: float) -> StepPlan | None:
+        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+
+    def commit(self, result: StepResult, now: float) -> None:
+        progress = self.parts.scheduler.commit(result)
+        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
+        for item in progress:
+            if not self.outflow.advance(item):
+                self.serving.advance(item, now)
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def _num_tickets(self) -> int:
+        return len(self.outflow.sender) + len(self.serving.receiver)
+
+    def next_timer(self) -> float | None:
+        return self._meter.next_timer(is_busy=bool(self.num_rooms) or len(self.serving.receiver) > 0)
+
+    @property
+    def num_rooms(self) -> int:
+        return len(self.outflow) + len(self.serving.rooms)
+
+    def transfer_active(self) -> bool:
+        return self._num_tickets > 0
+
+    def is_drained(self) -> bool:
+        return self._is_draining and not self.num_rooms and not self._num_tickets
+
+    def metrics(self) -> dict[str, float]:
+        metrics = pool_metrics(self.parts) | self._meter.metrics()
+        metrics |= self.serving.metrics() if self.config.role in SERVES else self.outflow.metrics()
+        metrics["deltaserve_tickets_open"] = self._num_tickets
+        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
+        return metrics
+
+    def check_integrity(self) -> None:
+        self.serving.receiver.check_integrity()
+        check_parts(self.parts, [*self.outflow.requests(), *self.serving.requests()])
