@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
-from deltaserve.base.errors import RequestFailed
+from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import unpack_u32
@@ -56,6 +56,10 @@ class OracleEngine:
     ended: list[Room] = field(default_factory=list)
     cancelled: list[Room] = field(default_factory=list)
     finished: dict[Room, int] = field(default_factory=dict)
+    reasons: dict[Room, FailReason] = field(default_factory=dict)
+    """Rooms ended from outside."""
+    num_tokens: int = 0
+    """Made so far, by all rooms."""
     evictable: dict[str, int] = field(default_factory=lambda: {"decode-0": 7})
     """What a flush would find; empty: no worker is there."""
     num_flushes: int = 0
@@ -85,11 +89,12 @@ class OracleEngine:
         finish, num_out = FinishReason.LENGTH, 0
         for start in range(0, len(tokens), self.tokens_per_delta):
             run = tokens[start : start + self.tokens_per_delta]
-            await self._pause(num_out)
+            await self._pause(num_out, generation.room)
             stops = [i for i, token in enumerate(run) if token in sampling.stop_token_ids]
             if stops:
                 run, finish = run[: stops[0] + 1], FinishReason.STOP
             num_out += len(run)
+            self.num_tokens += len(run)
             logprobs = () if sampling.logprobs is None else tuple(_logprobs(t, sampling.logprobs) for t in run)
             yield OutputDelta(tokens=tuple(run), logprobs=logprobs)
             if finish is FinishReason.STOP:
@@ -98,16 +103,23 @@ class OracleEngine:
                 # A real engine runs ahead of the front; what it made too much of is dropped.
                 num_out, finish = self.finished[generation.room], FinishReason.STOP
                 break
-        await self._pause(num_out)
+        await self._pause(num_out, generation.room)
         yield OutputDelta(finish=finish, usage=usage_of(len(prompt), num_out))
 
-    async def _pause(self, num_out: int) -> None:
+    async def _pause(self, num_out: int, room: Room) -> None:
         if self.failure is not None and num_out >= self.fail_after:
             raise self.failure
         if self.gate is not None and num_out >= self.free_tokens:
             self.num_held += 1
-            await self.gate.wait()
+            while not self.gate.is_set() and room not in self.reasons:
+                await asyncio.sleep(0.001)
         await asyncio.sleep(0)
+        if room in self.reasons:
+            raise RequestFailed(self.reasons[room], "ended from outside")
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """The room's client is told the reason."""
+        self.reasons[room] = reason
 
     def finish(self, room: Room, output_len: int) -> None:
         """Remember where the front found a stop string."""

@@ -194,3 +194,26 @@ async def test_generate_streams_the_whole_text_so_far(codec: TextCodec) -> None:
     assert [part["text"] for part in parts] == ["c", "cb", "cba", "cba"]
     assert parts[-1]["output_ids"] == list(b"cba")
     assert parts[-1]["meta_info"]["cached_tokens"] == 2  # type: ignore[index]
+
+
+async def test_generate_encodes_each_token_once(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event repeats all that came before it: encoding that anew would make long streams quadratic."""
+    labelled: list[int] = []
+    label = codec.token_label
+
+    def watched(token: int) -> str:
+        labelled.append(token)
+        return label(token)
+
+    monkeypatch.setattr(codec, "token_label", watched)
+    body: dict[str, object] = {"text": 'a"\u00e9', "sampling_params": {"max_new_tokens": 100}}
+    body |= {"return_logprob": True, "return_text_in_logprobs": True}
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        whole = (await case.client.post("/generate", json=body)).json()
+        labelled.clear()
+        parts = events((await case.client.post("/generate", json=body | {"stream": True})).text)
+    assert len(labelled) == 100
+    assert len(parts) == 101
+    for name in ("text", "output_ids"):
+        assert parts[-1][name] == whole[name]
+    assert parts[-1]["meta_info"] | {"id": ""} == whole["meta_info"] | {"id": ""}  # type: ignore[operator]

@@ -8,8 +8,10 @@ from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Room
 from deltaserve.server.app import create_app
-from deltaserve.server.settings import ServerSettings
+from deltaserve.server.settings import ServerSettings, StreamTimes
+from deltaserve.server.stream import OpenRooms
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL
 from tests.server.corpus import completion
@@ -134,14 +136,18 @@ async def _check_cut(app: FastAPI, engine: OracleEngine, client: Client) -> None
 
 
 @pytest.mark.parametrize("stay", range(4))
-async def test_a_reader_too_far_behind_is_cut(codec: TextCodec, stay: int) -> None:
-    engine = OracleEngine(answer=lambda generation: [97] * 1000)
-    app = create_app(engine, codec, ServerSettings(MODEL, stream_buffer_bytes=2000))
-    await _check_cut(app, engine, Client(completion({"stream": True}), stay, stops_reading=True))
-
-
-@pytest.mark.parametrize("stay", range(3))
 async def test_a_reader_that_takes_nothing_for_long_is_cut(codec: TextCodec, stay: int) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=3)
-    app = create_app(engine, codec, ServerSettings(MODEL, stream_stall_s=0.05))
+    app = create_app(engine, codec, ServerSettings(MODEL, stream_times=StreamTimes(stall_s=0.05)))
     await _check_cut(app, engine, Client(completion({"stream": True}), stay, stops_reading=True))
+
+
+def test_a_room_that_comes_after_the_end_of_grace_is_refused() -> None:
+    engine = OracleEngine()
+    rooms, early = OpenRooms(engine), Room(b"a" * 16)
+    with rooms.holding(early):
+        rooms.close()
+    with pytest.raises(RequestFailed) as caught, rooms.holding(Room(b"b" * 16)):
+        pass
+    assert caught.value.reason is FailReason.DRAINING
+    assert engine.reasons == {early: FailReason.DRAINING}

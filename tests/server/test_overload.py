@@ -112,6 +112,20 @@ async def test_every_sample_takes_a_place(codec: TextCodec) -> None:
         assert (await _post(case, n=8)).status_code == 200, "a request alone always fits"
 
 
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
+async def test_tokenizing_takes_a_place_as_well(codec: TextCodec, path: str, body: dict[str, object]) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, ServerSettings(MODEL, max_queue=1)) as case:
+        waiting = asyncio.create_task(_post(case))
+        await until(lambda: engine.opened)
+        reply = await case.client.post(path, json=body)
+        assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
+        assert engine.gate is not None
+        engine.gate.set()
+        assert (await waiting).status_code == 200
+        assert (await case.client.post(path, json=body)).status_code == 200
+
+
 def test_a_place_is_given_back_once() -> None:
     admission = Admission(SETTINGS)
     place = admission.enter(Namespace("a"))

@@ -5,12 +5,14 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.server.settings import HttpLimits, ServerSettings
+from deltaserve.base.errors import ConfigError, FailReason
+from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL, Live, live, until
 from tests.server.corpus import completion
@@ -127,7 +129,7 @@ async def test_a_client_that_leaves_cancels_its_rooms(codec: TextCodec, stream: 
         reader, writer = await server.connect()
         writer.write(post(completion({"stream": stream, "n": 3})))
         if stream:
-            await reader.readuntil(b"\n\ndata")
+            await reader.readuntil(b"data: ")
         await until(lambda: len(engine.opened) == 3)
         writer.close()
         await until(lambda: len(engine.cancelled) == 3)
@@ -148,33 +150,80 @@ async def test_a_client_that_leaves_in_its_body_leaves_nothing(codec: TextCodec)
         assert engine.opened == []
 
 
-async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
-    # 400 tokens with ids and prompt make far more bytes than the small buffers here take.
-    engine = OracleEngine(answer=lambda generation: [97] * 100_000)
-    settings = ServerSettings(MODEL, port=0, stream_buffer_bytes=64 * 1024, stream_stall_s=20.0)
-    async with live(codec, engine, settings) as server:
-        sock = socket.socket()
+@asynccontextmanager
+async def _slow_stream(server: Live, body: bytes) -> AsyncIterator[socket.socket]:
+    """A client with little room in its socket that has asked for a stream and read nothing yet."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, server.where.api)
-        await asyncio.get_running_loop().sock_sendall(sock, post(completion({"stream": True})))
+        await loop.sock_connect(sock, server.where.api)
+        await loop.sock_sendall(sock, post(body, "Connection: close"))
+        yield sock
+
+
+NUM_MANY = 40_000
+"""Tokens of a stream that no socket buffers hold."""
+
+
+async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
+    engine = OracleEngine(answer=lambda generation: [97] * NUM_MANY)
+    settings = ServerSettings(MODEL, port=0, stream_times=StreamTimes(stall_s=0.2))
+    async with live(codec, engine, settings) as server, _slow_stream(server, completion({"stream": True})):
         await until(lambda: b"deltaserve_streams_cut_total 1.0" in server.front.metrics.text())
         await until(lambda: len(engine.cancelled) == 1)
         assert (await server.talk(request("Connection: close", line="GET /livez HTTP/1.1"))).startswith(b"HTTP/1.1 200")
-        sock.close()
 
 
-async def test_a_stalled_reader_is_cut_after_a_while(codec: TextCodec) -> None:
-    engine = OracleEngine(answer=lambda generation: [97] * 100_000)
-    settings = ServerSettings(MODEL, port=0, stream_buffer_bytes=1 << 30, stream_stall_s=0.3)
+@pytest.mark.parametrize("num_samples", [1, 2])
+async def test_a_reader_that_pauses_holds_its_engine_back_and_loses_nothing(codec: TextCodec, num_samples: int) -> None:
+    engine = OracleEngine(answer=lambda generation: [97] * (NUM_MANY // num_samples))
+    body = completion({"stream": True, "n": num_samples})
+    async with live(codec, engine, SETTINGS) as server, _slow_stream(server, body) as sock:
+        made = 0
+        while engine.num_tokens > made or not made:  # until the stream stands still
+            made = engine.num_tokens
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+        assert made < NUM_MANY, "tokens that nobody takes are not made"
+        answer = bytearray()
+        while data := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
+            answer += data
+        assert answer.count(b'"text":"a"') == NUM_MANY
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert b"deltaserve_streams_cut_total 0.0" in server.front.metrics.text()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_shows_life_before_its_first_token(codec: TextCodec, fails: bool) -> None:
+    """Proxies give up a connection on which nothing moves, long before a prompt in a queue has its turn."""
+    engine = OracleEngine(gate=asyncio.Event())
+    settings = ServerSettings(MODEL, port=0, stream_times=StreamTimes(head_s=0.01, silence_s=0.01))
     async with live(codec, engine, settings) as server:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, server.where.api)
-        await asyncio.get_running_loop().sock_sendall(sock, post(completion({"stream": True})))
-        await until(lambda: b"deltaserve_streams_cut_total 1.0" in server.front.metrics.text())
-        sock.close()
+        reader, writer = await server.connect()
+        writer.write(post(completion({"stream": True}), "Connection: close"))
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            for _ in range(2):
+                assert await reader.readuntil(b"\r\n\n\n\r\n") == b"2\r\n\n\n\r\n"
+            if fails:
+                engine.cancel(engine.opened[0].room, FailReason.PEER_LOST)
+            assert engine.gate is not None
+            engine.gate.set()
+            rest = await reader.read()
+        writer.close()
+        assert (b'"code":"transfer_failed"' if fails else b'"text":"o"') in rest
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_failure_before_the_head_keeps_its_status(codec: TextCodec) -> None:
+    engine = OracleEngine(gate=asyncio.Event())
+    async with live(codec, engine, SETTINGS) as server:
+        asked = asyncio.create_task(server.talk(post(completion({"stream": True}), "Connection: close")))
+        await until(lambda: engine.num_held)
+        engine.cancel(engine.opened[0].room, FailReason.OVERLOADED)
+        status, _, body = parse(await asked)
+        assert (status, _code(body)) == (429, "overloaded")
 
 
 async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:

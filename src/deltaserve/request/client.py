@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Namespace, Room
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.wire.messages import CacheUse, FinishReason, Usage
@@ -59,6 +60,10 @@ class Engine(Protocol):
 
     def finish(self, room: Room, output_len: int) -> None:
         """A stop string was found: keep `output_len` tokens, end the room."""
+        ...
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """End a room from outside: its iterator raises RequestFailed with the reason. Nothing when it is over."""
         ...
 
     def flush_cache(self) -> dict[str, int]:

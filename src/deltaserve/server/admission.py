@@ -1,7 +1,8 @@
 """How many requests may wait at a time, and whether any may come in at all."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deltaserve.base.errors import StateError
@@ -89,6 +90,15 @@ class Admission:
         self.num_requests -= 1
         self.num_running -= place.num_running
         self._add(place, -place.num_waiting, -place.num_tokens)
+
+    @contextmanager
+    def passing(self, tenant: Namespace) -> Iterator[None]:
+        """A place for a request that generates nothing, while it is worked on."""
+        place = self.enter(tenant)
+        try:
+            yield
+        finally:
+            self.leave(place)
 
     def _add(self, place: Admitted, num_samples: int, num_tokens: int) -> None:
         place.num_waiting += num_samples

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.jobs import Job, OutputOptions, Prompt, Sample, Streaming
-from deltaserve.server.pieces import Piece
+from deltaserve.server.stream import Piece
 from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, extension, usage_body
 

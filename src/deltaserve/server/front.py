@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from deltaserve.request.client import Engine, Limits
 from deltaserve.server.admission import Admission, Health
 from deltaserve.server.bodies import Bodies
-from deltaserve.server.cutoff import Cutoff
 from deltaserve.server.errors import not_ready
 from deltaserve.server.liveness import Liveness
 from deltaserve.server.metrics import ServerMetrics
 from deltaserve.server.observe import Recorder
 from deltaserve.server.settings import ServerSettings
+from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.server.text import TextCodec
 
 _log = logging.getLogger("deltaserve.server")
@@ -35,7 +35,7 @@ class Front:
     health: Health
     liveness: Liveness
     recorder: Recorder
-    cutoff: Cutoff
+    runner: Runner
 
     @staticmethod
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
@@ -52,7 +52,7 @@ class Front:
             health=Health(engine.ready),
             liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),
-            cutoff=Cutoff(),
+            runner=Runner(engine, text, OpenRooms(engine), settings.stream_interval),
         )
 
     def limits(self) -> Limits:

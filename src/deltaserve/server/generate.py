@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
+import msgspec
 from pydantic import Field
 
 from deltaserve.base.sampling import TokenLogprobs
@@ -14,8 +15,8 @@ from deltaserve.server.fields import MAX_HINT_BYTES, parse
 from deltaserve.server.fields import Body as Fields
 from deltaserve.server.formats import Body, finite
 from deltaserve.server.jobs import Budget, Job, OutputOptions, Prompt
-from deltaserve.server.pieces import Piece, join
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
+from deltaserve.server.stream import Piece
 from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, cached_details, cached_len
 from deltaserve.wire.messages import FinishReason
@@ -109,66 +110,78 @@ def _prompt(body: GenerateBody, asker: Asker) -> Prompt:
 
 
 class GenerateFormat:
-    """Every event repeats the text and ids so far, as SGLang's do."""
+    """Every event repeats the text and ids so far, as SGLang's do. Each part is encoded once, and then only copied."""
 
     def __init__(self, codec: TextCodec, options: OutputOptions) -> None:
         self._codec = codec
         self._options = options
-        self._so_far: list[Piece] = []
+        self._text = bytearray()
+        """As JSON, without its quotes."""
+        self._ids = _Grown()
+        self._lists: dict[str, _Grown] = {}
+        self._last: int | None = None
 
     def whole(self, job: Job, pieces: Mapping[int, Piece], counted: Counted) -> Body:
         """The body of a job that is not streamed."""
-        return self._body(job, pieces[0], counted)
+        return self.chunk(job, pieces[0], counted, is_first=True)
 
-    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body:
         """Everything up to and with `piece`."""
-        self._so_far = [join([*self._so_far, piece])]
-        so_far = self._so_far[0]
-        return self._body(job, so_far, {0: (len(so_far.tokens), so_far.usage)})
+        sample = job.samples[0]
+        self._text += msgspec.json.encode(piece.text)[1:-1]
+        self._ids.extend(piece.tokens)
+        self._last = piece.tokens[-1] if piece.tokens else self._last
+        start = self._options.input_logprobs_from
+        if is_first and start is not None:
+            self._add_logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
+        if sample.generation.sampling.logprobs is not None:
+            self._add_logprobs("output", piece.tokens, piece.logprobs)
+        num_tokens, usage = counted[0]
+        meta: Body = {
+            "id": job.id,
+            "finish_reason": self._finish(piece, num_tokens),
+            "prompt_tokens": len(sample.prompt.tokens),
+            "completion_tokens": num_tokens,
+            "cached_tokens": cached_len(usage) if usage else 0,
+            "cached_tokens_details": cached_details(usage) if usage else None,
+            **{name: values.raw() for name, values in self._lists.items()},
+        }
+        return {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": self._ids.raw(), "meta_info": meta}
 
     def last_chunk(self, job: Job, counted: Counted) -> Body | None:
         """None: the last piece carried the counts."""
         return None
 
-    def _body(self, job: Job, piece: Piece, counted: Counted) -> Body:
-        sample = job.samples[0]
-        num_tokens, usage = counted[0]
-        meta: Body = {
-            "id": job.id,
-            "finish_reason": _finish(piece, num_tokens),
-            "prompt_tokens": len(sample.prompt.tokens),
-            "completion_tokens": num_tokens,
-            "cached_tokens": cached_len(usage) if usage else 0,
-            "cached_tokens_details": cached_details(usage) if usage else None,
-        }
-        if sample.generation.sampling.logprobs is not None:
-            meta |= self._logprobs("output", piece.tokens, piece.logprobs)
-        start = self._options.input_logprobs_from
-        if start is not None:
-            meta |= self._logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
-        return {"text": piece.text, "output_ids": list(piece.tokens), "meta_info": meta}
-
-    def _logprobs(self, side: str, tokens: Sequence[int], values: Sequence[TokenLogprobs | None]) -> Body:
+    def _add_logprobs(self, side: str, tokens: Sequence[int], values: Sequence[TokenLogprobs | None]) -> None:
         """Triples of SGLang's: logprob, id, text. The first token told of a prompt has no logprob."""
         pairs = list(zip(tokens, values, strict=True))
-        return {
-            f"{side}_token_logprobs": [self._triple(token, value.logprob if value else None) for token, value in pairs],
-            f"{side}_top_logprobs": [value and [self._triple(*pair) for pair in value.top] for _, value in pairs],
-        }
+        ones = [self._triple(token, value.logprob if value else None) for token, value in pairs]
+        tops = [value and [self._triple(*pair) for pair in value.top] for _, value in pairs]
+        self._lists.setdefault(f"{side}_token_logprobs", _Grown()).extend(ones)
+        self._lists.setdefault(f"{side}_top_logprobs", _Grown()).extend(tops)
 
     def _triple(self, token: int, logprob: float | None) -> list[object]:
         text = self._codec.token_label(token) if self._options.text_in_logprobs else None
         return [None if logprob is None else finite(logprob), token, text]
 
+    def _finish(self, piece: Piece, num_tokens: int) -> Body | None:
+        if piece.finish is None:
+            return None
+        if piece.finish is FinishReason.LENGTH:
+            return {"type": "length", "length": num_tokens}
+        # Without a reason of its own it was the end-of-sequence id.
+        return {"type": "stop", "matched": self._last if piece.stop_reason is None else piece.stop_reason}
 
-def _finish(piece: Piece, num_tokens: int) -> Body | None:
-    if piece.finish is None:
-        return None
-    if piece.finish is FinishReason.LENGTH:
-        return {"type": "length", "length": num_tokens}
-    return {"type": "stop", "matched": piece.stop_reason if piece.stop_reason is not None else _last(piece)}
 
+class _Grown:
+    """A JSON array whose items are encoded when they come."""
 
-def _last(piece: Piece) -> int | None:
-    """The end-of-sequence id that ended the output."""
-    return piece.tokens[-1] if piece.tokens else None
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def extend(self, items: Sequence[object]) -> None:
+        if items:
+            self._data += (b"," if self._data else b"") + msgspec.json.encode(items)[1:-1]
+
+    def raw(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + self._data + b"]")

@@ -84,7 +84,16 @@ class InfoRoutes:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize"""
+        """POST /tokenize. Its work is that of a prompt: it takes a place, as one does."""
+        with self.front.admission.passing(caller_of(request).namespace):
+            return await self._tokenize(request)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        with self.front.admission.passing(caller_of(request).namespace):
+            return await self._detokenize(request)
+
+    async def _tokenize(self, request: Request) -> Response:
         body = parse(TokenizeBody, await self._object(request), self.front.ignore_field)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
@@ -107,8 +116,7 @@ class InfoRoutes:
             reply["token_strs"] = [text.token_label(token) for token in tokens]
         return json_reply(reply)
 
-    async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize"""
+    async def _detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeBody, await self._object(request), self.front.ignore_field)
         check_model(body.model, self.front.settings)
         text = self.front.text

@@ -10,21 +10,12 @@ from dataclasses import dataclass, field
 from deltaserve.server.caller import Caller
 from deltaserve.server.jobs import Job
 from deltaserve.server.metrics import ServerMetrics
-from deltaserve.server.pieces import Piece
+from deltaserve.server.stream import Piece
 from deltaserve.server.usage import timings
 from deltaserve.wire.messages import Usage
 
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000
-
-
-@dataclass(slots=True)
-class _SampleClock:
-    """One sample's progress. Times are `Recorder.now` seconds."""
-
-    last_token: float | None = None
-    num_tokens: int = 0
-    usage: Usage | None = None
 
 
 class Recorder:
@@ -57,40 +48,39 @@ class JobRecord:
     job: Job
     caller: Caller
     on_first_token: Callable[[], None]
-    _samples: dict[int, _SampleClock] = field(default_factory=dict)
+    counts: dict[int, tuple[int, Usage | None]] = field(default_factory=dict)
+    """Per sample: output tokens, and the engine's report once it has ended."""
+    _last_token: dict[int, float] = field(default_factory=dict)
+    """Sample |-> when its last token came, in `Recorder.now` seconds."""
 
     def __post_init__(self) -> None:
-        self._samples = {sample.index: _SampleClock() for sample in self.job.samples}
+        self.counts = {sample.index: (0, None) for sample in self.job.samples}
 
     def piece(self, piece: Piece) -> None:
         """A sample gained something."""
-        metrics, clock, now = self.recorder.metrics, self._samples[piece.index], self.recorder.now()
-        if piece.tokens:
-            if clock.last_token is None:
-                metrics.ttft_s.observe(now - self.caller.received)
-                self.on_first_token()
-            else:
-                # Tokens that arrive together share the time since the last ones.
-                for _ in piece.tokens:
-                    metrics.itl_s.observe((now - clock.last_token) / len(piece.tokens))
-            clock.last_token = now
-            clock.num_tokens += len(piece.tokens)
-            metrics.generation_tokens.inc(len(piece.tokens))
-        if piece.usage is not None:
-            clock.usage = piece.usage
-
-    def counted(self) -> dict[int, tuple[int, Usage | None]]:
-        """Per sample: output tokens, the engine's report (None while it runs)."""
-        return {index: (clock.num_tokens, clock.usage) for index, clock in self._samples.items()}
+        num_tokens, _ = self.counts[piece.index]
+        self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage)
+        if not piece.tokens:
+            return
+        metrics, now = self.recorder.metrics, self.recorder.now()
+        last = self._last_token.get(piece.index)
+        self._last_token[piece.index] = now
+        metrics.generation_tokens.inc(len(piece.tokens))
+        if last is None:
+            metrics.ttft_s.observe(now - self.caller.received)
+            self.on_first_token()
+            return
+        for _ in piece.tokens:  # those that arrive together share the time since the last ones
+            metrics.itl_s.observe((now - last) / len(piece.tokens))
 
     def end(self, outcome: str) -> None:
         """The job is over: `ok` or an error code."""
         metrics, elapsed = self.recorder.metrics, self.recorder.now() - self.caller.received
-        for clock in self._samples.values():
-            if clock.usage is not None:
-                metrics.prompt_tokens.inc(clock.usage.prompt_len)
-                metrics.cached_tokens.labels("decode").inc(clock.usage.decode_cached_len)
-                metrics.cached_tokens.labels("prefill").inc(clock.usage.prefill_cached_len)
+        for _, usage in self.counts.values():
+            if usage is not None:
+                metrics.prompt_tokens.inc(usage.prompt_len)
+                metrics.cached_tokens.labels("decode").inc(usage.decode_cached_len)
+                metrics.cached_tokens.labels("prefill").inc(usage.prefill_cached_len)
         if outcome == "ok":
             metrics.e2e_s.observe(elapsed)
         else:
@@ -107,9 +97,9 @@ class JobRecord:
                 {
                     "room": sample.generation.room.hex(),
                     "prompt_tokens": len(sample.prompt.tokens),
-                    "output_tokens": clock.num_tokens,
-                    **(timings(sample.index, clock.usage) if clock.usage else {}),
+                    "output_tokens": num_tokens,
+                    **(timings(sample.index, usage) if usage else {}),
                 }
-                for sample, clock in zip(self.job.samples, self._samples.values(), strict=True)
+                for sample, (num_tokens, usage) in zip(self.job.samples, self.counts.values(), strict=True)
             ],
         }

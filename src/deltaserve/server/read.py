@@ -14,7 +14,7 @@ from deltaserve.server.errors import ApiError, ClientGone, invalid
 from deltaserve.server.settings import ServerSettings
 
 DEADLINE_HEADER = "x-deadline-seconds"
-THREAD_BYTES = 64 * 1024
+THREAD_BYTES = 16 * 1024
 """Bodies above this are handled in a thread, so that the event loop goes on serving."""
 
 MAX_CONTAINERS = 200_000

@@ -91,7 +91,7 @@ async def _drain(front: Front, settings: ServerSettings, hurry: asyncio.Event) -
     deadline = now() + settings.grace_s
     while front.admission.num_requests and now() < deadline and not hurry.is_set():
         await asyncio.sleep(_POLL_S)
-    front.cutoff.close()
+    front.runner.rooms.close()
     last_words_s = _HURRIED_S if hurry.is_set() else settings.http.linger_s
     deadline = now() + last_words_s
     while front.admission.num_requests and now() < deadline:

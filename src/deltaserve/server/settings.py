@@ -51,6 +51,18 @@ class HttpLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """Of one stream, in seconds."""
+
+    head_s: float = 5.0
+    """The head waits this long for the first event, so that a failure before it has a status of its own."""
+    silence_s: float = 15.0
+    """After this long without an event something is sent: proxies give up connections that are silent."""
+    stall_s: float = 30.0
+    """A reader that takes nothing for this long is cut."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Everything the front needs beside the engine and the tokenizer."""
 
@@ -75,8 +87,7 @@ class ServerSettings:
     max_n: int = 128
     stream_interval: int = 1
     """Tokens between two events of a stream; the first token is never held."""
-    stream_buffer_bytes: int = 256 * 1024
-    stream_stall_s: float = 30.0
+    stream_times: StreamTimes = field(default_factory=StreamTimes)
     default_deadline_s: float = 600.0
     max_deadline_s: float = 3600.0
     grace_s: float = 30.0

@@ -1,20 +1,24 @@
-"""Server-sent events: framing, a bounded buffer before a slow reader, prompt notice of a lost client."""
+"""Server-sent events: back-pressure from the socket to the engine, signs of life, prompt notice of a lost client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import NoReturn, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deltaserve.server.errors import ClientGone
+from deltaserve.server.settings import StreamTimes
 
 DONE = b"data: [DONE]\n\n"
 ABORT_EXTENSION = "deltaserve.abort"
 """ASGI extension of our HTTP protocol: drops the connection without flushing what the reader did not take."""
+SIGN_OF_LIFE = b"\n\n"
+"""Two empty lines end no event and begin none. A comment (`: ping`) would say the same, but load generators (SGLang's
+among them) take every line that is not empty for JSON."""
+
+_SHORTEST_WAIT_S = 0.01
 
 Result = TypeVar("Result")
 
@@ -25,166 +29,126 @@ def event(body: Mapping[str, object]) -> bytes:
 
 
 class SlowReader(Exception):
-    """The client took too little for too long."""
+    """The client took nothing for too long."""
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client has closed its connection."""
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            return
+async def until_gone(receive: Receive) -> NoReturn:
+    """Raises ClientGone when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGone
 
 
-async def unless_gone(work: Coroutine[object, object, Result], receive: Receive) -> Result:
-    """The result of `work`, or ClientGone: then `work` was cancelled and has ended."""
-    task, watch = asyncio.create_task(work), asyncio.create_task(gone(receive))
+async def race(work: Coroutine[object, object, Result], watch: Coroutine[object, object, NoReturn]) -> Result:
+    """The result of `work`, or what `watch` raises: then `work` was cancelled and has ended."""
+    task, watcher = asyncio.create_task(work), asyncio.create_task(watch)
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else watcher.result()
     finally:
-        await _end(task, watch)
-
-
-async def _end(*tasks: asyncio.Task[Result]) -> None:
-    for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """How far a reader may fall behind."""
+class EventWriter:
+    """The way out of one stream."""
 
-    buffer_bytes: int
-    stall_s: float
+    def __init__(self, start: Message, send: Send, times: StreamTimes) -> None:
+        self.has_started = False
+        self._start = start
+        self._send = send
+        self._times = times
+        self._turn = asyncio.Lock()
+        self._last = _now()
+        """When the connection last took something, or last had nothing to take."""
 
+    async def write(self, data: bytes) -> None:
+        """Returns when the connection has room again: whoever makes the next event waits for a slow reader."""
+        async with self._turn:
+            self._last = _now()
+            if not self.has_started:
+                self.has_started = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last = _now()
 
-@dataclass(frozen=True, slots=True)
-class StreamEnds:
-    """Told about the end of a stream."""
+    async def end(self) -> None:
+        """Nothing follows."""
+        async with self._turn:
+            self._last = _now()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    on_cut: Callable[[], None]
-    """The reader was too slow."""
-    on_end: Callable[[], None]
-    """It is over, well or not; called exactly once."""
-
-
-class EventStream(Response):
-    """Sends `first` and then every event of `rest`. Always closes `rest`, whatever happens.
-
-    Raises ClientGone when the client leaves, SlowReader when it reads too slowly (the connection is cut).
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes], limits: StreamLimits, ends: StreamEnds) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._first = first
-        self._rest = rest
-        self._limits = limits
-        self._ends = ends
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as an ASGI application."""
-        try:
-            await self._serve(scope, receive, send)
-        finally:
-            self._ends.on_end()
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        buffer = _Buffer(self._limits)
-        async with aclosing(self._rest):
-            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            buffer.put(self._first)
-            tasks = {
-                "fill": asyncio.create_task(_fill(self._rest, buffer)),
-                "drain": asyncio.create_task(_drain(start, buffer, send)),
-                "watch": asyncio.create_task(gone(receive)),
-            }
+    async def watch(self, receive: Receive) -> NoReturn:
+        """Raises ClientGone when the client has left, SlowReader when it takes nothing; gives signs of life."""
+        while True:
             try:
-                await self._wait(buffer, tasks)
-            except SlowReader:
-                self._ends.on_cut()
-                await _abort(scope)
-            finally:
-                await _end(*tasks.values())
+                async with asyncio.timeout(self._until_look()):
+                    await until_gone(receive)
+            except TimeoutError:
+                await self._look()
 
-    async def _wait(self, buffer: "_Buffer", tasks: Mapping[str, asyncio.Task[None]]) -> None:
-        """Until all is sent. A failed `fill` or `drain` raises at once."""
-        drain, fill, watch = tasks["drain"], tasks["fill"], tasks["watch"]
-        pending = {drain, fill, watch}
-        while not drain.done():
-            _, pending = await asyncio.wait(
-                pending, timeout=self._limits.stall_s / 4, return_when=asyncio.FIRST_COMPLETED
-            )
-            if fill.done():
-                fill.result()
-            if watch.done() and not drain.done():
-                raise ClientGone
-            buffer.check_stall()
-        drain.result()
+    def _until_look(self) -> float:
+        due_s = self._times.stall_s if self._turn.locked() else self._silence_s()
+        return max(_SHORTEST_WAIT_S, min(self._last + due_s - _now(), self._times.stall_s / 4))
+
+    def _silence_s(self) -> float:
+        return self._times.silence_s if self.has_started else self._times.head_s
+
+    async def _look(self) -> None:
+        passed_s = _now() - self._last
+        if self._turn.locked():
+            if passed_s >= self._times.stall_s:
+                raise SlowReader
+        elif passed_s >= self._silence_s():
+            try:
+                async with asyncio.timeout(self._times.stall_s):
+                    await self.write(SIGN_OF_LIFE)
+            except TimeoutError:
+                raise SlowReader from None
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class _Buffer:
-    """Bytes produced and not yet sent."""
+class EventStream(Response):
+    """An answer that is made while it is sent: `make` writes all events. Raises what `make` raises, or ClientGone.
 
-    def __init__(self, limits: StreamLimits) -> None:
-        self.limits = limits
-        self.closed = False
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
-        self._changed = asyncio.Event()
-        self._taken_at: float | None = _now()
-        """When what is on its way out began to be; at first that is the head of the answer."""
+    A reader that takes nothing is cut. `on_end` is called exactly once, when all is over, well or not.
+    """
 
-    def put(self, part: bytes) -> None:
-        """Raises SlowReader when the reader is too far behind."""
-        if self._parts and self._num_bytes + len(part) > self.limits.buffer_bytes:
-            raise SlowReader
-        self._parts.append(part)
-        self._num_bytes += len(part)
-        self._changed.set()
+    media_type = "text/event-stream"
 
-    def close(self) -> None:
-        """Nothing follows."""
-        self.closed = True
-        self._changed.set()
+    def __init__(
+        self,
+        make: Callable[[EventWriter], Awaitable[None]],
+        times: StreamTimes,
+        on_cut: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._make = make
+        self._times = times
+        self._on_cut = on_cut
+        self._on_end = on_end
 
-    def check_stall(self) -> None:
-        """Raises SlowReader when what was taken has not gone out for too long."""
-        if self._taken_at is not None and _now() - self._taken_at > self.limits.stall_s:
-            raise SlowReader
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve as an ASGI application."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        writer = EventWriter(start, send, self._times)
+        try:
+            await race(self._all(writer), writer.watch(receive))
+        except SlowReader:
+            self._on_cut()
+            await _abort(scope)
+        finally:
+            self._on_end()
 
-    async def take(self) -> bytes:
-        """All that is waiting; b"" when nothing is and nothing follows. What was taken before has gone out."""
-        self._taken_at = None
-        while not self._parts and not self.closed:
-            self._changed.clear()
-            await self._changed.wait()
-        self._taken_at = _now()
-        taken, self._parts, self._num_bytes = b"".join(self._parts), [], 0
-        return taken
-
-
-async def _fill(source: AsyncGenerator[bytes], buffer: _Buffer) -> None:
-    async for part in source:
-        buffer.put(part)
-    buffer.close()
-
-
-async def _drain(start: Message, buffer: _Buffer, send: Callable[[Message], Awaitable[None]]) -> None:
-    await send(start)
-    while data := await buffer.take():
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _all(self, writer: EventWriter) -> None:
+        await self._make(writer)
+        await writer.end()
 
 
 async def _abort(scope: Scope) -> None:
