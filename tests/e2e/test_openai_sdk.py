@@ -113,6 +113,51 @@ def test_prompts_at_once_and_echo(client: openai.OpenAI) -> None:
     assert len(logprobs.token_logprobs) == 6
 
 
+def test_counts_in_every_event_and_many_samples(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.completions.create(
+        model="qwen3",
+        prompt="count",
+        max_tokens=5,
+        n=16,
+        best_of=16,
+        stream=True,
+        extra_body={**PLAIN, "stream_options": options},
+    )
+    counts = [chunk.usage.completion_tokens if chunk.usage else -1 for chunk in stream]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1 and counts[-1] == 16 * 5
+
+
+def test_a_prompt_is_scored_without_output(server: Server, client: openai.OpenAI) -> None:
+    reply = client.completions.create(model="qwen3", prompt="score me", max_tokens=0, echo=True, logprobs=1)
+    assert reply.usage is not None and reply.usage.completion_tokens == 0
+    assert reply.choices[0].text == "score me"
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    for token, logprob, top in zip(
+        (logprobs.tokens or [])[1:], logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True
+    ):
+        assert top[token] == logprob <= max(top.values())
+    body = {
+        "text": "score me",
+        "return_logprob": True,
+        "logprob_start_len": 3,
+        "sampling_params": {"max_new_tokens": 0},
+    }
+    scored = server.http.post("/generate", json=body).json()["meta_info"]["input_token_logprobs"]
+    assert [logprob for logprob, _, _ in scored[1:]] == pytest.approx(logprobs.token_logprobs[4:], abs=1e-5)
+
+
+def test_routes_that_other_servers_have(server: Server) -> None:
+    assert server.http.get("/health_generate").status_code == 200
+    server.wait_quiet()
+    assert server.http.get("/v1/loads").json()["loads"][0]["num_total_reqs"] == 0
+    path = server.http.get("/model_info").json()["model_path"]
+    assert server.http.post("/v1/completions", json={"model": path, "prompt": "a"}).status_code == 200
+
+
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="a")

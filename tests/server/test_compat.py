@@ -103,6 +103,11 @@ async def test_fields_that_change_no_answer_are_accepted(codec: TextCodec, path:
         assert b"deltaserve_ignored_fields_total 0.0" in case.front.metrics.text()
 
 
+async def test_no_top_logprobs_may_be_said_without_logprobs(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        assert (await _choice(case, CHAT, top_logprobs=0))["logprobs"] is None
+
+
 async def test_best_of_as_many_as_are_returned(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), SETTINGS) as case:
         await _choice(case, best_of=1)

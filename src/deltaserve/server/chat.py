@@ -76,7 +76,7 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     budget = Budget("messages", param, wanted, asker.settings.default_max_tokens)
     budget.check(asker.limits)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
     options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
     messages = template_messages(body.messages, asker.limits)
