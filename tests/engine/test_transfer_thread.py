@@ -11,7 +11,7 @@ import pytest
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.transfer_thread import Reports, TransferThread
+from deltaserve.engine.transfer_thread import PollPace, Reports, TransferThread
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
@@ -181,6 +181,19 @@ def test_it_polls_while_a_ticket_is_open() -> None:
         world.polls_until(20)
         world.thread.set_active(False)
         assert world.is_quiet()
+
+
+def test_polls_become_rarer_while_nothing_happens_and_never_a_spin() -> None:
+    pace = PollPace()
+    pace.heard()
+    waits = []
+    for _ in range(7):
+        waits.append(pace.wait_s)
+        pace.heard_nothing()
+    assert waits == [0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.002, 0.002]
+    assert pace.is_slowest
+    pace.heard()
+    assert not pace.is_slowest
 
 
 def test_it_polls_while_its_own_write_is_out() -> None:

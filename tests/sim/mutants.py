@@ -21,6 +21,7 @@ class Mutant:
 _RECEIVER = "deltaserve.transfer.receiver"
 _SENDER = "deltaserve.transfer.sender"
 _ENDPOINT = "deltaserve.transfer.endpoint"
+_GATE = "deltaserve.transfer.gate"
 _COVERAGE = "deltaserve.transfer.coverage"
 _SERVING = "deltaserve.instance.serving"
 _OUTFLOW = "deltaserve.instance.outflow"
@@ -84,14 +85,14 @@ MUTANTS = (
         "drains_in_flight",
         "A5",
         _ENDPOINT,
-        "if gate.drain_wanted and gate.data_in_flight == 0:",
-        "if gate.drain_wanted:",
+        " if link.gates[t].num_in_flight == 0]:",
+        "]:",
     ),
     Mutant(
         "payload_before_data",
         "A15",
-        _ENDPOINT,
-        "return gate.data_in_flight == 0 and self._is_only_job(link, job)",
+        _GATE,
+        "return self.num_in_flight == 0 and len(self.jobs) == 1",
         "return True",
     ),
     Mutant("lost_completion_waits", "B1", _ENDPOINT, " or now >= posted.give_up_at", ""),

@@ -113,6 +113,21 @@ def test_the_bound_on_windows_holds_over_all_tickets_of_a_peer() -> None:
     assert len(pair.writer.transport.posts) == 3
 
 
+def test_tickets_take_turns_window_by_window() -> None:
+    """One page of another ticket does not wait for the hundreds that were posted before it."""
+    pair = Pair(window_bytes=PAGE_BYTES)
+    pair.fabric.policy = slow
+    long, short = pair.open(1), pair.open(2)
+    pages = list(range(0, 30, 2))
+    pair.post(pair.chunk(long, 0, 0, pages, pages, payload=PAYLOAD))
+    pair.post(pair.chunk(short, 0, 0, [31], [31], payload=PAYLOAD))
+    assert pair.until(1.0) == []
+    assert pair.until(2.0) == [ChunkSent(short, 0, PAGE_BYTES + len(PAYLOAD), True)]
+    assert [d.ticket for d in pair.dones()] == [short.seq]
+    assert len(pair.writer.transport.posts) == 6
+    assert [type(r) for second in range(3, 20) for r in pair.until(float(second))] == [ChunkSent]
+
+
 def test_a_notification_follows_every_window_of_its_chunk() -> None:
     pair = Pair(window_bytes=PAGE_BYTES)
     pair.fabric.policy = slow

@@ -1,8 +1,8 @@
 """The thread that moves bytes: the only caller of the transport.
 
-It blocks on its queue while nothing is posted and no ticket is open. Otherwise it polls every few milliseconds, also
-while a step computes: a notification leaves the writer only when the writer polls, and over TCP nothing lands before
-the reader polls.
+A command wakes it at once. What the transport has to say it must ask for, also while a step computes: a notification
+leaves the writer only when the writer polls, and over TCP nothing lands before the reader polls. So while something is
+posted or a ticket is open it polls: soon after something happened, then ever more rarely. Else it sleeps.
 """
 
 import queue
@@ -54,16 +54,33 @@ class _Stop:
 _Message = TransferCommand | _Active | _Stop
 
 
+@dataclass(slots=True)
+class PollPace:
+    """How long to wait before the next poll: little after something happened, then twice as long each time."""
+
+    fastest_s: float = 0.0001
+    slowest_s: float = 0.002
+    wait_s: float = 0.002
+
+    def heard(self) -> None:
+        self.wait_s = self.fastest_s
+
+    def heard_nothing(self) -> None:
+        self.wait_s = min(2 * self.wait_s, self.slowest_s)
+
+    @property
+    def is_slowest(self) -> bool:
+        return self.wait_s >= self.slowest_s
+
+
 class TransferThread:
     """Performs commands in order; reports go to the loop."""
 
-    def __init__(
-        self, open_plane: Callable[[], DataPlane], reports: Mailbox[StepResult | Reports], poll_every_s: float = 0.002
-    ) -> None:
+    def __init__(self, open_plane: Callable[[], DataPlane], reports: Mailbox[StepResult | Reports]) -> None:
         """`open_plane` runs in the thread; raises here what it raises."""
         self._open_plane = open_plane
         self._reports = reports
-        self._poll_every_s = poll_every_s
+        self._pace = PollPace()
         self._is_active = False
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         opened: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -98,9 +115,11 @@ class TransferThread:
 
     def _turn(self, plane: DataPlane) -> bool:
         """Wait, perform what was asked, poll. False when asked to stop."""
-        must_poll = self._is_active or not plane.is_idle()
+        # A little longer than it must: what it said last may still need the transport's progress to leave.
+        must_poll = self._is_active or not plane.is_idle() or not self._pace.is_slowest
         reports: list[TransferReport] = []
-        for message in self._take(must_poll):
+        messages = self._take(must_poll)
+        for message in messages:
             match message:
                 case _Stop():
                     return False
@@ -111,13 +130,17 @@ class TransferThread:
         reports += plane.poll(time.monotonic())
         if reports:
             self._reports.put(Reports(tuple(reports)))
+        if reports or messages:
+            self._pace.heard()
+        else:
+            self._pace.heard_nothing()
         return True
 
     def _take(self, must_poll: bool) -> list[_Message]:
         """All messages that are there; waits for one, but not longer than a poll may wait."""
         messages: list[_Message] = []
         with suppress(queue.Empty):
-            messages.append(self._inbox.get(timeout=self._poll_every_s if must_poll else None))
+            messages.append(self._inbox.get(timeout=self._pace.wait_s if must_poll else None))
             while True:
                 messages.append(self._inbox.get_nowait())
         return messages

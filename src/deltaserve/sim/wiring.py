@@ -9,7 +9,7 @@ from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.sim.memory import StampMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
-from deltaserve.transfer.gate import ChunkJob
+from deltaserve.transfer.gate import ChunkJob, Gate
 from deltaserve.transport.base import Evidence, FenceResult, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 
@@ -59,6 +59,6 @@ class TaggedEndpoint(Endpoint):
                 self._ends[command.ticket, pairs.pool] = end + len(pairs.src)
         return super().perform(command, now)
 
-    def _post_next(self, link: object, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
-        self._labels.posting = job.command.ticket
-        super()._post_next(link, job, now, reports)  # type: ignore[arg-type]
+    def _post_next(self, link: object, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
+        self._labels.posting = gate.ticket
+        super()._post_next(link, gate, job, now, reports)  # type: ignore[arg-type]

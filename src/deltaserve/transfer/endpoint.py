@@ -4,7 +4,7 @@ Called from one thread only (the transfer thread; the simulator's loop). It deci
 are the control plane's; here are gates, windows and notifications. See gate.py for the write gate.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,7 +59,8 @@ class EndpointConfig:
     """Page group name |-> layout."""
     regions: Mapping[str, RegionId]
     """Page group name |-> local region."""
-    window_bytes: int = 64 << 20
+    window_bytes: int = 8 << 20
+    """Of one post: what another ticket of the same peer waits for at most, times the tickets before it."""
     max_windows: int = 2
     """Posts in flight per peer."""
     checksums: bool = False
@@ -73,6 +74,7 @@ class _Posted:
     """A write in flight."""
 
     job: ChunkJob
+    num_bytes: int
     give_up_at: float
 
 
@@ -82,7 +84,10 @@ class _Link:
 
     regions: dict[str, RegionId] = field(default_factory=dict)
     gates: dict[TicketId, Gate] = field(default_factory=dict)
-    jobs: deque[ChunkJob] = field(default_factory=deque)
+    ready: OrderedDict[TicketId, None] = field(default_factory=OrderedDict)
+    """Tickets that may have a window to post; the one whose turn it is comes first."""
+    closing: set[TicketId] = field(default_factory=set)
+    """Tickets whose gate was closed and is not reported drained."""
     writes: dict[WriteId, _Posted] = field(default_factory=dict)
 
 
@@ -134,7 +139,7 @@ class Endpoint:
 
     def is_idle(self) -> bool:
         """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
-        return not any(link.writes or link.jobs for link in self._links.values())
+        return not any(link.writes or link.ready for link in self._links.values())
 
     # ------------------------------------------------------------ endpoints
 
@@ -184,7 +189,8 @@ class Endpoint:
         copies = self._copies(link, command)
         windows = cut_windows(copies, self._config.window_bytes)
         num_bytes = sum(c.src.num_bytes for c in copies) + len(command.payload or b"")
-        link.jobs.append(ChunkJob(command, windows, encode_done(self._done(command)), num_bytes))
+        gate.jobs.append(ChunkJob(command, windows, encode_done(self._done(command)), num_bytes))
+        link.ready.setdefault(command.ticket)
 
     def _copies(self, link: _Link, command: PostChunk) -> list[Copy]:
         copies: list[Copy] = []
@@ -210,7 +216,7 @@ class Endpoint:
         return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.src), checksums=checksums)
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
-        """See what completed, then post what may be posted, until neither changes anything."""
+        """See what completed, then post what may be posted."""
         link = self._links.get(peer)
         if link is None:
             return []
@@ -218,73 +224,61 @@ class Endpoint:
         for write, posted in list(link.writes.items()):
             state = self._transport.poll(write)
             if state is WriteState.DONE:
-                self._completed(link, write, posted.job, reports)
+                self._completed(link, write, reports)
             elif state is WriteState.ERROR or now >= posted.give_up_at:
-                del link.writes[write]
-                posted.job.in_flight.discard(write)
                 problem = "the transport reports an error" if state is WriteState.ERROR else "it never completed"
-                self._failed(link, posted.job, problem, reports)
+                self._failed(link, self._settle(link, write), problem, reports)
         self._post_windows(link, now, reports)
         self._report_drained(link, reports)
         return reports
 
-    def _completed(self, link: _Link, write: WriteId, job: ChunkJob, reports: list[TransferReport]) -> None:
-        del link.writes[write]
-        job.in_flight.discard(write)
-        gate = link.gates[job.command.ticket]
-        gate.data_in_flight -= 1
-        if job.in_flight:
-            return
-        if job.announced:
-            link.jobs.remove(job)
+    def _settle(self, link: _Link, write: WriteId) -> ChunkJob:
+        """A write is no longer in flight, as far as this side can know."""
+        posted = link.writes.pop(write)
+        posted.job.in_flight.discard(write)
+        gate = link.gates[posted.job.command.ticket]
+        gate.num_in_flight -= 1
+        gate.bytes_in_flight -= posted.num_bytes
+        return posted.job
+
+    def _completed(self, link: _Link, write: WriteId, reports: list[TransferReport]) -> None:
+        job = self._settle(link, write)
+        ticket = job.command.ticket
+        gate = link.gates[ticket]
+        if not job.in_flight and job.announced:
+            gate.jobs.remove(job)
             self.counters["bytes_sent"] += job.num_bytes
-            reports.append(ChunkSent(job.command.ticket, job.command.chunk, job.num_bytes, job.is_last))
-            if job.is_last and not gate.drain_wanted:
-                del link.gates[job.command.ticket]
-        elif not gate.is_open or gate.is_dirty:
-            link.jobs.remove(job)
+            reports.append(ChunkSent(ticket, job.command.chunk, job.num_bytes, job.is_last))
+            if job.is_last and ticket not in link.closing:
+                del link.gates[ticket]
+        elif not job.in_flight and (not gate.is_open or gate.is_dirty):
+            gate.jobs.remove(job)
+        if gate.jobs:
+            link.ready[ticket] = None
 
     def _failed(self, link: _Link, job: ChunkJob, message: str, reports: list[TransferReport]) -> None:
         """The ticket is dirty: nothing more of it is posted, what is out stays out."""
         ticket = job.command.ticket
         gate = link.gates[ticket]
-        gate.data_in_flight -= 1
         self.counters["writes_failed"] += 1
-        self._drop_jobs(link, ticket)
+        gate.drop_jobs()
         if not gate.is_dirty:
             gate.is_dirty = True
             reports.append(WriteFailed(job.command.peer, ticket, message))
 
-    def _drop_jobs(self, link: _Link, ticket: TicketId) -> None:
-        """Post nothing more of a ticket; jobs with writes in flight stay until these are seen DONE."""
-        for job in [j for j in link.jobs if j.command.ticket == ticket]:
-            job.windows.clear()
-            if not job.in_flight:
-                link.jobs.remove(job)
-
     def _post_windows(self, link: _Link, now: float, reports: list[TransferReport]) -> None:
-        for job in list(link.jobs):
-            while len(link.writes) < self._config.max_windows and job in link.jobs and self._may_post(link, job):
-                self._post_next(link, job, now, reports)
+        """One window of each ticket in turn, so that a long transfer does not hold up a short one."""
+        while link.ready and len(link.writes) < self._config.max_windows:
+            ticket, _ = link.ready.popitem(last=False)
+            gate = link.gates.get(ticket)
+            job = None if gate is None else gate.next_job()
+            if gate is not None and job is not None:
+                self._post_next(link, gate, job, now, reports)
+                link.ready[ticket] = None
 
-    def _may_post(self, link: _Link, job: ChunkJob) -> bool:
-        gate = link.gates[job.command.ticket]
-        if not gate.is_open or gate.is_dirty or job.announced:
-            return False
-        if len(job.windows) > 1:
-            return True
-        if job.is_last:  # the window with the payload follows all data of the ticket
-            return gate.data_in_flight == 0 and self._is_only_job(link, job)
-        return not job.in_flight  # the window with the notification follows all others of its chunk
-
-    def _is_only_job(self, link: _Link, job: ChunkJob) -> bool:
-        return not any(j is not job and j.command.ticket == job.command.ticket for j in link.jobs)
-
-    def _post_next(self, link: _Link, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
-        gate = link.gates[job.command.ticket]
+    def _post_next(self, link: _Link, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         closes = len(job.windows) <= 1
         copies = job.windows.popleft() if job.windows else ()
-        gate.data_in_flight += 1
         gate.has_posted = True
         try:
             write = self._transport.write(job.command.peer, copies, job.notification if closes else None)
@@ -292,28 +286,31 @@ class Endpoint:
             self._failed(link, job, str(error), reports)
             return
         self.counters["writes_posted"] += 1
+        num_bytes = sum(copy.src.num_bytes for copy in copies)
+        gate.num_in_flight += 1
+        gate.bytes_in_flight += num_bytes
         job.announced = closes
         job.in_flight.add(write)
-        num_bytes = sum(copy.src.num_bytes for copy in copies)
         allowed_s = self._config.stall_s + num_bytes / self._config.slow_bytes_per_s
-        link.writes[write] = _Posted(job, now + allowed_s)
+        link.writes[write] = _Posted(job, num_bytes, now + allowed_s)
 
     def _close_gate(self, command: CloseGate) -> list[TransferReport]:
         link = self._links.get(command.peer)
         gate = link.gates.get(command.ticket) if link else None
         if link is None or gate is None:
             return []  # fenced meanwhile: PeerFenced answers for it
-        gate.is_open, gate.drain_wanted = False, True
-        self._drop_jobs(link, command.ticket)
+        gate.is_open = False
+        gate.drop_jobs()
+        link.closing.add(command.ticket)
         reports: list[TransferReport] = []
         self._report_drained(link, reports)
         return reports
 
     def _report_drained(self, link: _Link, reports: list[TransferReport]) -> None:
-        for ticket, gate in list(link.gates.items()):
-            if gate.drain_wanted and gate.data_in_flight == 0:
-                del link.gates[ticket]
-                reports.append(GateDrained(ticket, self._outcome(gate)))
+        for ticket in [t for t in link.closing if link.gates[t].num_in_flight == 0]:
+            reports.append(GateDrained(ticket, self._outcome(link.gates[ticket])))
+            link.closing.remove(ticket)
+            del link.gates[ticket]
 
     def _outcome(self, gate: Gate) -> Drain:
         """What may be said of a closed gate with nothing outstanding."""

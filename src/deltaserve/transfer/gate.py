@@ -32,15 +32,40 @@ class ChunkJob:
 
 @dataclass(slots=True)
 class Gate:
-    """One ticket's gate on the writer."""
+    """One ticket's gate on the writer, and what waits behind it."""
 
     ticket: TicketId
     is_open: bool = True
     is_dirty: bool = False
     has_posted: bool = False
-    drain_wanted: bool = False
-    data_in_flight: int = 0
-    """Writes of this ticket posted and not seen DONE, failed ones not counted."""
+    jobs: deque[ChunkJob] = field(default_factory=deque)
+    """In order of the chunks, until every byte of one was seen DONE."""
+    num_in_flight: int = 0
+    """Writes posted and not seen DONE, failed ones not counted."""
+    bytes_in_flight: int = 0
+    """Of these writes."""
+
+    def next_job(self) -> ChunkJob | None:
+        """The first one with a window that may be posted now. None: not before one of its writes is DONE, or never."""
+        if not self.is_open or self.is_dirty:
+            return None
+        return next((job for job in self.jobs if self._may_post(job)), None)
+
+    def _may_post(self, job: ChunkJob) -> bool:
+        if job.announced:
+            return False
+        if len(job.windows) > 1:
+            return True
+        if job.is_last:  # the window with the payload follows all data of the ticket
+            return self.num_in_flight == 0 and len(self.jobs) == 1
+        return not job.in_flight  # the window with the notification follows all others of its chunk
+
+    def drop_jobs(self) -> None:
+        """Post nothing more; jobs with writes in flight stay until these are seen DONE."""
+        for job in list(self.jobs):
+            job.windows.clear()
+            if not job.in_flight:
+                self.jobs.remove(job)
 
 
 def cut_windows(copies: list[Copy], window_bytes: int) -> deque[tuple[Copy, ...]]:
