@@ -187,3 +187,17 @@ def test_whatever_resolves_is_consistent(
     assert config.step_len >= config.chunk_len
     if num_pages == "auto":
         assert (config.kv_bytes + MODEL.weight_bytes(config.dtype)) * num_workers <= machine.free_bytes
+
+
+def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:
+    apart = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_workers=2, num_devices=2)
+    together = dataclasses.replace(apart, num_devices=1)
+    assert resolved(machine=apart).num_threads == resolved(machine=together).num_threads == 4
+    assert resolved(machine=apart).num_pages[0] > 2 * resolved(machine=together).num_pages[0]
+
+
+def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
+    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=8192 * MIB)
+    assert resolved().transfer_tls == "tcp,self"
+    assert resolved(machine=cuda).transfer_tls == "tcp,cuda_copy,self"
+    assert resolved(machine=cuda, disaggregation={"transfer_tls": "rc,cuda_copy"}).transfer_tls == "rc,cuda_copy"

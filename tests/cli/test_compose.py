@@ -12,6 +12,7 @@ from deltaserve.cli.compose import free_port, free_ports, machine_facts
 from tests.ports import taken
 
 MIB = 1 << 20
+GPUS = "0, GPU-a, 140000, 143771\n1, GPU-b, 70000, 81559\n2, GPU-c, 20000, 24000\n"
 LOWEST_OF_KERNEL = 32_768
 """Linux: net.ipv4.ip_local_port_range, unless somebody has changed it."""
 
@@ -29,12 +30,43 @@ def test_a_cpu_has_the_memory_and_swap_of_the_machine() -> None:
 
 
 def test_a_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, "140000, 143771\n70000, 81559\n")
-    facts = machine_facts(Settings(), 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_gpus(monkeypatch, GPUS)
+    facts = machine_facts(Settings(), 1)
     assert (facts.device, facts.free_bytes, facts.total_bytes) == ("cuda", 140_000 * MIB, 143_771 * MIB)
 
 
-@pytest.mark.parametrize("told", ["", "[N/A], [N/A]\n", "1\n"])
+@pytest.mark.parametrize(
+    ("num_workers", "num_devices", "num_on_device", "free"),
+    [(2, 2, 1, 70_000), (3, 3, 1, 20_000), (4, 3, 2, 20_000), (7, 3, 3, 20_000)],
+)
+def test_workers_have_a_gpu_each_while_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, num_devices: int, num_on_device: int, free: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_gpus(monkeypatch, GPUS)
+    facts = machine_facts(Settings(), num_workers)
+    assert (facts.num_devices, facts.num_on_device, facts.free_bytes) == (num_devices, num_on_device, free * MIB)
+
+
+@pytest.mark.parametrize(
+    ("visible", "free"), [("1", 70_000), ("2,0", 20_000), ("GPU-b", 70_000), (" GPU-c , 1", 20_000)]
+)
+def test_gpus_that_are_hidden_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str, free: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with_gpus(monkeypatch, GPUS)
+    assert machine_facts(Settings(), 1).free_bytes == free * MIB
+
+
+@pytest.mark.parametrize("visible", ["", "7", "MIG-x"])
+def test_no_gpu_is_visible(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with_gpus(monkeypatch, GPUS)
+    with pytest.raises(ConfigError, match="names no GPU"):
+        machine_facts(Settings(), 1)
+
+
+@pytest.mark.parametrize("told", ["[N/A]\n", "[N/A], [N/A]\n", "1\n"])
 def test_a_gpu_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     with_gpus(monkeypatch, told)
     with pytest.raises(ConfigError, match="nvidia-smi does not tell"):

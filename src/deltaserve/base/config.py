@@ -63,6 +63,22 @@ Advertised = Annotated[
         description="a host name or IPv4 address, and :PORT where it is another than this worker's own",
     ),
 ]
+Transports = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z][a-z0-9_]*(,[a-z][a-z0-9_]*)*$",
+        max_length=200,
+        description="UCX transports such as rc,tcp,self",
+    ),
+]
+Devices = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*(,[A-Za-z0-9][A-Za-z0-9_.:-]*)*$",
+        max_length=500,
+        description="UCX devices such as eth0 or mlx5_0:1,mlx5_1:1",
+    ),
+]
 _WORKER = r"(prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}"
 WorkerList = Annotated[
     str,
@@ -197,6 +213,19 @@ class DisaggregationSettings(Group):
         commands=COMPUTING,
     )
     disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages", commands=COMPUTING)
+    transfer_tls: Transports | Auto = option(
+        "auto", "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self", commands=COMPUTING
+    )
+    transfer_devices: Devices | None = option(
+        None,
+        "UCX_NET_DEVICES of page transfers; by default the interfaces on --trusted-data-network",
+        commands=("prefill", "decode"),
+    )
+    transfer_fenced: Transports | None = option(
+        None,
+        "transports, beside tcp, of which this site knows that a destroyed endpoint lets no late byte through",
+        commands=COMPUTING,
+    )
     disaggregation_bootstrap_port: Port = option(
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
     )

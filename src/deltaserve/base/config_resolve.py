@@ -32,11 +32,18 @@ class MachineFacts:
     free_bytes: int
     """Of the device's memory."""
     num_workers: int = 1
-    """Workers that share these cores and this memory, this one included."""
+    """Workers that share these cores, this one included."""
+    num_devices: int = 1
+    """That the workers are spread over, each with memory like this."""
     total_bytes: int | None = None
     """Of the device's memory, swap included: more can never be there. None: unknown."""
     slow_dtypes: frozenset[str] = frozenset()
     """Types, as in --dtype, that this device multiplies several times slower than float32."""
+
+    @property
+    def num_on_device(self) -> int:
+        """Workers that share the memory of one device."""
+        return -(-self.num_workers // self.num_devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,9 @@ class ResolvedConfig:
     num_threads: int
     num_cores: int
     """Of this machine, as far as this process may use them."""
+    num_devices: int
+    transfer_tls: str
+    """UCX_TLS."""
     kv_bytes: int
     """Of all pools."""
     widened_from: str | None = None
@@ -72,6 +82,7 @@ class ResolvedConfig:
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
+_TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
 _PAGE_SIZE = 64
 _MANY_CORES = 4
 
@@ -104,6 +115,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         split_tokens=_split_tokens(settings, page_size),
         num_threads=_num_threads(settings, machine),
         num_cores=machine.num_cores,
+        num_devices=machine.num_devices,
+        transfer_tls=_transfer_tls(settings, device),
         kv_bytes=num_pages * sum(page_bytes),
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
@@ -124,6 +137,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
         "num_threads": resolved.num_threads,
+        "transfer_tls": resolved.transfer_tls,
     }
     if settings.memory.num_pages != "auto":
         found["mem_fraction_static"] = "not read: num-pages is given"
@@ -204,6 +218,11 @@ def _num_threads(settings: Settings, machine: MachineFacts) -> int:
     )
 
 
+def _transfer_tls(settings: Settings, device: Device) -> str:
+    asked = settings.disaggregation.transfer_tls
+    return _TRANSFER_TLS[device] if asked == "auto" else asked
+
+
 def _wanted_context(settings: Settings, model: ModelFacts) -> int:
     asked = _or_auto(settings.model.context_length, model.context_len)
     if asked > model.context_len:
@@ -224,12 +243,12 @@ def _check_room(num_pages: int, page_bytes: int, weights: int, machine: MachineF
     """Raises ConfigError when the workers could not be held even by an empty machine: what is free now is luck."""
     if machine.total_bytes is None:
         return
-    largest = (machine.total_bytes // machine.num_workers - weights) // page_bytes
+    largest = (machine.total_bytes // machine.num_on_device - weights) // page_bytes
     if num_pages > largest:
         hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
         raise ConfigError(
             f"--num-pages {num_pages}: {num_pages * page_bytes >> 20} MiB of pages and {weights >> 20} MiB of weights "
-            f"for each of {machine.num_workers} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
+            f"for each of {machine.num_on_device} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
         )
 
 
@@ -240,12 +259,12 @@ def _affordable_pages(
     device, dtype = kind
     asked = settings.memory.mem_fraction_static
     share = _MEMORY_SHARE[device] if asked == "auto" else asked
-    budget = int(machine.free_bytes * share) // machine.num_workers
+    budget = int(machine.free_bytes * share) // machine.num_on_device
     weights = model.weight_bytes(dtype)
     num_pages = (budget - weights) // page_bytes
     if num_pages < 1:
         raise ConfigError(
-            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_workers} workers "
+            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} workers "
             f"do not hold {weights >> 20} MiB of weights and one page of {page_bytes} bytes"
         )
     return num_pages

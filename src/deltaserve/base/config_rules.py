@@ -100,6 +100,9 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
         yield f"--host {host}: nobody can dial that, and a worker is known by its address; add --advertise HOST"
     if not is_local and is_worker and security.trusted_data_network is None:
         yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"
+    devices = settings.disaggregation.transfer_devices
+    if is_worker and devices not in (None, "lo") and security.trusted_data_network is None:
+        yield f"--transfer-devices {devices}: page transfers carry no authentication; add --trusted-data-network"
     network = settings.network
     if not is_worker and network.admin_port == network.port:
         yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"

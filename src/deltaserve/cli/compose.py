@@ -95,9 +95,13 @@ class Checkpoint:
 def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
     """What there is to use now."""
     device = _visible_device() if settings.model.device != "cpu" else "cpu"
-    free, total = _gpu_bytes() if device == "cuda" else _cpu_bytes()
-    slow = slow_dtypes(read_cpuinfo()) if device == "cpu" else frozenset[str]()
-    return MachineFacts(device, usable_cores(read_limits()), free, num_workers, total, slow)
+    cores = usable_cores(read_limits())
+    if device == "cuda":
+        gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_workers]
+        free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
+        return MachineFacts(device, cores, free, num_workers, len(gpus), total)
+    free, total = _cpu_bytes()
+    return MachineFacts(device, cores, free, num_workers, 1, total, slow_dtypes(read_cpuinfo()))
 
 
 def _visible_device() -> Device:
@@ -112,15 +116,30 @@ def _cpu_bytes() -> tuple[int, int]:
     return free, total if limits.memory_bytes is None else min(total, limits.memory_bytes)
 
 
-def _gpu_bytes() -> tuple[int, int]:
-    """Free on the first GPU; in all on the largest, since which of them a worker sees is decided elsewhere."""
-    query = ["nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"]
+def _gpu_bytes(visible: str | None) -> list[tuple[int, int]]:
+    """(free, in all) of each GPU that this process and its children see. `visible`: CUDA_VISIBLE_DEVICES."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        sizes = [[int(number) << 20 for number in line.split(",")] for line in lines if line.strip()]
-        return sizes[0][0], max(total for _, total in sizes)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        rows = [[word.strip() for word in line.split(",")] for line in lines if line.strip()]
+        gpus = {index: (uuid, int(free) << 20, int(total) << 20) for index, uuid, free, total in rows}
+    except (OSError, subprocess.SubprocessError, ValueError):
         raise ConfigError("--device cuda: nvidia-smi does not tell the free memory") from None
+    wanted = list(gpus) if visible is None else visible.replace(" ", "").split(",")
+    found = [gpu[1:] for name in wanted for index, gpu in gpus.items() if _is_called(name, index, gpu[0])]
+    if not found:
+        raise ConfigError(f"--device cuda: CUDA_VISIBLE_DEVICES {(visible or '')[:80]!r} names no GPU of nvidia-smi")
+    return found
+
+
+def _is_called(name: str, index: str, uuid: str) -> bool:
+    """As CUDA has it: an index, or the beginning of a UUID."""
+    return name == index or (name.startswith("GPU-") and uuid.startswith(name))
+
+
+def device_of(resolved: ResolvedConfig, number: int) -> str:
+    """Of the `number`th worker of this machine: each has a GPU to itself while there are enough."""
+    return "cpu" if resolved.device == "cpu" else f"cuda:{number % resolved.num_devices}"
 
 
 def free_port() -> int:
@@ -161,7 +180,7 @@ def worker_spec(
         role=role,
         model_path=str(checkpoint.path),
         model_overrides=checkpoint.overrides,
-        device="cuda:0" if resolved.device == "cuda" else "cpu",
+        device=device_of(resolved, 0),
         dtype=DType(resolved.dtype),
         kv_dtype=DType(resolved.kv_cache_dtype),
         page_size=resolved.page_size,
@@ -182,6 +201,8 @@ def worker_spec(
             verify_checksums=disaggregation.verify == "crc",
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
+        transport_tls=resolved.transfer_tls,
+        transport_fenced=disaggregation.transfer_fenced,
         num_threads=resolved.num_threads,
         drain_grace_s=settings.process.shutdown_grace_s,
         log=log_spec(settings),

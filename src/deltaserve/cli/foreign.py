@@ -65,7 +65,7 @@ REFUSED = {
     "nnodes": _MACHINES,
     "node-rank": _MACHINES,
     "dist-init-addr": _MACHINES,
-    "disaggregation-ib-device": "use --trusted-data-network; devices follow from it",
+    "disaggregation-ib-device": "use --transfer-devices and --transfer-tls",
     "load-balance-method": "the pair with the least expected time to first token is taken",
     "enable-hierarchical-cache": _TIERS,
     "hicache-ratio": _TIERS,

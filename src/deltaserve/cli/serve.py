@@ -17,6 +17,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import (
     Checkpoint,
+    device_of,
     log_spec,
     resolve_settings,
     worker_child,
@@ -115,7 +116,12 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     require_free_doors(settings)
     secret_path = cluster_secret(settings, folder)
     names = worker_names(settings)
-    specs = [worker_spec(name, role, settings, checkpoint, resolved, secret_path) for name, role in names]
+    specs = [
+        msgspec.structs.replace(
+            worker_spec(name, role, settings, checkpoint, resolved, secret_path), device=device_of(resolved, number)
+        )
+        for number, (name, role) in enumerate(names)
+    ]
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(FrontWorker(name=name, role=role) for name, role in names)  # each listens on any port, and says so
     children = [worker_child(adjust(spec), folder) for spec in specs]

@@ -1,5 +1,6 @@
 """`deltaserve prefill|decode MODEL`: one worker for a `router`; this process becomes it."""
 
+import dataclasses
 import os
 import socket
 import sys
@@ -12,11 +13,11 @@ import msgspec
 import psutil
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import ResolvedConfig, auto_values
+from deltaserve.base.config_resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
+from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import describe, require_free_port
 from deltaserve.engine.happenings import Starting
@@ -70,8 +71,12 @@ def _prepare(settings: Settings) -> _Prepared:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    resolved = resolve_settings(settings, checkpoint, num_workers_here(settings))
-    devices = data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
+    facts = machine_facts(settings, num_workers_here(settings))
+    if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each worker its own
+        facts = dataclasses.replace(facts, num_devices=facts.num_workers)
+    resolved = resolve(settings, checkpoint.facts(), facts)
+    asked = settings.disaggregation.transfer_devices
+    devices = asked or data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
     return _Prepared(checkpoint, resolved, secret_path, devices)
 
 

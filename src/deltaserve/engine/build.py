@@ -21,7 +21,7 @@ from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transport.base import Transport, TransportError
-from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport
 from deltaserve.wire.messages import RegionInfo
 
 TRANSPORT = "nixl"
@@ -132,7 +132,11 @@ class _Plane:
 
 
 def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: CacheSpec) -> DataPlane:
-    options = NixlOptions(tls=spec.transport_tls, net_devices=spec.transport_devices)
+    options = NixlOptions(
+        tls=spec.transport_tls,
+        net_devices=spec.transport_devices,
+        fenced_by_close=FENCED_BY_CLOSE.union((spec.transport_fenced or "").split(",")),
+    )
     regions = executor.memory.regions()
     try:
         transport = NixlTransport(PeerName(spec.name), boot, options)

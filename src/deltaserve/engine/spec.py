@@ -43,6 +43,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """UCX_TLS."""
     transport_devices: str = "lo"
     """UCX_NET_DEVICES: where page transfers may listen."""
+    transport_fenced: str | None = None
+    """UCX transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
     options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
@@ -61,6 +63,7 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     return {
         "UCX_TLS": spec.transport_tls,
         "UCX_NET_DEVICES": spec.transport_devices,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
