@@ -6,7 +6,7 @@
   tests/test_doors.py::test_every_message_is_tagged_and_refuses_unknown_fields
   tests/wire/test_codec.py::test_mutated_frames_raise_nothing_but_protocol_errors
   tests/wire/test_codec.py::test_small_messages_end_at_one_mebibyte
-  tests/instance/test_strangers.py::test_numbers_of_a_grant_that_no_record_can_hold_are_refused
+  tests/instance/test_strangers.py::test_numbers_that_no_ticket_has_are_refused
 3 Everything binds 127.0.0.1 unless told otherwise, and then only with keys.
   tests/test_doors.py::test_nothing_listens_beyond_this_machine_by_default
   tests/test_doors.py::test_sources_name_no_address_that_is_everywhere
