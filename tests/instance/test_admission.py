@@ -1,10 +1,11 @@
 """Who waits for whom: full decode workers, prompts computed ahead, leases of waiting rooms."""
 
+from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.request.status import PrefillState
 from deltaserve.sim.cluster import Cluster, Shape
-from deltaserve.wire.messages import Envelope, Grant, Starting
-from tests.instance.duo import PREFILL, Duo
+from deltaserve.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting
+from tests.instance.duo import DECODE, PREFILL, Duo
 
 
 def no_grants(src: PeerName, dst: PeerName, envelope: Envelope) -> tuple[float, ...] | None:
@@ -58,3 +59,33 @@ def test_a_full_decode_worker_stalls_nobody_else() -> None:
     assert 10 < num_stuck < 30
     assert sum(answer.ends for answer in answers) == 40 - num_stuck
     assert all(answer.error is None for answer in answers)
+
+
+def test_a_prompt_is_sent_once_however_long_it_waits() -> None:
+    """Prefill acknowledges the offer; from then on decode asks in a few bytes."""
+    duo = Duo(Shape(prefill_pages=200), link=no_grants)
+    asked = [duo.ask([i, *range(50, 61)], 3) for i in range(8)]
+    duo.run(10.0)
+    assert len(duo.sent(Offer, DECODE)) == 8
+    waiting = [room.room for room in duo.prefill.rooms.values() if room.state is PrefillState.QUEUED]
+    questions = [ask.room for ask in duo.sent(Ask, DECODE)]
+    assert waiting
+    assert set(waiting) <= set(questions)
+    duo.link = lambda src, dst, envelope: None
+    duo.settle(*asked)
+
+
+def test_a_question_about_a_room_that_is_gone_ends_the_attempt() -> None:
+    duo = Duo(Shape(prefill_pages=200), link=lambda src, dst, e: () if isinstance(e.body, Grant | Failed) else None)
+    for i in range(6):
+        duo.ask([i, *range(50, 61)], 3)
+    asked = duo.ask([9, *range(50, 61)], 3)
+    duo.run(0.4)
+    room = duo.prefill_room(asked)
+    assert room is not None
+    duo.prefill._fail(room, FailReason.OVERLOADED, "said over a connection that broke")
+    duo.run(0.6)
+    assert duo.decode_room(asked) is not None
+    duo.link = lambda src, dst, envelope: None
+    duo.until(lambda: any(failed.room == asked.room for failed in duo.sent(Failed)))
+    duo.settle(asked)

@@ -10,6 +10,7 @@ from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
 from deltaserve.sched.plan import ItemOutcome
 from deltaserve.wire.messages import (
+    Ask,
     Cancel,
     Component,
     Drained,
@@ -21,6 +22,7 @@ from deltaserve.wire.messages import (
     Message,
     Offer,
     PromptLogprobs,
+    Queued,
     Revoke,
     Starting,
     Submit,
@@ -36,8 +38,8 @@ _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
     Role.FRONT.value: (Submit, Cancel, Finish, Flush, Hello),
-    Role.PREFILL.value: (Starting, Failed, Drained, PromptLogprobs),
-    **dict.fromkeys(_DECODES, (Offer, Grant, Revoke, Cancel)),
+    Role.PREFILL.value: (Queued, Starting, Failed, Drained, PromptLogprobs),
+    **dict.fromkeys(_DECODES, (Offer, Ask, Grant, Revoke, Cancel)),
 }
 """Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""
 

@@ -26,7 +26,7 @@ from deltaserve.transfer.commands import Landed, PagesVerified
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
-from deltaserve.wire.messages import CacheUse, Cancel, Component, Grant, Offer, Revoke
+from deltaserve.wire.messages import Ask, CacheUse, Cancel, Component, Grant, Offer, Revoke
 
 _MAX_GAP_S = 8.0
 _BOOTSTRAP_S = 5.0
@@ -88,6 +88,7 @@ class Intake:
         room.times.started = room.times.granted = room.times.landed = None
         room.waits_since = None
         self._take_lease(room)
+        room.is_queued = False
         room.repeat_gap_s, room.next_repeat, room.offered_at = 1.0, now, now
         self.repeat(room, now)
 
@@ -96,7 +97,9 @@ class Intake:
         prefill = room.prefill
         if prefill is None or now < room.next_repeat or not self._links.is_ready(prefill):
             return
-        if room.state is DecodeState.OFFERED:
+        if room.state is DecodeState.OFFERED and room.is_queued:
+            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
+        elif room.state is DecodeState.OFFERED:
             self._links.send(prefill, self._offer(room, now))
         elif room.state is DecodeState.GRANTED and room.ticket is not None:
             self._links.send(prefill, self._grant_message(room.ticket))
@@ -104,6 +107,11 @@ class Intake:
             return
         room.next_repeat = now + room.repeat_gap_s
         room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
+
+    @staticmethod
+    def queued(room: DecodeRoom) -> None:
+        """Prefill has the offer: whole prompts are not sent twice."""
+        room.is_queued = True
 
     def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
         """Whether an offer has nobody to go to: refused for good, or not there for too long."""
@@ -131,20 +139,16 @@ class Intake:
         )
 
     def _take_lease(self, room: DecodeRoom) -> None:
-        """(Re-)match and lease: never shorter than before, unless the lease was given up."""
+        """Lease what is cached, or more of it: never shorter than before, unless the lease was given up."""
         request, cache = room.request, self._parts.cache
-        uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
-        limit = None if uses_tree else 0
-        match = cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
-        if request.lease is not None:
-            if match.num_tokens <= request.lease.num_tokens:
-                return
-            longer = cache.lease(match)
-            cache.release(request.lease)
-            request.lease = longer
-        else:
-            request.lease = cache.lease(match)
-        self._parts.scheduler.hold(request)
+        if request.lease is None:
+            uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
+            match = cache.match(request.namespace, request.tokens, request.keys, None if uses_tree else 0)
+            request.lease = cache.lease_kv(match, match.reach)
+            self._parts.scheduler.hold(request)
+        elif room.leased_version != cache.version and self._next_key(room):
+            request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
+        room.leased_version = cache.version
 
     # ------------------------------------------------------------ grant
 

@@ -31,6 +31,7 @@ from deltaserve.transfer.sender import GrantVerdict, Sender, SendTicket
 from deltaserve.transfer.tables import SenderState
 from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
+    Ask,
     CacheUse,
     Cancel,
     Drain,
@@ -41,6 +42,7 @@ from deltaserve.wire.messages import (
     Message,
     Offer,
     PromptLogprobs,
+    Queued,
     Revoke,
     Starting,
 )
@@ -118,6 +120,8 @@ class Outflow:
         match message:
             case Offer() as offer:
                 self._on_offer(peer, offer, now)
+            case Ask() as ask:
+                self._on_ask(peer, ask)
             case Grant() as grant:
                 self._on_grant(peer, peer.boot, grant)
             case Revoke() as revoke:
@@ -131,8 +135,8 @@ class Outflow:
         key = (peer.name, Room(offer.room))
         known = self.rooms.get(key)
         if known is not None and known.attempt >= offer.attempt:
-            if known.attempt == offer.attempt and known.is_announced:
-                self._announce(known)
+            if known.attempt == offer.attempt:
+                self._tell(known)
             return
         if known is not None:
             self._end(known)
@@ -148,6 +152,18 @@ class Outflow:
         self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.add(request)
+        self._tell(room)
+
+    def _on_ask(self, peer: Peer, ask: Ask) -> None:
+        room = self.rooms.get((peer.name, Room(ask.room)))
+        if room is not None and room.attempt == ask.attempt:
+            self._tell(room)
+        elif room is None or room.attempt < ask.attempt:
+            self._unknown(peer, ask)
+
+    def _unknown(self, peer: Peer, asked: Ask | Grant) -> None:
+        reason, text = FailReason.CANCELLED, "no such attempt here"
+        self.links.send(peer.name, Failed(room=asked.room, attempt=asked.attempt, reason=reason, message=text))
 
     def _refusal(self, offer: Offer) -> Refusal | None:
         if self.is_draining:
@@ -159,8 +175,7 @@ class Outflow:
     def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
         room = self.rooms.get((peer.name, Room(grant.room)))
         if room is None or room.attempt != grant.attempt:
-            reason, text = FailReason.CANCELLED, "no such attempt here"
-            self.links.send(peer.name, Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text))
+            self._unknown(peer, grant)
             return
         arena = peer.hello.facts.pool_pages if peer.hello else ()
         if not grant_fits(self.config, arena, grant, room.num_tokens):
@@ -287,6 +302,13 @@ class Outflow:
     @staticmethod
     def _holds_pages(room: PrefillRoom) -> bool:
         return room.state in (PrefillState.COMPUTING, PrefillState.AHEAD)
+
+    def _tell(self, room: PrefillRoom) -> None:
+        """Answer the reader's question: queued, or starting."""
+        if room.is_announced:
+            self._announce(room)
+        else:
+            self.links.send(room.peer, Queued(room=room.room, attempt=room.attempt))
 
     def _announce(self, room: PrefillRoom) -> None:
         room.is_announced = True

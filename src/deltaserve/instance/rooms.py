@@ -86,6 +86,10 @@ class DecodeRoom:
     attempt_len: int = 0
     """Tokens of the current attempt's prompt."""
     offered_at: float = 0.0
+    is_queued: bool = False
+    """Prefill has acknowledged the offer."""
+    leased_version: int | None = None
+    """Of the cache, when the lease was last compared with it."""
     next_repeat: float = 0.0
     repeat_gap_s: float = 1.0
     waits_since: float | None = None

@@ -39,6 +39,7 @@ from deltaserve.wire.messages import (
     Hello,
     Message,
     PromptLogprobs,
+    Queued,
     Starting,
     Submit,
 )
@@ -133,12 +134,15 @@ class Serving:
         if isinstance(body, Drained):
             self._on_drained(peer, body, now)
             return
-        if not isinstance(body, Starting | Failed | PromptLogprobs):
+        if not isinstance(body, Queued | Starting | Failed | PromptLogprobs):
             return
         room = self.rooms.get(body.room)
         if room is not None and room.prefill != peer.name:
             room = None
         match body:
+            case Queued():
+                if room is not None and body.attempt == room.attempt:
+                    self.intake.queued(room)
             case Starting() if room is not None and room.state in _ASKED and body.attempt <= room.attempt:
                 if body.attempt == room.attempt:
                     self.intake.started(room, body.cached_len, now)
@@ -304,7 +308,7 @@ class Serving:
         """After a retraction: extend a short missing suffix here, fetch a long one by a new attempt."""
         room.move(DecodeEvent.RETRACT)
         request, prefill = room.request, room.submit.prefill
-        match = self.parts.cache.match(request.namespace, bytes(request.tokens), bytes(request.keys))
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
         missing = request.num_tokens - match.num_tokens
         near = missing <= self.config.options.decode_extend_tokens
         if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):

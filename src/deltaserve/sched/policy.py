@@ -18,7 +18,7 @@ def by_cached_prefix(cache: PrefixCache) -> Rank:
     """Longest cached prefix first: computes least, and puts rows that share pages into one batch (SGLang's `lpm`)."""
 
     def rank(request: Request) -> int:
-        return cache.match(request.namespace, bytes(request.tokens), bytes(request.keys)).num_tokens
+        return cache.match(request.namespace, request.tokens, request.keys).num_tokens
 
     return rank
 

@@ -298,7 +298,7 @@ class Scheduler:
             return Verdict.HELD_BACK
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
         limit = request.num_tokens - 1 if matches else 0
-        match = self._cache.match(request.namespace, bytes(request.tokens), bytes(request.keys), limit)
+        match = self._cache.match(request.namespace, request.tokens, request.keys, limit)
         request.matched_len = match.num_tokens
         twin = booking.frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
         if twin is not None:
@@ -545,8 +545,8 @@ class Scheduler:
         insertion = self._cache.insert(
             lease,
             request.namespace,
-            bytes(request.tokens[: full * page_size * TOKEN_BYTES]),
-            bytes(request.keys[: full * 16]),
+            request.tokens,
+            request.keys,
             tuple(tuple(pages[: full - first]) for pages in request.owned),
         )
         request.lease = insertion.lease

@@ -3,6 +3,7 @@
 import xxhash
 
 from deltaserve.wire.messages import (
+    Ask,
     Cancel,
     Drained,
     Envelope,
@@ -12,6 +13,7 @@ from deltaserve.wire.messages import (
     Hello,
     Offer,
     PromptLogprobs,
+    Queued,
     Revoke,
     Starting,
     Submit,
@@ -46,7 +48,7 @@ def describe(envelope: Envelope) -> str:
     body = envelope.body
     kind = type(body).__name__
     match body:
-        case Offer() | Starting() | Failed():
+        case Offer() | Queued() | Ask() | Starting() | Failed():
             detail = f"{room_label(body.room)}.{body.attempt}"
         case Grant():
             detail = f"{room_label(body.room)}.{body.attempt} ticket {body.ticket}"

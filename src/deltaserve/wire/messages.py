@@ -138,6 +138,20 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     cache: CacheUse = CacheUse.NORMAL
 
 
+class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill has the offer; its turn has not come. From now on decode asks instead of repeating the offer."""
+
+    room: bytes
+    attempt: int
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Is the offer still queued? Answered with Queued, Starting, or Failed if prefill no longer has it."""
+
+    room: bytes
+    attempt: int
+
+
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Prefill planned the first step of a room: decode answers with Grant."""
 
@@ -334,6 +348,8 @@ Message = (
     | Heartbeat
     | Submit
     | Offer
+    | Queued
+    | Ask
     | Starting
     | Grant
     | Done
