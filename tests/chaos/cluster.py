@@ -130,9 +130,13 @@ class Cluster:
     """A front, two prefill and two decode workers; a proxy on the link port of each worker."""
 
     def __init__(
-        self, folder: Path, draw: Random, adjust: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec
+        self,
+        folder: Path,
+        draw: Random,
+        adjust: Callable[[WorkerSpec], WorkerSpec] = lambda spec: spec,
+        wanted: Callable[[int], Settings] = settings,
     ) -> None:
-        """`adjust`: the last word about each worker."""
+        """`adjust`: the last word about each worker. `wanted`: settings for a port."""
         self.port, *self._worker_ports = free_ports(1 + NUM_WORKERS)
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.proxies: dict[str, Proxy] = {}
@@ -140,10 +144,11 @@ class Cluster:
         self._folder = folder
         self._draw = draw
         self._adjust = adjust
+        self._wanted = wanted
 
     async def start(self) -> None:
         """All processes are ready when this returns."""
-        wanted = settings(self.port)
+        wanted = self._wanted(self.port)
         checkpoint = Checkpoint.open(wanted.model.model_path)
         names = worker_names(wanted)
         resolved = resolve_settings(wanted, checkpoint, len(names))
