@@ -8,6 +8,7 @@ from deltaserve.transfer.commands import (
     EndpointFailed,
     FencePeer,
     GateDrained,
+    GateDraining,
     OpenEndpoint,
     OpenGate,
     PagesVerified,
@@ -168,8 +169,10 @@ def test_closing_the_gate_midway_drains_cleanly_within_a_window() -> None:
     pair.fabric.policy = slow
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4, 6], [0, 2, 4, 6], payload=PAYLOAD))
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
-    assert pair.until(0.5) == []
+    two_windows = GateDraining(ticket, 2 * PAGE_BYTES)
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == [two_windows]
+    assert pair.until(0.4) == []
+    assert pair.until(0.5) == [two_windows]
     assert pair.until(1.0) == [GateDrained(ticket, Drain.CLEAN)]
     assert pair.until(FOREVER) == []
     assert len(pair.writer.transport.posts) == 2
@@ -231,9 +234,10 @@ def test_one_failed_window_waits_for_the_other_before_it_drains() -> None:
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [0, 2, 4], [0, 2, 4]))
     assert [type(r) for r in pair.until(1.0)] == [WriteFailed]
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
+    one_window = GateDraining(ticket, PAGE_BYTES)
+    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == [one_window]
     assert not pair.writer.endpoint.is_idle()
-    assert pair.until(2.0) == []
+    assert pair.until(2.0) == [one_window]
     assert pair.until(3.0) == [GateDrained(ticket, Drain.DIRTY)]
     assert pair.writer.endpoint.is_idle()
 

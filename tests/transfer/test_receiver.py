@@ -179,6 +179,24 @@ def test_a_stranded_ticket_keeps_its_pages_and_asks_for_no_further_fence() -> No
     assert side.all_free
 
 
+def test_a_writer_that_drains_may_take_its_time_as_long_as_it_says_so() -> None:
+    side = DecodeSide()
+    first, second = side.grant(2), side.grant(2)
+    side.receiver.revoke(first, 0.0)
+    side.receiver.revoke(second, 0.5)
+    side.receiver.draining(first.id, 1000, 0.9)
+    assert side.receiver.overdue(1.4) == set()
+    assert side.receiver.overdue(1.5) == {PREFILL}, "nothing was said of the second"
+    side.receiver.draining(second.id, 1000, 1.5)
+    side.receiver.draining(first.id, 500, 1.6)
+    assert (side.receiver.overdue(2.4), side.receiver.quarantine_age_s) == (set(), 2.4)
+    assert side.receiver.overdue(2.5) == {PREFILL}
+    assert side.receiver.drained(first.id, Drain.CLEAN) is Heard.RELEASED
+    side.receiver.draining(first.id, 1, 3.0)  # comes too late: no effect
+    assert side.receiver.fenced(PREFILL) == [second]
+    assert side.all_free
+
+
 def test_announcements_without_a_live_ticket_are_counted_and_dropped() -> None:
     side = DecodeSide()
     ticket = side.grant(2)

@@ -133,6 +133,24 @@ def test_a_fence_here_does_not_vouch_for_what_has_left() -> None:
     assert pair.sender.drain_of(DECODE, DECODE_BOOT, 77) is Drain.CLEAN
 
 
+def test_what_was_sent_is_known_until_the_mark_passes_it() -> None:
+    pair = Pair(2)
+    assert not pair.sender.was_sent(DECODE, DECODE_BOOT, pair.grant.ticket)
+    pair.post(0, 2, b"payload")
+    pair.sender.chunk_sent(pair.ticket.id, 0, 1)
+    pair.sender.sent_all(pair.ticket)
+    assert pair.sender.was_sent(DECODE, DECODE_BOOT, pair.grant.ticket)
+    pair.sender.advance_mark(DECODE, DECODE_BOOT, pair.grant.ticket + 1)
+    assert not pair.sender.was_sent(DECODE, DECODE_BOOT, pair.grant.ticket)
+
+
+def test_a_drained_ticket_was_not_sent() -> None:
+    pair = Pair(2)
+    pair.sender.close(pair.ticket)
+    pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN)
+    assert not pair.sender.was_sent(DECODE, DECODE_BOOT, pair.grant.ticket)
+
+
 def test_a_fence_with_nothing_outstanding_is_clean() -> None:
     pair = Pair(4)
     pair.post(0, 2)

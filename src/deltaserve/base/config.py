@@ -230,7 +230,7 @@ class DisaggregationSettings(Group):
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
     )
     drain_timeout_s: Seconds = option(
-        1.0, "decode fences a prefill worker that has not drained a revoked ticket by then", commands=COMPUTING
+        2.0, "decode fences a prefill worker that is silent for so long about a revoked ticket", commands=COMPUTING
     )
     verify: Literal["off", "crc"] = option(
         "off", "crc: checksum of every page moved, made by prefill, tested by decode", commands=COMPUTING

@@ -10,8 +10,8 @@ from deltaserve.base.metrics import read_samples
 from deltaserve.cache.pages import is_crowded
 
 MAX_AGE_S = 60.0
-SHARE_PATIENCE_S = 5.0
-"""Many requests that end at once put many pages into quarantine for a moment: that alone is no reason."""
+SHARE_PATIENCE_S = 10.0
+"""Many requests that end at once put many pages into quarantine until a slow link has drained: no reason by itself."""
 _FENCE_TIMES = 3.0
 _PAGES = "deltaserve_pages"
 _AGE = "deltaserve_quarantine_age_seconds"

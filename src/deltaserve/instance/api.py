@@ -73,8 +73,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
     front_grace_s: float = 10.0
     """On decode: the rooms of a front silent for so long are cancelled."""
-    drain_timeout_s: float = 1.0
-    """A revoked ticket without an answer for so long: the peer is fenced."""
+    drain_timeout_s: float = 2.0
+    """A peer silent for so long about a revoked ticket is fenced. While it drains it says so twice a second."""
     share_wait_s: float = 2.0
     """At most so long a request waits for a twin's transfer of the same pages."""
 

@@ -14,6 +14,7 @@ from deltaserve.wire.messages import (
     Cancel,
     Component,
     Drained,
+    Draining,
     Failed,
     Finish,
     Flush,
@@ -24,6 +25,7 @@ from deltaserve.wire.messages import (
     PromptLogprobs,
     Queued,
     Revoke,
+    Sent,
     Starting,
     Submit,
 )
@@ -38,7 +40,7 @@ _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
     Role.FRONT.value: (Submit, Cancel, Finish, Flush, Hello),
-    Role.PREFILL.value: (Queued, Starting, Failed, Drained, PromptLogprobs),
+    Role.PREFILL.value: (Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs),
     **dict.fromkeys(_DECODES, (Offer, Ask, Grant, Revoke, Cancel)),
 }
 """Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""

@@ -22,13 +22,15 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.queue import Verdict
-from deltaserve.transfer.commands import Landed, PagesVerified
+from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
 from deltaserve.wire.messages import Ask, CacheUse, Cancel, Component, Grant, Offer, Revoke
 
 _MAX_GAP_S = 8.0
+_ARRIVAL_S = 1.0
+"""After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
@@ -114,7 +116,12 @@ class Intake:
         room.is_queued = True
 
     def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
-        """Whether an offer has nobody to go to: refused for good, or not there for too long."""
+        """Whether an attempt waits for what will not come.
+
+        An offer that has nobody to go to: refused for good, or not there for too long. Or an announcement that is lost.
+        """
+        if room.sent_at is not None and room.state is DecodeState.GRANTED and now >= room.sent_at + _ARRIVAL_S:
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
         if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):
             return None
         refusal = self._links.refusals.get(room.prefill)
@@ -193,7 +200,7 @@ class Intake:
         return Verdict.TAKEN
 
     def _open(self, ticket: Ticket, room: DecodeRoom) -> None:
-        room.ticket = ticket
+        room.ticket, room.sent_at = ticket, None
         self._by_ticket[ticket] = room
         self._coming[self._next_key(room)] += 1
 
@@ -233,6 +240,13 @@ class Intake:
         return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
 
     # ------------------------------------------------------------ landing
+
+    def sent(self, key: TicketId, now: float) -> None:
+        """Prefill says that it has sent everything of a ticket."""
+        ticket = self._receiver.get(key)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if room is not None and room.sent_at is None:
+            room.sent_at = now
 
     def landed(self, report: Landed, now: float) -> list[Outcome]:
         ticket, heard = self._receiver.landed(report.peer, report.done)

@@ -22,6 +22,7 @@ from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
     GateDrained,
+    GateDraining,
     OpenGate,
     PeerFenced,
     TransferReport,
@@ -36,6 +37,7 @@ from deltaserve.wire.messages import (
     Cancel,
     Drain,
     Drained,
+    Draining,
     Envelope,
     Failed,
     Grant,
@@ -44,6 +46,7 @@ from deltaserve.wire.messages import (
     PromptLogprobs,
     Queued,
     Revoke,
+    Sent,
     Starting,
 )
 
@@ -175,7 +178,10 @@ class Outflow:
     def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
         room = self.rooms.get((peer.name, Room(grant.room)))
         if room is None or room.attempt != grant.attempt:
-            self._unknown(peer, grant)
+            if self.sender.was_sent(peer.name, boot, grant.ticket):  # decode may not have seen its announcements yet
+                self.links.send(peer.name, Sent(ticket=grant.ticket))
+            else:
+                self._unknown(peer, grant)
             return
         arena = peer.hello.facts.pool_pages if peer.hello else ()
         if not grant_fits(self.config, arena, grant, room.num_tokens):
@@ -219,6 +225,11 @@ class Outflow:
                 self._on_sent(report)
             case WriteFailed():
                 self._on_write_failed(report)
+            case GateDraining():
+                ticket = self.sender.get(report.ticket)
+                if ticket is not None and ticket.answer_revoke:
+                    draining = Draining(ticket=ticket.id.seq, bytes_outstanding=report.bytes_outstanding)
+                    self.links.send(ticket.peer, draining)
             case GateDrained():
                 self._on_drained(report)
             case PeerFenced():

@@ -90,6 +90,8 @@ class DecodeRoom:
     """Prefill has acknowledged the offer."""
     leased_version: int | None = None
     """Of the cache, when the lease was last compared with it."""
+    sent_at: float | None = None
+    """When prefill first said that it had sent everything of the current ticket."""
     next_repeat: float = 0.0
     repeat_gap_s: float = 1.0
     waits_since: float | None = None

@@ -33,6 +33,7 @@ from deltaserve.wire.messages import (
     CacheUse,
     Cancel,
     Drained,
+    Draining,
     Failed,
     Finish,
     FinishReason,
@@ -40,6 +41,7 @@ from deltaserve.wire.messages import (
     Message,
     PromptLogprobs,
     Queued,
+    Sent,
     Starting,
     Submit,
 )
@@ -131,8 +133,8 @@ class Serving:
                 self._on_prefill_frame(peer, message, now)
 
     def _on_prefill_frame(self, peer: Peer, body: Message, now: float) -> None:
-        if isinstance(body, Drained):
-            self._on_drained(peer, body, now)
+        if isinstance(body, Draining | Drained | Sent):
+            self._on_ticket_frame(peer, body, now)
             return
         if not isinstance(body, Queued | Starting | Failed | PromptLogprobs):
             return
@@ -214,13 +216,19 @@ class Serving:
         room.request.truncate(room.request.prompt_len + output_len)
         self._complete(room, FinishReason.STOP, now)
 
-    def _on_drained(self, peer: Peer, drained: Drained, now: float) -> None:
-        ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(drained.ticket)))
+    def _on_ticket_frame(self, peer: Peer, message: Draining | Drained | Sent, now: float) -> None:
+        ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(message.ticket)))
         if ticket is None or ticket.peer != peer.name:
             return
-        if self.receiver.drained(ticket.id, drained.outcome) is Heard.FENCE:
-            self._lose(peer.name, now)
-        self.intake.update_mark(peer.name)
+        match message:
+            case Draining():
+                self.receiver.draining(ticket.id, message.bytes_outstanding, now)
+            case Sent():
+                self.intake.sent(ticket.id, now)
+            case Drained():
+                if self.receiver.drained(ticket.id, message.outcome) is Heard.FENCE:
+                    self._lose(peer.name, now)
+                self.intake.update_mark(peer.name)
 
     # ------------------------------------------------------------ transfer reports
 
@@ -373,5 +381,6 @@ class Serving:
     def metrics(self) -> dict[str, float]:
         return self.intake.metrics() | {
             "deltaserve_late_dones_total": self.receiver.late_dones,
+            "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
             "deltaserve_quarantine_age_seconds": self.receiver.quarantine_age_s,
         }

@@ -49,7 +49,7 @@ class Shape:
     peer_lost_s: float = 5.0
     peer_suspect_s: float = 1.5
     peer_lease_s: float = 5.0
-    drain_timeout_s: float = 1.0
+    drain_timeout_s: float = 2.0
     share_wait_s: float = 2.0
     stall_s: float = 5.0
 

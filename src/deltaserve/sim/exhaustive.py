@@ -26,10 +26,10 @@ from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch
 from deltaserve.transport.loopback import Fate, Posted
 from deltaserve.wire.codec import decode
-from deltaserve.wire.messages import Cancel, Drained, Failed, Grant, Offer, Revoke, Starting
+from deltaserve.wire.messages import Cancel, Drained, Draining, Failed, Grant, Offer, Revoke, Sent, Starting
 
 SEED = 1
-_TICKET_FRAMES = (Offer, Starting, Grant, Revoke, Drained, Failed, Cancel)
+_TICKET_FRAMES = (Offer, Starting, Grant, Revoke, Draining, Drained, Sent, Failed, Cancel)
 _DEATHS = (FaultKind.CRASH, FaultKind.CRASH_UNSEEN)
 _STRIKES = (*_DEATHS, FaultKind.FRONT_CRASH, FaultKind.PAUSE, FaultKind.RESET, FaultKind.PARTITION, FaultKind.HALF_OPEN)
 _CLIENTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING)

@@ -128,7 +128,7 @@ def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> 
         heartbeat_s=heartbeat_s,
         peer_suspect_s=2 * heartbeat_s,
         peer_lease_s=chance.choose((3.0, 10.0)) * heartbeat_s,
-        drain_timeout_s=chance.choose((0.05, 0.3, 1.0)),
+        drain_timeout_s=chance.choose((0.05, 0.3, 2.0)),
         share_wait_s=chance.choose((0.05, 2.0)),
         stall_s=chance.choose((0.3, 1.0, 5.0)),
     )

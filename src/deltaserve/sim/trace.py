@@ -6,6 +6,7 @@ from deltaserve.wire.messages import (
     Ask,
     Cancel,
     Drained,
+    Draining,
     Envelope,
     Failed,
     Finished,
@@ -15,6 +16,7 @@ from deltaserve.wire.messages import (
     PromptLogprobs,
     Queued,
     Revoke,
+    Sent,
     Starting,
     Submit,
     Tokens,
@@ -52,7 +54,7 @@ def describe(envelope: Envelope) -> str:
             detail = f"{room_label(body.room)}.{body.attempt}"
         case Grant():
             detail = f"{room_label(body.room)}.{body.attempt} ticket {body.ticket}"
-        case Revoke():
+        case Revoke() | Draining() | Sent():
             detail = f"ticket {body.ticket}"
         case Drained():
             detail = f"ticket {body.ticket} {body.outcome.value}"

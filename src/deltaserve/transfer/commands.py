@@ -157,6 +157,14 @@ class WriteFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GateDraining:
+    """Writer: a closed gate still waits for writes. Told at once, then twice a second until GateDrained."""
+
+    ticket: TicketId
+    bytes_outstanding: int
+
+
+@dataclass(frozen=True, slots=True)
 class GateDrained:
     """Writer: answer to CloseGate."""
 
@@ -192,6 +200,7 @@ TransferReport = (
     | EndpointFailed
     | ChunkSent
     | WriteFailed
+    | GateDraining
     | GateDrained
     | Landed
     | PagesVerified

@@ -22,6 +22,7 @@ from deltaserve.transfer.commands import (
     EndpointOpened,
     FencePeer,
     GateDrained,
+    GateDraining,
     Landed,
     OpenEndpoint,
     OpenGate,
@@ -48,6 +49,9 @@ from deltaserve.transport.base import (
 )
 from deltaserve.wire.codec import decode_done, encode_done
 from deltaserve.wire.messages import Done, Drain, Piece, RegionInfo
+
+_TELL_EVERY_S = 0.5
+"""Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,8 @@ class _Link:
     gates: dict[TicketId, Gate] = field(default_factory=dict)
     ready: OrderedDict[TicketId, None] = field(default_factory=OrderedDict)
     """Tickets that may have a window to post; the one whose turn it is comes first."""
-    closing: set[TicketId] = field(default_factory=set)
-    """Tickets whose gate was closed and is not reported drained."""
+    closing: dict[TicketId, float] = field(default_factory=dict)
+    """Tickets whose gate was closed and is not reported drained |-> when that is reported again."""
     writes: dict[WriteId, _Posted] = field(default_factory=dict)
 
 
@@ -119,7 +123,7 @@ class Endpoint:
                 self._enqueue(command)
                 return self._advance(command.peer, now)
             case CloseGate():
-                return self._close_gate(command)
+                return self._close_gate(command, now)
             case VerifyPages():
                 return [self._verify(command)]
             case FencePeer():
@@ -229,7 +233,7 @@ class Endpoint:
                 problem = "the transport reports an error" if state is WriteState.ERROR else "it never completed"
                 self._failed(link, self._settle(link, write), problem, reports)
         self._post_windows(link, now, reports)
-        self._report_drained(link, reports)
+        self._report_drained(link, now, reports)
         return reports
 
     def _settle(self, link: _Link, write: WriteId) -> ChunkJob:
@@ -294,23 +298,27 @@ class Endpoint:
         allowed_s = self._config.stall_s + num_bytes / self._config.slow_bytes_per_s
         link.writes[write] = _Posted(job, num_bytes, now + allowed_s)
 
-    def _close_gate(self, command: CloseGate) -> list[TransferReport]:
+    def _close_gate(self, command: CloseGate, now: float) -> list[TransferReport]:
         link = self._links.get(command.peer)
         gate = link.gates.get(command.ticket) if link else None
         if link is None or gate is None:
             return []  # fenced meanwhile: PeerFenced answers for it
         gate.is_open = False
         gate.drop_jobs()
-        link.closing.add(command.ticket)
+        link.closing[command.ticket] = now
         reports: list[TransferReport] = []
-        self._report_drained(link, reports)
+        self._report_drained(link, now, reports)
         return reports
 
-    def _report_drained(self, link: _Link, reports: list[TransferReport]) -> None:
-        for ticket in [t for t in link.closing if link.gates[t].num_in_flight == 0]:
-            reports.append(GateDrained(ticket, self._outcome(link.gates[ticket])))
-            link.closing.remove(ticket)
-            del link.gates[ticket]
+    def _report_drained(self, link: _Link, now: float, reports: list[TransferReport]) -> None:
+        for ticket, tell_at in list(link.closing.items()):
+            gate = link.gates[ticket]
+            if gate.num_in_flight == 0:
+                reports.append(GateDrained(ticket, self._outcome(gate)))
+                del link.closing[ticket], link.gates[ticket]
+            elif now >= tell_at:
+                reports.append(GateDraining(ticket, gate.bytes_in_flight))
+                link.closing[ticket] = now + _TELL_EVERY_S
 
     def _outcome(self, gate: Gate) -> Drain:
         """What may be said of a closed gate with nothing outstanding."""

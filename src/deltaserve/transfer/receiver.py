@@ -1,7 +1,7 @@
 """The reader's half of the ticket protocol: which pages a peer may write, and when they may be used again.
 
 Pages leave a ticket in three ways only: Done (to the request), a clean drain, a fence that makes late writes
-impossible. Timers never free: they trigger a fence.
+impossible. Timers never free: they trigger a fence. A writer that drains may take its time, as long as it says so.
 
     grant -> landed ... -> (LANDED) -> accept -> pages belong to the request
           -> revoke -> drained(CLEAN) | landed(complete) | fenced -> pages free
@@ -44,6 +44,10 @@ class Ticket:
     state: ReceiverState = ReceiverState.OPEN
     revoked_at: float = 0.0
     """When revoked."""
+    heard_at: float = 0.0
+    """When its writer last said that it drains; when revoked, before that."""
+    bytes_outstanding: int = 0
+    """As it said then."""
     is_stranded: bool = False
     """Revoked, and its peer could not be fenced: no further fence is tried for it."""
 
@@ -93,7 +97,7 @@ class Receiver:
         self._quarantined: OrderedDict[TicketId, Ticket] = OrderedDict()
         """Revoked ones, in that order."""
         self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
-        """Of these, those whose peer may still answer."""
+        """Of these, those whose peer may still answer, in order of when it was heard last."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
@@ -156,6 +160,13 @@ class Receiver:
             return self._evidence is Evidence.COMPLETION or not done.pieces
         return all(len(piece.checksums) == (piece.end - piece.first) * _CHECKSUM_BYTES for piece in done.pieces)
 
+    def draining(self, key: TicketId, bytes_outstanding: int, now: float) -> None:
+        """The writer has closed the gate and waits for writes: its silence counts anew from here."""
+        ticket = self._unanswered.get(key)
+        if ticket is not None:
+            ticket.heard_at, ticket.bytes_outstanding = now, bytes_outstanding
+            self._unanswered.move_to_end(key)
+
     def drained(self, key: TicketId, outcome: Drain) -> Heard:
         """Answer to a Revoke. Dirty: only a fence can give the pages back."""
         ticket = self._tickets.get(key)
@@ -185,7 +196,7 @@ class Receiver:
     def revoke(self, ticket: Ticket, now: float) -> Heard:
         """Withdraw the permission. RELEASED: everything had landed, the pages are free already."""
         self._move(ticket, ReceiverEvent.REVOKE)
-        ticket.revoked_at = now
+        ticket.revoked_at = ticket.heard_at = now
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
             pool.revoke(pages)
         self._quarantined[ticket.id] = self._unanswered[ticket.id] = ticket
@@ -247,10 +258,10 @@ class Receiver:
         return list(self._quarantined.values())
 
     def overdue(self, now: float) -> set[PeerName]:
-        """Peers with a revoked ticket nobody answered for: to be fenced."""
+        """Peers silent about a revoked ticket for too long: to be fenced."""
         oldest = next(iter(self._quarantined.values()), None)
         self.quarantine_age_s = 0.0 if oldest is None else now - oldest.revoked_at
-        late = takewhile(lambda t: now >= t.revoked_at + self._drain_timeout_s, self._unanswered.values())
+        late = takewhile(lambda t: now >= t.heard_at + self._drain_timeout_s, self._unanswered.values())
         return {ticket.peer for ticket in late}
 
     def check_integrity(self) -> None:

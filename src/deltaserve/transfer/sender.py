@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
 from deltaserve.base.machine import advance
@@ -53,13 +54,25 @@ class GrantVerdict(Enum):
     """Below the mark, revoked before it came, or over: must not be opened (again)."""
 
 
+class _Tombstone(NamedTuple):
+    """How a ticket ended."""
+
+    outcome: Drain
+    """DIRTY: with writes that were never seen DONE, they may still land."""
+    is_sent: bool = False
+    """Every byte of it was posted and seen DONE."""
+
+
+_CLEAN = _Tombstone(Drain.CLEAN)
+
+
 @dataclass(slots=True)
 class _Pair:
     """What is remembered of one reader's boot: its mark, and tickets that must never open."""
 
     closed_below: int = 1
-    tombstones: dict[int, Drain] = field(default_factory=dict)
-    """Ticket number |-> DIRTY when it ended with writes that were never seen DONE: they may still land."""
+    tombstones: dict[int, _Tombstone] = field(default_factory=dict)
+    """By ticket number."""
 
 
 class Sender:
@@ -105,7 +118,7 @@ class Sender:
         pair = self._pair(peer, reader_boot)
         if closed_below > pair.closed_below:
             pair.closed_below = closed_below
-            pair.tombstones = {seq: drain for seq, drain in pair.tombstones.items() if seq >= closed_below}
+            pair.tombstones = {seq: end for seq, end in pair.tombstones.items() if seq >= closed_below}
 
     def _pair(self, peer: PeerName, reader_boot: Boot) -> _Pair:
         return self._pairs.setdefault((peer, reader_boot), _Pair())
@@ -145,7 +158,7 @@ class Sender:
         """The last chunk was seen DONE. Returns what a revoke is answered with from now on."""
         self._move(ticket, SenderEvent.SEND_ALL)
         outcome = self._after_done(ticket)
-        self._forget(ticket, outcome)
+        self._forget(ticket, _Tombstone(outcome, is_sent=True))
         return outcome
 
     def _after_done(self, ticket: SendTicket) -> Drain:
@@ -171,14 +184,18 @@ class Sender:
         if ticket is None or ticket.peer != peer:
             pair = self._pair(peer, reader_boot)
             if seq >= pair.closed_below:
-                pair.tombstones.setdefault(seq, Drain.CLEAN)
+                pair.tombstones.setdefault(seq, _CLEAN)
             return None
         ticket.answer_revoke = True
         return ticket
 
     def drain_of(self, peer: PeerName, reader_boot: Boot, seq: int) -> Drain:
         """What is known of a ticket's writes when it is not here (any more)."""
-        return self._pair(peer, reader_boot).tombstones.get(seq, Drain.CLEAN)
+        return self._pair(peer, reader_boot).tombstones.get(seq, _CLEAN).outcome
+
+    def was_sent(self, peer: PeerName, reader_boot: Boot, seq: int) -> bool:
+        """Whether a ticket that is over ended with every byte seen DONE."""
+        return self._pair(peer, reader_boot).tombstones.get(seq, _CLEAN).is_sent
 
     def gate_drained(self, key: TicketId, outcome: Drain) -> SendTicket | None:
         """Gate closed, nothing outstanding. A clean one unpins; a dirty one keeps its pins until the fence."""
@@ -201,15 +218,15 @@ class Sender:
         over = self.of_peer(peer)
         for ticket in over:
             self._move(ticket, SenderEvent.FENCE)
-            self._forget(ticket, Drain.DIRTY if ticket.pins else self._after_done(ticket))
+            self._forget(ticket, _Tombstone(Drain.DIRTY if ticket.pins else self._after_done(ticket)))
         return over
 
-    def _forget(self, ticket: SendTicket, outcome: Drain = Drain.CLEAN) -> None:
+    def _forget(self, ticket: SendTicket, tombstone: _Tombstone = _CLEAN) -> None:
         for chunk in list(ticket.pins):
             self._unpin(ticket, chunk)
         pair = self._pair(ticket.peer, ticket.id.reader_boot)
         if ticket.id.seq >= pair.closed_below:
-            pair.tombstones[ticket.id.seq] = outcome
+            pair.tombstones[ticket.id.seq] = tombstone
         del self._tickets[ticket.id]
 
     def _unpin(self, ticket: SendTicket, chunk: int) -> None:

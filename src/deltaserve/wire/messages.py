@@ -2,7 +2,8 @@
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
 front -> any     Flush
-decode -> prefill Offer, Grant, Revoke, Cancel      prefill -> decode Starting, Failed, Drained, PromptLogprobs
+decode -> prefill Offer, Ask, Grant, Revoke, Cancel prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
+                                                                      PromptLogprobs
 prefill -> decode, bound to the data it announces (transport notification): Done
 all: Hello, Heartbeat, Status, Events
 
@@ -222,6 +223,19 @@ class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     ticket: int
 
 
+class Draining(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """First answer to Revoke while writes are outstanding, repeated until Drained: no time limit but silence."""
+
+    ticket: int
+    bytes_outstanding: int
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answer to a repeated Grant whose ticket's every byte was seen DONE: its announcements are there, or lost."""
+
+    ticket: int
+
+
 class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Answer to Revoke, without a time limit. An unknown ticket answers CLEAN and leaves a tombstone."""
 
@@ -355,6 +369,8 @@ Message = (
     | Done
     | Failed
     | Revoke
+    | Draining
+    | Sent
     | Drained
     | Status
     | Cancel
