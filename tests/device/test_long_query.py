@@ -1,4 +1,4 @@
-"""Extends cut into blocks of positions and heads, whatever memory their scores may take."""
+"""Extends cut into blocks of positions and of keys, with the results merged."""
 
 import pytest
 import torch
@@ -9,10 +9,15 @@ from tests.device.attention_world import Shape, check_against_plain
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-@pytest.mark.parametrize("positions", [1, 7, 128])
-@pytest.mark.parametrize("score_bytes", [1, 4 * 2 * 200 * 5, 4 * 2 * 200 * 28, 1 << 30])
-def test_any_block_size(monkeypatch: pytest.MonkeyPatch, dtype: DType, positions: int, score_bytes: int) -> None:
+@pytest.mark.parametrize("positions", [7, 64, 1024])
+@pytest.mark.parametrize("keys", [16, 50, 2048])
+@pytest.mark.parametrize(("causal", "score_bytes"), [(1, 1), (19, 4 * 2 * 19 * 50), (128, 1 << 30)])
+def test_any_block_size(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, positions: int, keys: int, causal: int, score_bytes: int
+) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(long_query, "_MAX_POSITIONS", positions)
-    monkeypatch.setattr(long_query, "_CPU_SCORE_BYTES", score_bytes)
+    monkeypatch.setattr(long_query, "CAUSAL_POSITIONS", causal)
+    monkeypatch.setitem(long_query.SCORE_BYTES, "cpu", score_bytes)
+    monkeypatch.setattr(long_query, "MAX_POSITIONS", positions)
+    monkeypatch.setattr(long_query, "MAX_KEYS", keys)
     check_against_plain(Shape(kv_heads=5, dtype=dtype, kv_dtype=dtype), (200, 60, 150), (20, 60, 137))

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from deltaserve.device.attention import Batch, Shared
+from deltaserve.device.blocks import PartTable
+from deltaserve.device.tiles import plan_tiles
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import (
+    POOL,
     TOLERANCE,
     Shape,
     World,
@@ -96,6 +99,40 @@ def test_offsets_beyond_two_to_the_31() -> None:
     page_bytes = 2 * 2 * 2 * 16 * 16  # layers, planes, heads, tokens, channels
     shape = Shape(kv_dtype=DType.FP8_E4M3, first_page=2**31 // page_bytes + 5)
     check_against_plain(shape, MIXED_LENS, MIXED_QUERIES)
+
+
+def test_two_steps_at_once_do_not_disturb_each_other() -> None:
+    """They share their scratch memory: as the page groups of one model do, and the last layer with the others."""
+    lens, q_lens = (300, 90, 33, 210), (1, 5, 33, 1)
+    world = World(Shape(), lens)
+    world.fill(q_lens)
+    queries = world.queries(q_lens)
+    batch, fewer = Batch(queries, 32), Batch((queries[0], queries[3]), 32)
+    q, few = world.random_q(batch.num_tokens), world.random_q(2)
+    want, want_few = world.run(batch, 0, q), world.run(fewer, 0, few)
+    first = world.backend.begin_step(batch)[0]
+    second = world.backend.begin_step(fewer)[0]
+    for _ in range(2):
+        assert torch.equal(first.attend(0, q, 0.25), want)
+        assert torch.equal(second.attend(0, few, 0.25), want_few)
+
+
+def test_partial_results_are_as_many_as_there_are() -> None:
+    """One long row beside short ones costs what it costs alone."""
+    lens = [2000] + [40] * 31
+    world = World(Shape(), lens)
+    queries = world.queries([1] * 32)
+    plan = plan_tiles(Batch(queries, 32), world.tables.table(POOL), 16, 2)
+    assert plan is not None
+    assert PartTable.of(plan.num_parts, 4).waste == (-(-2000 // 32) + 31 * 2) * 4
+
+
+def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
+    lens = [200] * 17
+    world = World(Shape(), lens)
+    plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 32), world.tables.table(POOL), 16, 2)
+    assert plan is not None
+    assert [tails.units.shape for tails in plan.tails] == [(16, 2), (1, 32)]
 
 
 def test_sharing_is_counted_for_those_who_share() -> None:

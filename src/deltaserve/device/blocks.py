@@ -22,7 +22,7 @@ class Pass:
     counts: tuple[int, ...]
     """Items of each tile; n below is their sum."""
     queries: Tensor  # [n * H * R] int64 into query rows [units * H + 1, D]; the last is zero
-    targets: Tensor  # [n * H * R] int64 into partial results [units * H * M + 1, D]; the last is waste
+    targets: Tensor  # [n * H * R] int64 into partial results, see PartTable; padding goes to the one that is waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,46 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class PartTable:
+    """Where partial results stand: those of one query row side by side, as many as it has.
+
+    A query row is token * num_heads + head. Behind the last part stand one that is waste and one that is empty.
+    """
+
+    num_heads: int
+    """Of queries."""
+    counts: Ints  # [Tt + 1] parts of each token's rows; the last stands for padding
+    starts: Ints  # [Tt + 1] sum of the counts before
+
+    @classmethod
+    def of(cls, num_parts: Ints, num_heads: int) -> "PartTable":
+        return cls(num_heads, np.append(num_parts, 0), np.concatenate(([0], np.cumsum(num_parts))))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.counts) - 1
+
+    @property
+    def waste(self) -> int:
+        return int(self.starts[-1]) * self.num_heads
+
+    @property
+    def empty(self) -> int:
+        return self.waste + 1
+
+    def place(self, tokens: Ints, heads: Ints, parts: Ints) -> Ints:
+        """Of a part of a query row. Tokens of padding: waste."""
+        found = self.starts[tokens] * self.num_heads + heads * self.counts[tokens] + parts
+        return np.where(tokens < self.num_tokens, found, self.waste)
+
+
+@dataclass(frozen=True, slots=True)
 class _Indexer:
     """Turns pages and units into row numbers of one arena."""
 
     arena: KvArena
     group_size: int
-    padding: int
-    num_parts: int
-    """M: partial results per query row."""
+    parts: PartTable
 
     @property
     def heads(self) -> Ints:
@@ -62,11 +94,9 @@ class _Indexer:
         counts = tuple(len(units) for units in tiles)
         units = np.concatenate(tiles)[:, None, :]  # [n, 1, R]
         part = np.concatenate([parts[:count] for count in counts])[:, None, None]
-        real = units < self.padding
-        rows = ((units // group) * num_heads + self.heads) * group + units % group  # [n, H, R]
-        zero_row = self.padding * num_heads
-        queries = np.where(real, rows, zero_row)
-        targets = np.where(real, rows * self.num_parts + part, zero_row * self.num_parts)
+        tokens, heads = units // group, self.heads * group + units % group  # [n, 1, R], [n, H, R]
+        queries = np.minimum(tokens * num_heads * group + heads, self.parts.num_tokens * num_heads * group)
+        targets = self.parts.place(tokens, heads, part)
         return Pass(counts, self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
 
     def passes(self, tiles: Sequence[Ints], parts: Ints, width: int) -> tuple[Pass, ...]:
@@ -91,11 +121,11 @@ class _Indexer:
         return max(1, self.budget // (layout.num_heads * width * layout.group.head_dim * 4))
 
 
-def make_blocks(plan: TilePlan, arena: KvArena, group_size: int) -> list[Block]:
+def make_blocks(plan: TilePlan, arena: KvArena, parts: PartTable) -> list[Block]:
     """Splits first, then tails; the tail is the last part of each query row."""
-    indexer = _Indexer(arena, group_size, plan.padding, plan.max_splits + 1)
+    indexer = _Indexer(arena, parts.num_heads // arena.layout.num_heads, parts)
     splits = [] if plan.items is None else list(_split_blocks(indexer, plan.items))
-    return splits + list(_tail_blocks(indexer, plan.tails, plan.max_splits))
+    return splits + [block for tails in plan.tails for block in _tail_blocks(indexer, tails)]
 
 
 def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
@@ -108,12 +138,12 @@ def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
         yield Block(width, indexer.kv_rows(pages), indexer.passes(tiles, parts, width))
 
 
-def _tail_blocks(indexer: _Indexer, tails: TailItems, last_part: int) -> Iterator[Block]:
+def _tail_blocks(indexer: _Indexer, tails: TailItems) -> Iterator[Block]:
     width = tails.pages.shape[1] * indexer.arena.layout.page_size
     step = indexer.items_per_block(width)
     for start in range(0, len(tails.pages), step):
         pages, units = tails.pages[start : start + step], tails.units[start : start + step]
-        tails_pass = indexer.one_pass([units], np.full(len(units), last_part))
+        tails_pass = indexer.one_pass([units], tails.parts[start : start + step])
         hidden = indexer.tensor(tails.hidden[start : start + step])[:, None]
         stale = indexer.tensor(np.flatnonzero(indexer.per_head(tails.stale[start : start + step])))
         yield Block(width, indexer.kv_rows(pages), (tails_pass,), hidden, stale)

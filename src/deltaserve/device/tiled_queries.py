@@ -1,12 +1,14 @@
 """Attention of all short queries of a step, tile by tile. See tiles.py for the partition."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.blocks import Block, Pass, make_blocks
+from deltaserve.device.blocks import Block, PartTable, Pass, make_blocks
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.tiles import TilePlan
@@ -21,43 +23,78 @@ class TiledQueries:
     def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
         device, dim = arena.bytes.device, arena.layout.group.head_dim
         self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
-        num_parts = plan.max_splits + 1
-        num_rows = plan.padding * arena.layout.num_heads
-        parts = _Parts(
-            scratch.take("queries", (num_rows + 1, dim), torch.float32).zero_(),
-            scratch.take("outs", (num_rows * num_parts + 1, dim), torch.float32).zero_(),
-            scratch.take("lses", (num_rows * num_parts + 1,), torch.float32).fill_(float("-inf")),
+        table = PartTable.of(plan.num_parts, arena.layout.num_heads * group_size)
+        self._parts = parts = _Parts(
+            scratch.take("queries", (table.num_tokens * table.num_heads + 1, dim), torch.float32),
+            scratch.take("outs", (table.empty + 1, dim), torch.float32),
+            scratch.take("lses", (table.empty + 1,), torch.float32),
         )
         self._queries = parts.queries[:-1].view(len(self.tokens), -1, dim)  # [Tt, Hq, D]
-        self._outs = parts.outs[:-1].view(num_rows, num_parts, dim)
-        self._lses = parts.lses[:-1].view(num_rows, 1, num_parts)
-        blocks = make_blocks(plan, arena, group_size)
+        self._merges = _merges(table, device)
+        blocks = make_blocks(plan, arena, table)
         self._split_keys = blocks[0].width  # splits stand first and have one width
         self._blocks = [_BlockRun(arena, block, parts, scratch) for block in blocks]
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
+        self._parts.reset()
         self._queries.copy_(q).mul_(scale)
         with rounded_products() if may_round(q.dtype, self._split_keys, q.shape[-1]) else nullcontext():
             for block in self._blocks:
                 block.run(layer)
-        if self._outs.shape[1] == 1:
-            return self._outs.clone().view(q.shape)
-        return torch.bmm(self._lses.softmax(-1), self._outs).view(q.shape)
+        out = torch.empty((len(self._parts.queries) - 1, q.shape[-1]), dtype=torch.float32, device=q.device)
+        for merge in self._merges:
+            merge.run(self._parts, out)
+        return out.view(q.shape)
 
 
 class _Parts:
-    """What tiles read and write.
-
-    The last query row stays zero, the last result is waste. Results a query does not have keep weight e^-inf = 0 and
-    value 0.
-    """
+    """What tiles read and write. The last query row is zero; see PartTable for the results."""
 
     def __init__(self, queries: Tensor, outs: Tensor, lses: Tensor) -> None:
         self.queries = queries  # [Rq + 1, D]
-        self.outs = outs  # [Rq * M + 1, D]
-        self.lses = lses  # [Rq * M + 1] natural log
-        self.merged = len(outs) > len(queries)
+        self.outs = outs  # [P + 2, D]
+        self.lses = lses  # [P + 2] natural log
+        self.merged = len(outs) > len(queries) + 1
+
+    def reset(self) -> None:
+        """The rest is written before it is read; another step may have used the same memory since."""
+        self.queries[-1] = 0.0
+        self.outs[-1] = 0.0
+        self.lses[-1] = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """Query rows with about equally many parts: their results are added up together."""
+
+    rows: Tensor  # [n] int64
+    places: Tensor  # [n * M] int64 into the parts, the empty one where a row has fewer than M
+
+    def run(self, parts: _Parts, out: Tensor) -> None:
+        """out [Rq, D]: fills `rows`."""
+        shape = (len(self.rows), -1, out.shape[1])  # [n, M, D]
+        outs = parts.outs.index_select(0, self.places).view(shape)
+        if outs.shape[1] == 1:
+            out.index_copy_(0, self.rows, outs[:, 0])
+            return
+        weights = parts.lses.index_select(0, self.places).view(len(self.rows), 1, -1).softmax(-1)
+        out.index_copy_(0, self.rows, torch.bmm(weights, outs)[:, 0])
+
+
+def _merges(table: PartTable, device: torch.device) -> list[_Merge]:
+    """Rows with 1, 2, 3 to 4, 5 to 8, ... parts."""
+    counts = table.counts[:-1]
+    sizes = np.array([(count - 1).bit_length() for count in counts.tolist()])
+    heads = np.arange(table.num_heads)[:, None]  # [Hq, 1]
+    merges = []
+    for size in np.unique(sizes):
+        tokens = np.flatnonzero(sizes == size)[:, None, None]  # [t, 1, 1]
+        part = np.arange(counts[tokens].max())
+        places = np.where(part < counts[tokens], table.place(tokens, heads, part), table.empty)  # [t, Hq, M]
+        rows = tokens[:, :, 0] * table.num_heads + heads[:, 0]
+        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in (rows, places))))
+    return merges
 
 
 class _BlockRun:

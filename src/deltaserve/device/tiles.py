@@ -3,7 +3,8 @@
 Short queries (decode, and up to 16 positions) are computed in *tiles* of 8 query rows, zero padded, against one split
 of `split_tokens` keys. A split shared by several queries is one item with the rows of all of them, a private split an
 item with the rows of one: the same tile shape either way, so a row's result has the same bits. What follows the last
-whole split below q_start is the query's *tail*: causal and always private.
+whole split below q_start is the query's *tail*: causal and always private. Tails of queries of about the same length
+go together, so that one extend of 16 positions does not give 16 rows to every decoding row beside it.
 
 A *unit* is one query row of every KV head: token * group_size + GQA head in the group, tokens counted over tiled
 queries only.
@@ -38,9 +39,10 @@ class SplitItems:
 
 @dataclass(frozen=True, slots=True)
 class TailItems:
-    """One tail per tiled query."""
+    """Tails of some tiled queries."""
 
     pages: Ints  # [B, width / page_size]; beyond a tail's end its last page is repeated
+    parts: Ints  # [B] which partial result of its query rows a tail is: their last
     units: Ints  # [B, R]; `padding` fills up
     hidden: Bools  # [B, R, width]: key after the query's position
     stale: Bools  # [B, width]: key not written yet, may hold anything, NaN too
@@ -55,10 +57,9 @@ class TilePlan:
     tokens: Ints  # [Tt] of the step's tokens, those of tiled queries
     padding: int
     """Unit id that stands for a zero row: the number of real units."""
-    max_splits: int
-    """Whole splits of the longest query."""
+    num_parts: Ints  # [Tt] partial results of a token's query rows: one for each whole split, one for the tail
     items: SplitItems | None
-    tails: TailItems
+    tails: tuple[TailItems, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,26 @@ def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> T
         for index, end, length in zip(queries, ends.tolist(), lens, strict=True)
     }
     padding = len(tokens) * group_size
+    num_splits = [batch.queries[index].q_start // batch.split_tokens for index in queries]
     return TilePlan(
         queries=queries,
         tokens=tokens.astype(np.int64),
         padding=padding,
-        max_splits=max(batch.queries[index].q_start // batch.split_tokens for index in queries),
+        num_parts=np.repeat(np.array(num_splits) + 1, lens),
         items=_split_items(_groups(batch, units, padding), table, batch.split_tokens // page_size),
-        tails=_tail_items(batch, queries, units, table, page_size),
+        tails=tuple(
+            _tail_items(batch, bucket, {index: units[index] for index in bucket}, padding, (table, page_size))
+            for bucket in _by_length(batch, queries)
+        ),
     )
+
+
+def _by_length(batch: Batch, queries: Sequence[int]) -> list[tuple[int, ...]]:
+    """Queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions."""
+    buckets: dict[int, list[int]] = {}
+    for index in queries:
+        buckets.setdefault((batch.queries[index].q_len - 1).bit_length(), []).append(index)
+    return [tuple(buckets[size]) for size in sorted(buckets)]
 
 
 def _groups(batch: Batch, units: dict[int, Ints], padding: int) -> list[_Group]:
@@ -144,9 +157,10 @@ def _split_items(groups: Sequence[_Group], table: Table, pages_per_split: int) -
 
 
 def _tail_items(
-    batch: Batch, indexes: tuple[int, ...], units: dict[int, Ints], table: Table, page_size: int
+    batch: Batch, indexes: tuple[int, ...], units: dict[int, Ints], padding: int, memory: tuple[Table, int]
 ) -> TailItems:
-    split = batch.split_tokens
+    """`memory`: page table and page size."""
+    split, (table, page_size) = batch.split_tokens, memory
     queries = [batch.queries[index] for index in indexes]
     q_starts = np.array([query.q_start for query in queries])
     lines = np.array([query.line for query in queries])
@@ -156,7 +170,6 @@ def _tail_items(
     offsets = np.minimum(np.arange(num_pages.max()), num_pages[:, None] - 1)
     pages = table[lines[:, None], (first // page_size)[:, None] + offsets]
     max_rows = max(len(units[index]) for index in indexes)
-    padding = sum(len(rows) for rows in units.values())
     rows = np.full((len(indexes), max_rows), padding, np.int64)
     positions = np.zeros((len(indexes), max_rows), np.int64)  # of each query row, from its q_start
     for place, index in enumerate(indexes):
@@ -165,4 +178,5 @@ def _tail_items(
         positions[place, :count] = np.arange(count) // (count // batch.queries[index].q_len)
     keys = np.arange(pages.shape[1] * page_size)  # [width]
     last_seen = (q_starts - first)[:, None] + positions  # [B, R]
-    return TailItems(pages.astype(np.int64), rows, keys > last_seen[:, :, None], keys >= lens[:, None])
+    parts = q_starts // split
+    return TailItems(pages.astype(np.int64), parts, rows, keys > last_seen[:, :, None], keys >= lens[:, None])
