@@ -161,12 +161,14 @@ def test_prompt_logprobs_match_nothing_on_prefill_and_all_on_decode() -> None:
     room = generation.__class__(
         generation.room, generation.prompt, generation.namespace, sampling, generation.deadline_s, generation.cache
     )
-    duo.cluster.front.submit(room)
+    answer = duo.cluster.front.submit(room)
     duo.until(lambda: duo.metrics(PREFILL)["deltaserve_computed_tokens_total"] - computed == 16)
     assert all(item.wants_prompt_logprobs for plan in plans for item in plan.items)
     duo.until(lambda: bool(duo.sent(Grant, DECODE)) and duo.sent(Grant, DECODE)[-1].room == generation.room)
     assert duo.sent(Grant, DECODE)[-1].coverage[0].first == 4
-    assert duo.sent(PromptLogprobs) == []  # the stamp model has none to tell
+    duo.until(lambda: bool(answer.ends))
+    told = [value.logprob for frame in duo.sent(PromptLogprobs, DECODE) for value in frame.values]
+    assert told == [-float(token) for token in HEAD[1:]]
 
 
 @pytest.mark.parametrize("extend_len", [0, 100], ids=["through prefill", "extended here"])

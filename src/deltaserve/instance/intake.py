@@ -31,6 +31,8 @@ from deltaserve.wire.messages import Ask, CacheUse, Cancel, Component, Grant, Of
 _MAX_GAP_S = 8.0
 _ARRIVAL_S = 1.0
 """After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
+_LOGPROBS_S = 3.0
+"""After the pages have landed, the prompt's log-probabilities take so long at most; else the last of them are lost."""
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
@@ -118,8 +120,10 @@ class Intake:
     def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
         """Whether an attempt waits for what will not come.
 
-        An offer that has nobody to go to: refused for good, or not there for too long. Or an announcement that is lost.
+        An offer that has nobody to go to: refused for good, or not there for too long. Or what prefill sent is lost.
         """
+        if room.arrived is not None and now >= (room.times.landed or now) + _LOGPROBS_S:
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt did not come")
         if room.sent_at is not None and room.state is DecodeState.GRANTED and now >= room.sent_at + _ARRIVAL_S:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
         if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):

@@ -13,7 +13,7 @@ from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refus
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import Parts
-from deltaserve.instance.rooms import PrefillRoom, make_request
+from deltaserve.instance.rooms import PrefillRoom, make_request, prompt_logprobs_frames
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
@@ -43,7 +43,6 @@ from deltaserve.wire.messages import (
     Grant,
     Message,
     Offer,
-    PromptLogprobs,
     Queued,
     Revoke,
     Sent,
@@ -335,8 +334,8 @@ class Outflow:
             return
         if progress.prompt_logprobs:
             start = progress.computed_from + 1
-            values = PromptLogprobs(room=room.room, start=start, values=progress.prompt_logprobs)
-            self.links.send(room.peer, values)
+            for frame in prompt_logprobs_frames(room.room, start, progress.prompt_logprobs):
+                self.links.send(room.peer, frame)
         self.parts.scheduler.share_computed(room.request)
         if progress.sampled is not None:
             sampled = progress.sampled

@@ -18,7 +18,17 @@ from deltaserve.sched.plan import Sampled
 from deltaserve.transfer.receiver import Ticket
 from deltaserve.transfer.sender import SendTicket
 from deltaserve.wire.first_token import FirstToken
-from deltaserve.wire.messages import Finished, FinishReason, Offer, PromptLogprobs, Submit, TokenRun, Tokens, Usage
+from deltaserve.wire.messages import (
+    MAX_LOGPROB_POSITIONS,
+    Finished,
+    FinishReason,
+    Offer,
+    PromptLogprobs,
+    Submit,
+    TokenRun,
+    Tokens,
+    Usage,
+)
 
 _QUESTION_S = 2.0
 """Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
@@ -128,17 +138,21 @@ class DecodeRoom:
         """Whether some asked-for ones are still to come: the first token must not overtake them."""
         return self.request.sampling.prompt_logprobs is not None
 
-    def new_prompt_logprobs(self, start: int, values: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-        """What of these is to be told next; None for a repeat. Once all are told the request asks for none."""
+    def new_prompt_logprobs(self, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...] | None:
+        """What of these is to be told next, nothing for a repeat; None when some before them are missing.
+
+        Once all are told the request asks for none.
+        """
         known = self.num_prompt_logprobs + 1 - start
-        fresh = values[known:] if known >= 0 else ()
-        if not fresh:
+        if not self.lacks_prompt_logprobs or known >= len(values):
+            return ()
+        if known < 0:
             return None
         first = self.num_prompt_logprobs + 1
-        self.num_prompt_logprobs += len(fresh)
+        self.num_prompt_logprobs += len(values) - known
         if self.num_prompt_logprobs >= self.request.prompt_len - 1:
             self.request.sampling = msgspec.structs.replace(self.request.sampling, prompt_logprobs=None)
-        return PromptLogprobs(room=self.room, start=first, values=fresh)
+        return prompt_logprobs_frames(self.room, first, values[known:])
 
     @property
     def has_output(self) -> bool:
@@ -274,6 +288,14 @@ RETRYABLE = frozenset(
     }
 )
 """Failures that another try may not have."""
+
+
+def prompt_logprobs_frames(room: Room, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...]:
+    """Those of positions start, start + 1, ... in frames of a length that may be sent."""
+    cuts = range(0, len(values), MAX_LOGPROB_POSITIONS)
+    return tuple(
+        PromptLogprobs(room=room, start=start + cut, values=values[cut : cut + MAX_LOGPROB_POSITIONS]) for cut in cuts
+    )
 
 
 def make_request(asked: Submit | Offer, now: float) -> Request:

@@ -260,8 +260,11 @@ class Serving:
         self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
     ) -> None:
         told = room.new_prompt_logprobs(start, values)
-        if told is not None:
-            self.links.send(room.front, told)
+        if told is None:
+            self._attempt_failed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt were lost", now)
+            return
+        for frame in told:
+            self.links.send(room.front, frame)
         if room.arrived is not None and not room.lacks_prompt_logprobs:
             first, room.arrived = room.arrived, None
             self._arrived(Arrived(room, first), now)

@@ -15,7 +15,8 @@ import xxhash
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
+from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, unpack_u32
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
@@ -72,6 +73,14 @@ def oracle_output(
     return tuple(output)
 
 
+def _prompt_logprobs(tokens: bytearray, item: PlanItem) -> tuple[TokenLogprobs, ...]:
+    """Position i tells of the token at i + 1, where that is known: here as its id."""
+    first, end = item.q_start + 1, item.q_start + item.q_len + 1
+    return tuple(
+        TokenLogprobs(-float(token)) for token in unpack_u32(bytes(tokens[first * TOKEN_BYTES : end * TOKEN_BYTES]))
+    )
+
+
 @dataclass(slots=True)
 class _Row:
     tokens: bytearray
@@ -119,9 +128,9 @@ class OracleExecutor:
         end = item.q_start + item.q_len
         row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
         chains = [self._extend(row, PoolId(pool), item) for pool in range(self._cache.num_pools)]
-        if not item.samples:
-            return ItemResult(item.row)
-        return ItemResult(item.row, Sampled(next_token(chains, self._vocab_size)))
+        logprobs = _prompt_logprobs(row.tokens, item) if item.wants_prompt_logprobs else ()
+        sampled = Sampled(next_token(chains, self._vocab_size)) if item.samples else None
+        return ItemResult(item.row, sampled, prompt_logprobs=logprobs)
 
     def _spoil(self, item: PlanItem, result: ItemResult) -> ItemResult:
         """Logits that are not finite come from KV that is not: what this item wrote must never be read."""

@@ -313,8 +313,15 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     """Another try may do better: the room may be submitted again."""
 
 
+MAX_LOGPROB_POSITIONS = 2048
+"""Of one PromptLogprobs: with 20 alternatives each it stays below the limit of a frame of its kind."""
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Log-probabilities of prompt positions [start, start + n), from prefill through decode to the front."""
+    """Log-probabilities of prompt positions [start, start + n), from prefill through decode to the front.
+
+    A chunk's may need several. What is lost is not sent again: the attempt fails, the next one computes it anew.
+    """
 
     room: bytes
     start: int
