@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deltaserve.bench.recall import FIRST_NAME
 
@@ -41,17 +42,17 @@ class AnsweringServer:
     in_flight: int = 0
     most_in_flight: int = 0
 
-    def app(self) -> FastAPI:
-        app = FastAPI()
-        app.get("/v1/models")(self._models)
-        app.post("/v1/completions")(self._completions)
-        app.post("/flush_cache")(self._flush)
+    def app(self) -> Starlette:
+        app = Starlette()
+        app.add_route("/v1/models", self._models)
+        app.add_route("/v1/completions", self._completions, methods=["POST"])
+        app.add_route("/flush_cache", self._flush, methods=["POST"])
         return app
 
-    async def _models(self) -> Response:
+    async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "oracle"}]}, status_code=self.manners.models_status)
 
-    async def _flush(self) -> Response:
+    async def _flush(self, request: Request) -> Response:
         self.flushes += 1
         return JSONResponse({}, status_code=self.manners.flush_status)
 

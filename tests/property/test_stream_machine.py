@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from deltaserve.request.client import Generation, OutputDelta
@@ -91,7 +91,7 @@ def cut_at_stop(text: str, stops: list[str]) -> tuple[str, str]:
     return (text[: min(found)[1]], "stop") if found else (text, "length")
 
 
-def ask(app: FastAPI, reader: Reader) -> None:
+def ask(app: Starlette, reader: Reader) -> None:
     """Serve one request to its end, whatever that is."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reader.body)).encode())]
     scope: Scope = {

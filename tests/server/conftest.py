@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from deltaserve.server.app import create_app
 from deltaserve.server.front import Front
@@ -47,7 +47,7 @@ def codec(model_folder: Path) -> TextCodec:
 class Served:
     """An application, its engine, and a client that reaches it without a socket."""
 
-    app: FastAPI
+    app: Starlette
     engine: OracleEngine
     client: httpx.AsyncClient
 
@@ -91,7 +91,7 @@ def events(text: str) -> list[dict[str, object]]:
 class Live:
     """The same behind a real socket."""
 
-    app: FastAPI
+    app: Starlette
     engine: OracleEngine
     where: Listening
     stop: asyncio.Event

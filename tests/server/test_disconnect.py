@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from deltaserve.base.errors import FailReason, RequestFailed
@@ -78,7 +78,7 @@ class Client:
         }
 
 
-def _check_nothing_left(app: FastAPI, engine: OracleEngine) -> None:
+def _check_nothing_left(app: Starlette, engine: OracleEngine) -> None:
     front = app.state.front
     assert sorted(g.room for g in engine.opened) == sorted(engine.ended)
     assert (front.admission.num_requests, front.admission.num_tokens) == (0, 0)
@@ -126,7 +126,7 @@ async def test_leaving_while_a_whole_answer_is_made(codec: TextCodec, free_token
     _check_nothing_left(app, engine)
 
 
-async def _check_cut(app: FastAPI, engine: OracleEngine, client: Client) -> None:
+async def _check_cut(app: Starlette, engine: OracleEngine, client: Client) -> None:
     async with asyncio.timeout(10):
         await app(client.scope(), client.receive, client.send)
     assert client.aborted

@@ -19,7 +19,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.cli.doctor_report import Level, Line
 
 _MIN_PYTHON = (3, 11)
-_LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "fastapi", "uvicorn", "tokenizers", "safetensors", "xxhash")
+_LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
 _FOR_VERIFY = "transformers"
 _LITTLE_MEMORY = 2 << 30
 _ASK_S = 2.0

@@ -77,7 +77,7 @@ REFUSED = {
     "enable-auto-tool-choice": "finding tool calls in answers is not built yet",
     "reasoning-parser": "telling reasoning from answer is not built yet",
     "mamba-ssm-dtype": "recurrent models are not built yet",
-    "log-requests": "use --log-level debug",
+    "log-requests": "each request leaves one line of JSON in the log of the front, without its text",
     "log-level-http": "use --log-level",
     "watchdog-timeout": "the watchdog has no setting; /livez reports it",
     "enable-mixed-chunk": "prompts and decoding always share steps where one worker does both",

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +26,7 @@ Route = tuple[str, str, Handler]
 
 def create_app(
     engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry | None = None
-) -> FastAPI:
+) -> Starlette:
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
     routes = _public_routes(front)
@@ -35,7 +35,7 @@ def create_app(
     return _application(front, routes, Right.API)
 
 
-def create_admin_app(app: FastAPI) -> FastAPI:
+def create_admin_app(app: Starlette) -> Starlette:
     """The admin application of the front that `app` serves."""
     front = app.state.front
     assert isinstance(front, Front)
@@ -91,13 +91,12 @@ def _admin_routes(front: Front) -> list[Route]:
     ]
 
 
-def _application(front: Front, routes: Sequence[Route], right: Right) -> FastAPI:
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+def _application(front: Front, routes: Sequence[Route], right: Right) -> Starlette:
+    app = Starlette(exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception})
+    app.router.redirect_slashes = False
     app.state.front = front
     for method, path, handler in routes:
         app.add_route(path, handler, methods=[method])
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Edge, front=front, right=right, known_paths=frozenset(path for _, path, _ in routes))
     return app
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.server.app import create_admin_app
@@ -16,6 +17,7 @@ from deltaserve.server.protocol import MAX_HEAD_BYTES, protocol_factory
 from deltaserve.server.settings import ServerSettings
 
 _POLL_S = 0.05
+_OTHER_FILES = 1024
 _HURRIED_S = 0.5
 """How long cut requests may take to say so when the server must end at once."""
 
@@ -38,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: FastAPI,
+    app: Starlette,
     settings: ServerSettings,
     *,
     stop: asyncio.Event,
@@ -51,6 +53,7 @@ async def serve(
     """
     front = app.state.front
     assert isinstance(front, Front)
+    _allow_files(settings.http.max_connections)
     sockets = [_bind(settings.host, settings.port)]
     servers = [_server(app, settings)]
     if settings.admin_address is not None:
@@ -69,6 +72,15 @@ async def serve(
         for server in servers:
             server.should_exit, server.force_exit = True, hurry is not None and hurry.is_set()
         await asyncio.gather(*runs)
+
+
+def _allow_files(num_connections: int) -> None:
+    """Each connection is an open file. Shells and services usually allow 1,024; a process may raise that by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _tick(runs: list[asyncio.Task[None]], stop: asyncio.Event | None = None) -> None:
@@ -98,7 +110,7 @@ async def _drain(front: Front, settings: ServerSettings, hurry: asyncio.Event) -
         await asyncio.sleep(_POLL_S)
 
 
-def _server(app: FastAPI, settings: ServerSettings) -> _Server:
+def _server(app: Starlette, settings: ServerSettings) -> _Server:
     http = settings.http
     return _Server(
         uvicorn.Config(
