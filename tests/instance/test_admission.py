@@ -4,7 +4,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.request.status import PrefillState
 from deltaserve.sim.cluster import Cluster, Shape
-from deltaserve.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting
+from deltaserve.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting, Status
 from tests.instance.duo import DECODE, PREFILL, Duo
 
 
@@ -89,3 +89,17 @@ def test_a_question_about_a_room_that_is_gone_ends_the_attempt() -> None:
     duo.link = lambda src, dst, envelope: None
     duo.until(lambda: any(failed.room == asked.room for failed in duo.sent(Failed)))
     duo.settle(asked)
+
+
+def test_workers_report_all_that_waits_for_whomever() -> None:
+    """Prefill: what it has taken and not computed, running or not. Decode: every room, and what has no pages yet."""
+    duo = Duo(Shape(max_running=2, prefill_pages=200, decode_pages=200), link=no_grants)
+    duo.worker(PREFILL).pace.slowness = 1e5
+    for first in range(5):
+        duo.ask([first, *range(50, 81)], 3)
+    duo.run(1.2)
+    computing = duo.sent(Status, PREFILL)[-1]
+    assert computing.waiting_tokens == 5 * 32
+    assert computing.num_waiting + computing.num_running == 5
+    keeping = duo.sent(Status, DECODE)[-1]
+    assert (keeping.num_waiting, keeping.waiting_tokens) == (5, 3 * 32), "two rows, so two grants"

@@ -66,10 +66,11 @@ def generation(
     max_tokens: int = 8,
     deadline_s: float = 60.0,
     prompt_logprobs: int | None = None,
+    first_token: int = 0,
 ) -> Generation:
     return Generation(
         room=room(number),
-        prompt=pack_u32(range(prompt_len)),
+        prompt=pack_u32(range(first_token, first_token + prompt_len)),
         namespace=Namespace("tenant"),
         sampling=SamplingParams(max_tokens=max_tokens, seed=number, prompt_logprobs=prompt_logprobs),
         deadline_s=deadline_s,

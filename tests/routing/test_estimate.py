@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.base.ids import PeerName
-from deltaserve.routing.estimate import Candidate, Prices, estimate
+from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices, estimate
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
 PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9, assumed_output_len=256)
@@ -20,7 +20,15 @@ DECODE = DecodeLoad(
     pool_tokens=100_000,
     step_s=0.02,
 )
-PAIR = Candidate(PREFILL, DECODE, prefill_hit=0, decode_hit=0)
+
+
+def pair_of(
+    prefill: PrefillLoad = PREFILL, decode: DecodeLoad = DECODE, *, prefill_hit: int = 0, decode_hit: int = 0
+) -> Candidate:
+    return Candidate(Computing(prefill, prefill_hit), Keeping(decode, decode_hit))
+
+
+PAIR = pair_of()
 
 
 def ttft(pair: Candidate, prompt_len: int = PROMPT) -> float:
@@ -35,60 +43,60 @@ def test_a_cold_idle_pair_costs_compute_wire_and_one_step() -> None:
 
 
 def test_a_miss_on_prefill_costs_more_than_one_on_decode() -> None:
-    only_decode_misses = ttft(replace(PAIR, prefill_hit=6400))
-    only_prefill_misses = ttft(replace(PAIR, decode_hit=6400))
+    only_decode_misses = ttft(pair_of(prefill_hit=6400))
+    only_prefill_misses = ttft(pair_of(decode_hit=6400))
     assert only_decode_misses < only_prefill_misses < ttft(PAIR)
 
 
 def test_hits_on_both_sides_are_best() -> None:
-    both = ttft(replace(PAIR, prefill_hit=6400, decode_hit=6400))
-    assert both < ttft(replace(PAIR, prefill_hit=6400))
+    both = ttft(pair_of(prefill_hit=6400, decode_hit=6400))
+    assert both < ttft(pair_of(prefill_hit=6400))
 
 
 def test_a_full_hit_on_prefill_still_computes_one_token() -> None:
-    assert estimate(PROMPT, replace(PAIR, prefill_hit=PROMPT), PRICES).prefill_s == 1 / 8000
+    assert estimate(PROMPT, pair_of(prefill_hit=PROMPT), PRICES).prefill_s == 1 / 8000
 
 
 def test_a_long_enough_queue_outweighs_a_hit() -> None:
-    hot = replace(PAIR, prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=7000.0))
-    warm = replace(PAIR, prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=1000.0))
+    hot = pair_of(prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=7000.0))
+    warm = pair_of(prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=1000.0))
     assert ttft(warm) < ttft(PAIR) < ttft(hot)
 
 
 def test_memory_is_waited_for_only_when_it_is_short() -> None:
     tight = replace(DECODE, free_tokens=4000.0)
-    short = estimate(PROMPT, replace(PAIR, decode=tight), PRICES)
+    short = estimate(PROMPT, pair_of(decode=tight), PRICES)
     assert short.decode_wait_s > 0
-    assert estimate(PROMPT, replace(PAIR, decode=tight, decode_hit=6400), PRICES).decode_wait_s == 0
+    assert estimate(PROMPT, pair_of(decode=tight, decode_hit=6400), PRICES).decode_wait_s == 0
     crowded = replace(tight, waiting_tokens=9000.0)
-    assert estimate(PROMPT, replace(PAIR, decode=crowded), PRICES).decode_wait_s > short.decode_wait_s
+    assert estimate(PROMPT, pair_of(decode=crowded), PRICES).decode_wait_s > short.decode_wait_s
 
 
 def test_a_worker_that_tells_of_no_pool_is_not_waited_for() -> None:
     silent = replace(DECODE, free_tokens=0.0, pool_tokens=0)
-    assert estimate(PROMPT, replace(PAIR, decode=silent), PRICES).decode_wait_s == 0
+    assert estimate(PROMPT, pair_of(decode=silent), PRICES).decode_wait_s == 0
 
 
 def test_rows_are_waited_for_when_all_are_taken() -> None:
     full, overfull = replace(DECODE, num_rooms=8.0), replace(DECODE, num_rooms=12.0)
     waits = [
-        estimate(PROMPT, replace(PAIR, decode=load), PRICES).decode_wait_s
+        estimate(PROMPT, pair_of(decode=load), PRICES).decode_wait_s
         for load in (replace(DECODE, num_rooms=7.0), full, overfull)
     ]
     assert waits[0] == 0 and 0 < waits[1] < waits[2]
 
 
 def test_a_slower_decode_worker_costs_more() -> None:
-    assert ttft(replace(PAIR, decode=replace(DECODE, step_s=0.05))) > ttft(PAIR)
+    assert ttft(pair_of(decode=replace(DECODE, step_s=0.05))) > ttft(PAIR)
 
 
 def test_nothing_moves_within_one_worker() -> None:
-    alone = replace(PAIR, decode=replace(DECODE, worker=PREFILL.worker))
+    alone = pair_of(decode=replace(DECODE, worker=PREFILL.worker))
     assert alone.is_unified
     assert estimate(PROMPT, alone, PRICES).wire_s == 0
 
 
 def test_the_wait_is_queue_and_decode_memory() -> None:
-    busy = replace(PAIR, prefill=replace(PREFILL, queue_tokens=4000.0), decode=replace(DECODE, free_tokens=0.0))
+    busy = pair_of(prefill=replace(PREFILL, queue_tokens=4000.0), decode=replace(DECODE, free_tokens=0.0))
     price = estimate(PROMPT, busy, PRICES)
     assert price.wait_s == price.queue_s + price.decode_wait_s > 0.5

@@ -230,9 +230,19 @@ def test_a_burst_between_two_reports_spreads() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     for name in cluster.boots:
         cluster.say(name, status())
-    used = [cluster.submit(number).prefill for number in range(10)]
+    used = [cluster.submit(n, generation(n, first_token=n)).prefill for n in range(10)]
     assert {p.name: used.count(p) for p in used if p} == {"prefill-0": 5, "prefill-1": 5}
     assert (len(cluster.submits("decode-0")), len(cluster.submits("decode-1"))) == (5, 5)
+
+
+def test_a_burst_of_one_cold_prefix_goes_to_one_pair() -> None:
+    """It is computed once, though no Events can tell of it yet."""
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    for name in cluster.boots:
+        cluster.say(name, status())
+    used = [cluster.submit(number, generation(number, prompt_len=800)) for number in range(4)]
+    assert {submit.prefill.name for submit in used if submit.prefill} == {"prefill-0"}
+    assert len(cluster.submits("decode-0")) == 4
 
 
 def test_frames_a_front_has_no_use_for_change_nothing() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from deltaserve.base.ids import PeerName
-from deltaserve.routing.load import Assumed, LoadReport, decode_loads, prefill_loads, smooth
+from deltaserve.routing.load import Assumed, LoadReport, Unseen, decode_loads, prefill_loads, smooth
 from deltaserve.wire.messages import Status
 
 ASSUMED = Assumed(prefill_tokens_per_s=2000.0, decode_step_s=0.03, stale_after_s=1.0)
@@ -25,8 +25,10 @@ def status(
     )
 
 
-def report(status: Status | None, age_s: float = 0.0, own_tokens: int = 0, own_rooms: int = 0) -> LoadReport:
-    return LoadReport(PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, unseen_tokens=10)
+def report(
+    status: Status | None, age_s: float = 0.0, own_tokens: int = 0, own_rooms: int = 0, unseen: Unseen | None = None
+) -> LoadReport:
+    return LoadReport(PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, unseen or Unseen())
 
 
 def waiting(status: Status) -> float:
@@ -69,5 +71,13 @@ def test_own_rooms_count_before_the_worker_tells_of_them() -> None:
 
 
 def test_free_memory_is_that_of_the_fullest_pool() -> None:
-    load = decode_loads([report(status(waiting_tokens=30, free=25))], ASSUMED)[0]
+    unseen = Unseen(memory_tokens=10)
+    load = decode_loads([report(status(waiting_tokens=30, free=25), unseen=unseen)], ASSUMED)[0]
     assert (load.free_tokens, load.pool_tokens, load.waiting_tokens) == (1600.0, 6400, 40.0)
+
+
+def test_a_report_tells_of_all_fronts_and_what_was_put_there_since_is_added() -> None:
+    unseen = Unseen(rooms=2, compute_tokens=500)
+    told = status(1000, rooms=7)
+    assert prefill_loads([report(told, own_tokens=700, unseen=unseen)], ASSUMED)[0].queue_tokens == 1500.0
+    assert decode_loads([report(told, own_rooms=3, unseen=unseen)], ASSUMED)[0].num_rooms == 9.0

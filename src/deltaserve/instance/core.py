@@ -11,7 +11,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.greeting import Greeter
-from deltaserve.instance.meter import Meter
+from deltaserve.instance.meter import Backlog, Meter
 from deltaserve.instance.outflow import Outflow
 from deltaserve.instance.parts import (
     Parts,
@@ -89,8 +89,8 @@ class EngineCore:
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, now)
-            status = self._meter.status(self.parts, self._is_draining, self._num_tickets, self.metrics())
-            self.links.tell_fronts(status)
+            backlog = Backlog.of([*self.outflow.waiting(), *self.serving.requests()], self.serving.granted())
+            self.links.tell_fronts(self._meter.status(self.parts, backlog, self._is_draining, self.metrics()))
             self.serving.intake.repeat_revokes()
         self.outflow.tick(now)
         self.serving.tick(now)

@@ -1,15 +1,34 @@
 """What an instance tells about its load: rates, counters, and when to tell it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.parts import Parts
+from deltaserve.request.request import Request
 from deltaserve.sched.plan import StepResult
 from deltaserve.wire.messages import Status
 
 _SMOOTHING = 0.1
 _BUSY_TICK_S = 0.1
 _PUBLISH_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits here for anybody: all fronts, or all readers, together."""
+
+    num_requests: int
+    """Without a row."""
+    num_tokens: int
+    """Still to be computed here, or to be given memory."""
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], granted: Collection[Request]) -> "Backlog":
+        """`granted`: their memory is set aside already. A running row's next token is no backlog."""
+        waits = [request for request in requests if request.row is None or request.missing_len > 1]
+        num_tokens = sum(request.missing_len for request in waits if request not in granted)
+        return cls(sum(request.row is None for request in waits), num_tokens)
 
 
 class Meter:
@@ -59,13 +78,13 @@ class Meter:
         else:
             self._decode_step_s = _smooth(self._decode_step_s, result.seconds)
 
-    def status(self, parts: Parts, is_draining: bool, open_tickets: int, metrics: dict[str, float]) -> Status:
+    def status(self, parts: Parts, backlog: Backlog, is_draining: bool, metrics: dict[str, float]) -> Status:
         def per_pool(count: Callable[[int], int]) -> tuple[int, ...]:
             return tuple(count(pool) for pool in range(len(parts.pools)))
 
         return Status(
-            num_waiting=parts.scheduler.num_waiting,
-            waiting_tokens=parts.scheduler.waiting.num_tokens,
+            num_waiting=backlog.num_requests,
+            waiting_tokens=backlog.num_tokens,
             num_running=parts.scheduler.num_running,
             free_pages=per_pool(lambda p: parts.pools[p].num_free),
             evictable_pages=per_pool(parts.cache.evictable_pages),
@@ -74,7 +93,7 @@ class Meter:
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             decode_step_s=self._decode_step_s,
             draining=is_draining,
-            open_tickets=open_tickets,
+            open_tickets=int(metrics["deltaserve_tickets_open"]),
             leases=parts.cache.num_leases,
             metrics=metrics,
         )

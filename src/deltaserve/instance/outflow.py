@@ -75,6 +75,10 @@ class Outflow:
         """Of all rooms."""
         return list(self._by_request)
 
+    def waiting(self) -> list[Request]:
+        """Of rooms whose prompt is not computed yet."""
+        return [r.request for r in self.rooms.values() if r.state in (PrefillState.QUEUED, PrefillState.COMPUTING)]
+
     # ------------------------------------------------------------ driving
 
     def tick(self, now: float) -> None:

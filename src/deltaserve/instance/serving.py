@@ -67,6 +67,10 @@ class Serving:
         """Of all rooms."""
         return [room.request for room in self.rooms]
 
+    def granted(self) -> set[Request]:
+        """Of rooms whose pages are on their way, or about to be."""
+        return {room.request for room in self.rooms if room.ticket is not None}
+
     # ------------------------------------------------------------ driving
 
     def tick(self, now: float) -> None:

@@ -63,6 +63,12 @@ class Request:
         return self.num_tokens - self.prompt_len
 
     @property
+    def missing_len(self) -> int:
+        """Tokens still to be computed or fetched, as far as is known now."""
+        leased = self.lease.num_tokens if self.lease else 0
+        return self.num_tokens - max(self.num_computed, self.matched_len, leased)
+
+    @property
     def max_len(self) -> int:
         """Tokens when it ends at the latest."""
         return self.prompt_len + self.sampling.max_tokens

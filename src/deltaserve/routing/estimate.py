@@ -3,7 +3,8 @@
     P queue + (prompt - P hit) / prefill rate + (prompt - D hit) * bytes / bandwidth + wait on D + one decode step
 
 A miss on P costs compute, a miss on D only wire and residency: both are priced. The terms are simply added, though a
-transfer overlaps compute, because the sum orders pairs in the same way.
+transfer overlaps compute, because the sum orders pairs in the same way; and because none of them depends on both
+workers, the best pair is the best of each side.
 """
 
 from dataclasses import dataclass
@@ -12,17 +13,31 @@ from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A pair that could serve a prompt, and what each side holds of it. One worker on both sides: unified."""
+class Computing:
+    """A worker that could compute a prompt, and what it holds of it."""
 
-    prefill: PrefillLoad
-    decode: DecodeLoad
-    prefill_hit: int
-    decode_hit: int
+    load: PrefillLoad
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """A worker that could decode a prompt, and what it holds of it."""
+
+    load: DecodeLoad
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair that could serve a prompt. One worker on both sides: unified."""
+
+    computing: Computing
+    keeping: Keeping
 
     @property
     def is_unified(self) -> bool:
-        return self.prefill.worker == self.decode.worker
+        return self.computing.load.worker == self.keeping.load.worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +71,28 @@ class Estimate:
 
 def estimate(prompt_len: int, pair: Candidate, prices: Prices) -> Estimate:
     """Price one pair for one prompt."""
-    rate = pair.prefill.tokens_per_s
-    missing = prompt_len - pair.decode_hit
-    wire_s = 0.0 if pair.is_unified else missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
+    queue_s, prefill_s = compute_times(prompt_len, pair.computing)
+    wire_s, decode_wait_s = keep_times(prompt_len, pair.keeping, prices)
     return Estimate(
-        queue_s=pair.prefill.queue_tokens / rate,
-        prefill_s=max(1, prompt_len - pair.prefill_hit) / rate,
-        wire_s=wire_s,
-        decode_wait_s=_decode_wait(missing, pair.decode, prices.assumed_output_len),
-        step_s=pair.decode.step_s,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        wire_s=0.0 if pair.is_unified else wire_s,
+        decode_wait_s=decode_wait_s,
+        step_s=pair.keeping.load.step_s,
     )
+
+
+def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
+    """Seconds in the queue, and of computing."""
+    rate = side.load.tokens_per_s
+    return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
+
+
+def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:
+    """Seconds on the wire, and of waiting for memory and a row."""
+    missing = prompt_len - side.hit
+    wire_s = missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
+    return wire_s, _decode_wait(missing, side.load, prices.assumed_output_len)
 
 
 def _decode_wait(missing: int, load: DecodeLoad, output_len: int) -> float:

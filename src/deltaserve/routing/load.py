@@ -13,6 +13,17 @@ from deltaserve.wire.messages import Status
 _HALF_LIFE_S = 1.0
 
 
+@dataclass(slots=True)
+class Unseen:
+    """What this front put on a worker since the worker's last report, which tells of all fronts together."""
+
+    rooms: int = 0
+    compute_tokens: int = 0
+    """To compute."""
+    memory_tokens: int = 0
+    """Of memory asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """What is known of one worker at one moment: its own words, and what this front put there."""
@@ -26,8 +37,7 @@ class LoadReport:
     own_tokens: int
     """Tokens to compute of this front's rooms there that have no first token yet."""
     own_rooms: int
-    unseen_tokens: int
-    """Tokens of memory asked for since the last report."""
+    unseen: Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
     return [
-        PrefillLoad(report.worker, max(queue, float(report.own_tokens)), rate)
+        PrefillLoad(report.worker, max(queue + report.unseen.compute_tokens, float(report.own_tokens)), rate)
         for report, queue, rate in zip(reports, queues, rates, strict=True)
     ]
 
@@ -85,9 +95,9 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     return [
         DecodeLoad(
             worker=report.worker,
-            num_rooms=max(rooms[i], float(report.own_rooms)),
+            num_rooms=max(rooms[i] + report.unseen.rooms, float(report.own_rooms)),
             max_running=report.max_running,
-            waiting_tokens=waiting[i] + report.unseen_tokens,
+            waiting_tokens=waiting[i] + report.unseen.memory_tokens,
             free_tokens=free[i] * report.pool_tokens,
             pool_tokens=report.pool_tokens,
             step_s=steps[i],

@@ -1,6 +1,5 @@
 """Placing rooms on pairs: who could serve a room, which pair is cheapest, and what is placed where now."""
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,9 +8,9 @@ import msgspec
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.request.client import Limits
-from deltaserve.routing.balance import POLICIES, Choice
+from deltaserve.routing.balance import POLICIES, Choice, Choosable
 from deltaserve.routing.breaker import Breakers
-from deltaserve.routing.estimate import Candidate, Prices
+from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices
 from deltaserve.routing.events import FrontConfig
 from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
 from deltaserve.routing.residency import Residency
@@ -89,18 +88,20 @@ class Placer:
         if not fitting.has_pair:
             raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
         prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
-        computing = prefill_loads([w.report(now) for w in (*prefills, *unified)], self._assumed)
-        decoding = decode_loads([w.report(now) for w in (*decodes, *unified)], self._assumed)
-        hits = {w.name: self._hit_len(sample, w) for w in (*prefills, *decodes, *unified)}
-        computing_hits = dict.fromkeys(hits, 0) if sample.recomputes else hits
-        pairs = [
-            Candidate(p, d, computing_hits[p.worker], hits[d.worker])
-            for p, d in itertools.chain(
-                itertools.product(computing[: len(prefills)], decoding[: len(decodes)]),
-                zip(computing[len(prefills) :], decoding[len(decodes) :], strict=True),
-            )
-        ]
-        return self._policy.choose(sample.prompt_len, pairs, self._prices)
+        computing = self._computing(sample, [*prefills, *unified], now)
+        keeping = self._keeping(sample, [*decodes, *unified], now)
+        alone = zip(computing[len(prefills) :], keeping[len(decodes) :], strict=True)
+        workers = Choosable(computing[: len(prefills)], keeping[: len(decodes)], [Candidate(c, k) for c, k in alone])
+        return self._policy.choose(sample.prompt_len, workers, self._prices)
+
+    def _computing(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Computing]:
+        loads = prefill_loads([w.report(now) for w in workers], self._assumed)
+        hits = [0 if sample.recomputes else self._hit_len(sample, w, now) for w in workers]
+        return [Computing(load, hit) for load, hit in zip(loads, hits, strict=True)]
+
+    def _keeping(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Keeping]:
+        loads = decode_loads([w.report(now) for w in workers], self._assumed)
+        return [Keeping(load, self._hit_len(sample, w, now)) for load, w in zip(loads, workers, strict=True)]
 
     def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
         """Those who are heard of and whose circuit is closed; whoever is there where nobody is."""
@@ -108,23 +109,28 @@ class Placer:
         names = set(self.breakers.advised([w.name for w in heard], now))
         return [w for w in heard if w.name in names]
 
-    def _hit_len(self, sample: KeyedSample, worker: Worker) -> int:
+    def _hit_len(self, sample: KeyedSample, worker: Worker, now: float) -> int:
         if sample.generation.cache is CacheUse.BYPASS:
             return 0
-        return self.residency.hit_len(worker.name, sample.keys, worker.facts.page_size)
+        return self.residency.hit_len(worker.name, sample.keys, worker.facts.page_size, now)
 
     # ------------------------------------------------------------ accounts
 
     def place(self, sample: KeyedSample, choice: Choice, now: float) -> Placement:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
-        pair = choice.pair
-        prefill = None if pair.is_unified else pair.prefill.worker
-        placement = Placement(pair.decode.worker, prefill, sample.prompt_len - pair.prefill_hit)
+        computing, keeping = choice.pair.computing, choice.pair.keeping
+        prefill = None if choice.pair.is_unified else computing.load.worker
+        placement = Placement(keeping.load.worker, prefill, sample.prompt_len - computing.hit)
         for name in placement.workers:
             self._worker(name).own_rooms += 1
             self.breakers.chosen(name, now)
-        self._worker(placement.computing).own_tokens += placement.compute_tokens
-        self._worker(placement.decode).unseen_tokens += sample.prompt_len - pair.decode_hit
+            if sample.generation.cache is CacheUse.NORMAL:
+                self.residency.expect(name, sample.keys, now)
+        computes, keeps = self._worker(placement.computing), self._worker(placement.decode)
+        computes.own_tokens += placement.compute_tokens
+        computes.unseen.compute_tokens += placement.compute_tokens
+        keeps.unseen.memory_tokens += sample.prompt_len - keeping.hit
+        keeps.unseen.rooms += 1
         return placement
 
     def release_prefill(self, placement: Placement) -> None:
@@ -209,4 +215,5 @@ def _capacity(worker: Worker) -> int:
 
 
 def _holds(worker: Worker, num_tokens: int) -> bool:
-    return not _capacity(worker) or num_tokens <= _capacity(worker)
+    capacity = _capacity(worker)
+    return not capacity or num_tokens <= capacity

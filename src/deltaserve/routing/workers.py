@@ -13,7 +13,7 @@ from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
 from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.routing.events import FrontConfig, Member
-from deltaserve.routing.load import LoadReport
+from deltaserve.routing.load import LoadReport, Unseen
 from deltaserve.routing.wellness import Wellness
 from deltaserve.wire.messages import Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
 
@@ -40,8 +40,8 @@ class Worker:
     wellness: Wellness = field(default_factory=Wellness)
     complaint: str | None = None
     """What its last report says is wrong with it."""
-    unseen_tokens: int = 0
-    """Memory asked for since `status_at`."""
+    unseen: Unseen = field(default_factory=Unseen)
+    """Put here since `status_at`."""
     own_tokens: int = 0
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
@@ -93,7 +93,7 @@ class Worker:
             max_running=self.facts.max_running,
             own_tokens=self.own_tokens,
             own_rooms=self.own_rooms,
-            unseen_tokens=self.unseen_tokens,
+            unseen=self.unseen,
         )
 
     def describe(self) -> str:
@@ -304,7 +304,7 @@ class Workers:
     def on_status(self, worker: Worker, status: Status, now: float) -> None:
         """A report that no worker could mean is not used: prices made of it would fail every request."""
         if _is_sound(status):
-            worker.status, worker.status_at, worker.unseen_tokens = status, now, 0
+            worker.status, worker.status_at, worker.unseen = status, now, Unseen()
             worker.complaint = worker.wellness.hear(status, now)
 
     # ------------------------------------------------------------ loss and time
@@ -325,7 +325,7 @@ class Workers:
         self._reconsider()
 
     def _reset(self, worker: Worker) -> None:
-        worker.status, worker.refusal, worker.unseen_tokens = None, None, 0
+        worker.status, worker.refusal, worker.unseen = None, None, Unseen()
         worker.hello_pause_s, worker.next_hello, worker.away_since = 0.0, 0.0, None
         worker.wellness, worker.complaint = Wellness(), None
 

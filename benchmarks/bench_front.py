@@ -1,0 +1,124 @@
+"""What placing a request costs the front, on workers that exist as frames only.
+
+    python benchmarks/bench_front.py [--sizes 1 8 64] [--lengths 1000 8000 100000] [--count N]
+
+For each number of workers of each kind and each prompt length: the CPU time FrontCore.submit takes (page keys, price of
+every worker, books, the Submit message; not its encoding), p50 and p99 over `count` prompts of which each continues
+one of sixteen documents that are resident on a quarter of the workers; and the part of it that is the choice of the
+pair.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+
+from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
+from deltaserve.base.keys import extend_keys, seed_check, seed_key
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.peer.link import FrameIn
+from deltaserve.request.client import Generation
+from deltaserve.routing.events import FrontConfig, Member
+from deltaserve.routing.front_core import FrontCore
+from deltaserve.routing.streams import KeyedSample
+from deltaserve.wire.messages import Envelope, Events, Facts, Hello, Message, Status
+
+SECRET, FINGERPRINT, PAGE, VOCAB = b"secret", "model", 64, 32000
+NUM_DOCUMENTS = 16
+SUFFIX_LEN = 200
+
+
+class Bench:
+    """A front with so many prefill and decode workers, all ready, and documents known to some of them."""
+
+    def __init__(self, num_workers: int, prompt_len: int) -> None:
+        names = [(f"{role.value}-{i}", role) for role in (Role.PREFILL, Role.DECODE) for i in range(num_workers)]
+        members = tuple(Member(PeerName(name), role, f"tcp://127.0.0.1/{name}") for name, role in names)
+        config = FrontConfig(PeerName("front"), Boot(1), members, SECRET, FINGERPRINT, 1e5, max_waiting_tokens=1 << 40)
+        self.front = FrontCore(config)
+        self.front.start(0.0)
+        self._draw = Random(num_workers)
+        self._documents = [self._random(prompt_len - SUFFIX_LEN) for _ in range(NUM_DOCUMENTS)]
+        self._seed = seed_key(SECRET, FINGERPRINT, PAGE, Namespace(""))
+        for name, role in names:
+            self._introduce(name, role)
+
+    def _introduce(self, name: str, role: Role) -> None:
+        facts = Facts(
+            page_size=PAGE,
+            pool_pages=(100_000,),
+            max_context_len=1 << 20,
+            max_running=256,
+            vocab_size=VOCAB,
+            keys_seed_check=seed_check(SECRET, FINGERPRINT),
+        )
+        self._say(name, Hello(role=role.value, compat={"model": "m"}, facts=facts))
+        status = Status(
+            num_waiting=3,
+            waiting_tokens=self._draw.randrange(8000),
+            num_running=self._draw.randrange(64),
+            free_pages=(50_000,),
+            evictable_pages=(40_000,),
+            quarantined_pages=(0,),
+            num_pages=(100_000,),
+            prefill_tokens_per_s=8000.0,
+            decode_step_s=0.02,
+        )
+        self._say(name, status)
+        held = [document for document in self._documents if self._draw.random() < 0.25]
+        stored = b"".join(extend_keys(self._seed, pack_u32(document), 0, PAGE) for document in held)
+        self._say(name, Events(first=0, stored=stored, evicted=b"", snapshot=True))
+
+    def _say(self, name: str, body: Message) -> None:
+        self.front.handle(FrameIn(Envelope(src=name, src_boot=7, dst_boot=1, body=body)), 0.0)
+
+    def _random(self, count: int) -> list[int]:
+        return [self._draw.randrange(VOCAB) for _ in range(count)]
+
+    def generation(self, number: int) -> Generation:
+        prompt = [*self._draw.choice(self._documents), *self._random(SUFFIX_LEN)]
+        sampling = SamplingParams(max_tokens=100, seed=number)
+        return Generation(Room(number.to_bytes(16, "big")), pack_u32(prompt), Namespace(""), sampling, 600.0)
+
+    def submit_ms(self, count: int) -> list[float]:
+        asked = [self.generation(number) for number in range(count)]
+        return sorted(_ms(lambda one=one: self.front.submit(one, 0.01)) for one in asked)  # type: ignore[misc]
+
+    def choice_ms(self, count: int) -> list[float]:
+        asked = [self.generation(number) for number in range(count)]
+        samples = [KeyedSample(one, extend_keys(self._seed, one.prompt, 0, PAGE)) for one in asked]
+        return sorted(_ms(lambda one=one: self.front.placer.choose(one, 0.01)) for one in samples)  # type: ignore[misc]
+
+
+def _ms(call: Callable[[], object]) -> float:
+    began = time.thread_time()
+    call()
+    return 1000 * (time.thread_time() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 8000, 100_000])
+    parser.add_argument("--count", type=int, default=150)
+    args = parser.parse_args()
+    table = Table("workers of each kind", "prompt", "submit, p50 ms", "p99", "of it the choice, p50 ms", "p99")
+    for size in args.sizes:
+        for length in args.lengths:
+            choice, submit = Bench(size, length).choice_ms(args.count), Bench(size, length).submit_ms(args.count)
+            figures = [statistics.median(submit), _p99(submit), statistics.median(choice), _p99(choice)]
+            table.add_row(str(size), f"{length:,}", *(f"{value:.2f}" for value in figures))
+    Console(width=120).print(table)
+
+
+def _p99(ordered: list[float]) -> float:
+    return ordered[int(0.99 * (len(ordered) - 1))]
+
+
+if __name__ == "__main__":
+    main()
