@@ -217,12 +217,13 @@ def test_three_malformed_frames_silence_that_connection_and_no_other(make_links:
     context.destroy()
 
 
-def test_a_dialled_peer_with_another_name_is_not_heard(make_links: MakeLinks) -> None:
+def test_a_dialled_peer_with_another_name_is_not_heard(make_links: MakeLinks, caplog: pytest.LogCaptureFixture) -> None:
     listener, dialer = connect(make_links)
     assert listener.send(DECODE, envelope(FRONT))
     assert listener.send(DECODE, envelope(PREFILL, boot=6))
     assert [e.src_boot for e in receive(dialer)] == [6]
     assert dialer.stats.malformed == 1
+    assert "the peer dialled as prefill-0 calls itself 'front': name it so in --workers" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
         gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_workers]
         free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
         return MachineFacts(device, cores, free, num_workers, len(gpus), total)
-    free, total = _cpu_bytes()
+    free, total = cpu_bytes()
     return MachineFacts(device, cores, free, num_workers, 1, total, slow_dtypes(read_cpuinfo()))
 
 
@@ -108,7 +108,7 @@ def _visible_device() -> Device:
     return "cuda" if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else "cpu"
 
 
-def _cpu_bytes() -> tuple[int, int]:
+def cpu_bytes() -> tuple[int, int]:
     """Available now, and in all."""
     memory, limits = psutil.virtual_memory(), read_limits()
     total = memory.total + psutil.swap_memory().total

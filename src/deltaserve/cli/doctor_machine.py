@@ -1,7 +1,6 @@
 """Checks of this machine: Python, libraries, device, and every door a server would open."""
 
 import errno
-import os
 import platform
 import re
 import shutil
@@ -12,10 +11,11 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import httpx
-import psutil
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
+from deltaserve.cli.cgroup import read_limits, usable_cores
+from deltaserve.cli.compose import cpu_bytes
 from deltaserve.cli.doctor_report import Level, Line
 
 _MIN_PYTHON = (3, 11)
@@ -47,8 +47,8 @@ def _library(name: str, if_missing: Level, why: str) -> Line:
 
 def check_device() -> Iterator[Line]:
     """Cores, memory, GPUs."""
-    free = psutil.virtual_memory().available
-    text = f"{len(os.sched_getaffinity(0))} cores, {free / 2**30:.1f} GiB of memory available"
+    free, _ = cpu_bytes()
+    text = f"{usable_cores(read_limits())} cores, {free / 2**30:.1f} GiB of memory available"
     yield Line(Level.WARN if free < _LITTLE_MEMORY else Level.OK, "cpu", text)
     if shutil.which("nvidia-smi") is None:
         yield Line(Level.OK, "gpu", "none: models run on the CPU")

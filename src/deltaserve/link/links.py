@@ -238,7 +238,8 @@ class Links:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""
         if isinstance(key, str):
             if key != name:
-                raise ProtocolError(f"the peer dialled as {key} calls itself {name[:80]!r}")
+                hint = "name it so in --workers, or start it with --advertise"
+                raise ProtocolError(f"the peer dialled as {key} calls itself {name[:80]!r}: {hint}")
             return
         others = (known for known in self._routes.get(name, ()) if known != key)
         self._routes[name] = (key, *others)[:_ROUTES_OF_A_NAME]
