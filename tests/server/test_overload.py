@@ -14,7 +14,7 @@ from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import Admission
 from deltaserve.server.errors import ApiError
-from deltaserve.server.liveness import Liveness
+from deltaserve.server.health import Liveness
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL, Served, served, until

@@ -1,13 +1,13 @@
-"""How many requests may wait at a time, and whether any may come in at all."""
+"""How many requests may wait at a time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
-from deltaserve.server.errors import ApiError, not_ready, retry_after
+from deltaserve.server.errors import ApiError, retry_after
 from deltaserve.server.settings import ServerSettings
 
 _PLACES_PER_FREE_ONE = 4
@@ -111,27 +111,3 @@ class Admission:
     @staticmethod
     def _full(why: str) -> ApiError:
         return ApiError(429, "overloaded", f"the server is full: {why}", headers=retry_after())
-
-
-@dataclass(slots=True)
-class Health:
-    """Whether this front should get new requests. A request that met a bug says nothing about the next one."""
-
-    engine_ready: Callable[[], str | None]
-    draining: bool = False
-
-    def reasons(self) -> dict[str, str]:
-        """Why not to send requests here, by source; empty when ready."""
-        found: dict[str, str] = {}
-        if self.draining:
-            found["draining"] = "the server is draining: it takes no new requests"
-        engine = self.engine_ready()
-        if engine is not None:
-            found["engine"] = engine
-        return found
-
-    def check(self) -> None:
-        """Raises ApiError 503 unless ready."""
-        reasons = self.reasons()
-        if reasons:
-            raise not_ready("; ".join(reasons.values()))

@@ -8,10 +8,9 @@ from pydantic import Field
 
 from deltaserve.request.client import Limits
 from deltaserve.server.completions import too_long
-from deltaserve.server.compose import Asker, Common, Wanted, check_model, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Items, Part, at_most
-from deltaserve.server.jobs import Budget, Job, Prompt
+from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.read import parse_object
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.template import TemplateError
@@ -83,7 +82,7 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
-    return compose(body, asker, [prompt], [asked], Wanted("chatcmpl-"))
+    return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"), OutputOptions())
 
 
 def template_messages(messages: Sequence[ChatMessage], limits: Limits | None) -> list[dict[str, object]]:

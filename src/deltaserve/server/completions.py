@@ -5,9 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from deltaserve.request.client import Limits
-from deltaserve.server.compose import Asker, Common, Wanted, check_model, compose
 from deltaserve.server.errors import ApiError, excerpt, invalid
-from deltaserve.server.jobs import Budget, Job, Prompt
+from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
 
@@ -43,7 +42,7 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
     asked = [Asked(budget.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts]
-    return compose(body, asker, prompts, asked, Wanted("cmpl-", echo=bool(body.echo)))
+    return compose(body, asker, prompts, asked, new_id("cmpl-"), OutputOptions(echo=bool(body.echo)))
 
 
 def read_prompts(value: object, codec: TextCodec, limits: Limits, *, add_special_tokens: bool) -> list[Prompt]:

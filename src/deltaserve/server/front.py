@@ -9,12 +9,12 @@ from difflib import get_close_matches
 from prometheus_client import CollectorRegistry
 
 from deltaserve.request.client import Engine, Limits
-from deltaserve.server.admission import Admission, Health
-from deltaserve.server.bodies import Bodies
+from deltaserve.server.admission import Admission
 from deltaserve.server.errors import not_ready
-from deltaserve.server.liveness import Liveness
+from deltaserve.server.health import Health, Liveness
 from deltaserve.server.metrics import ServerMetrics
 from deltaserve.server.observe import Recorder
+from deltaserve.server.read import Bodies
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.server.text import TextCodec

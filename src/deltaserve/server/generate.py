@@ -9,12 +9,11 @@ from pydantic import Field
 
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.compose import Asker, Common, Wanted, compose
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import MAX_HINT_BYTES, parse
 from deltaserve.server.fields import Body as Fields
 from deltaserve.server.formats import Body, finite
-from deltaserve.server.jobs import Budget, Job, OutputOptions, Prompt
+from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.stream import Piece
 from deltaserve.server.text import TextCodec
@@ -64,14 +63,12 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
     asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
-    wanted = Wanted(
-        "gen-",
-        body.rid,
+    own = OutputOptions(
         input_logprobs_from=None if input_logprobs is None else start,
         text_in_logprobs=bool(body.return_text_in_logprobs),
     )
     with _inside_sampling_params():
-        return compose(fields, asker, [prompt], [asked], wanted)
+        return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"), own)
 
 
 def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:

@@ -1,5 +1,6 @@
-"""The generating endpoints: admit, read, validate, answer."""
+"""The generating endpoints: admit, read, validate, answer with one JSON body or a stream of events."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,30 +10,32 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.server.answers import stream_answer, whole_answer
+from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
-from deltaserve.server.compose import Asker
+from deltaserve.server.errors import ApiError, from_failure
 from deltaserve.server.fields import parse
-from deltaserve.server.formats import ChatChoices, CompletionChoices, Format, OpenAiFormat
+from deltaserve.server.formats import Body, ChatChoices, CompletionChoices, Format, OpenAiFormat
 from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
-from deltaserve.server.jobs import Job, OutputOptions, Streaming
+from deltaserve.server.jobs import Asker, Job, OutputOptions, Streaming
+from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if, read_object
 from deltaserve.server.replies import json_reply
-from deltaserve.server.sse import EventStream, race, until_gone
+from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
+from deltaserve.server.stream import Piece, Runner, join
 from deltaserve.server.text import TextCodec
 
-Body = TypeVar("Body", bound=BaseModel)
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect(Generic[Body]):
+class Dialect(Generic[Fields]):
     """What sets one endpoint apart: its fields, its job, its answer's form."""
 
-    body: type[Body]
-    job: Callable[[Body, Asker], Job]
+    body: type[Fields]
+    job: Callable[[Fields, Asker], Job]
     format: Callable[[TextCodec, OutputOptions], Format]
 
 
@@ -41,7 +44,7 @@ CHAT = Dialect(ChatBody, chat_job, lambda *how: OpenAiFormat(ChatChoices(*how)))
 GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat)
 
 
-async def serve_dialect(front: Front, request: Request, dialect: Dialect[Body]) -> Response:
+async def serve_dialect(front: Front, request: Request, dialect: Dialect[Fields]) -> Response:
     """One generating request. Everything that can be refused is refused before the engine hears of it."""
     caller = caller_of(request)
     front.health.check()
@@ -68,7 +71,7 @@ async def serve_dialect(front: Front, request: Request, dialect: Dialect[Body]) 
             front.admission.leave(place)
 
 
-async def _read_job(front: Front, request: Request, dialect: Dialect[Body], caller: Caller) -> Job:
+async def _read_job(front: Front, request: Request, dialect: Dialect[Fields], caller: Caller) -> Job:
     settings = front.settings
     deadline = deadline_s(request, settings)
     raw = await read_object(request, front.bodies)
@@ -76,3 +79,64 @@ async def _read_job(front: Front, request: Request, dialect: Dialect[Body], call
     asker = Asker(caller.namespace, deadline, front.limits(), front.text, settings, front.ignore_field)
     is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
     return await in_thread_if(is_large, lambda: dialect.job(body, asker))
+
+
+_log = logging.getLogger("deltaserve.server")
+CANCELLED = "client_gone"
+
+
+async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format) -> Body:
+    """The JSON body of a job that is not streamed. Raises ApiError."""
+    parts: dict[int, list[Piece]] = {sample.index: [] for sample in job.samples}
+    outcome = CANCELLED
+
+    async def keep(piece: Piece) -> None:
+        parts[piece.index].append(piece)
+
+    try:
+        await runner.run(job, record.piece, keep)
+        outcome = "ok"
+    except Exception as error:
+        answer = as_api_error(job, error)
+        outcome = answer.code
+        raise answer from error
+    finally:
+        record.end(outcome)
+    return form.whole(job, {index: join(pieces) for index, pieces in parts.items()}, record.counts)
+
+
+async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Format, writer: EventWriter) -> None:
+    """Writes all events of a job. A failure before the head is out raises ApiError; later it is the last event."""
+    outcome = CANCELLED
+    started: set[int] = set()
+
+    async def emit(piece: Piece) -> None:
+        chunk = form.chunk(job, piece, record.counts, is_first=piece.index not in started)
+        started.add(piece.index)
+        if chunk is not None:
+            await writer.write(event(chunk))
+
+    try:
+        await runner.run(job, record.piece, emit)
+        outcome = "ok"
+        last = form.last_chunk(job, record.counts)
+        await writer.write(DONE if last is None else event(last) + DONE)
+    except Exception as error:
+        answer = as_api_error(job, error)
+        outcome = answer.code
+        if not writer.has_started:
+            raise answer from error
+        await writer.write(event(answer.body()) + DONE)
+    finally:
+        record.end(outcome)
+
+
+def as_api_error(job: Job, error: Exception) -> ApiError:
+    """What the client is told about a failure; the details go to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestFailed):
+        _log.warning("request %s failed: %s: %s", job.id, error.reason.value, error.message)
+        return from_failure(error)
+    _log.error("request %s met a bug", job.id, exc_info=error)
+    return from_failure(RequestFailed(FailReason.INTERNAL, str(error)))

@@ -18,10 +18,10 @@ from deltaserve.request.client import Generation
 from deltaserve.server.caller import caller_of
 from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.compose import check_model
 from deltaserve.server.errors import ApiError, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.fields import Body, Items, parse
 from deltaserve.server.front import Front
+from deltaserve.server.jobs import check_model
 from deltaserve.server.read import in_thread_if, read_object
 from deltaserve.server.replies import json_reply
 from deltaserve.wire.messages import CacheUse

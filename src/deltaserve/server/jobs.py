@@ -1,18 +1,22 @@
-"""A validated request: prompts as ids, and one Generation for each sample to make."""
+"""A validated request: from its fields to prompts as ids, and one Generation for each sample to make."""
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import msgspec
+from pydantic import ConfigDict
 
 from deltaserve.base.ids import Namespace, Room
-from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits
-from deltaserve.server.errors import ApiError, excerpt, invalid
-from deltaserve.server.sampling_fields import derive_seed
+from deltaserve.server.errors import ApiError, excerpt, invalid, unsupported
+from deltaserve.server.fields import OnIgnored, Part
+from deltaserve.server.sampling_fields import Asked, SamplingFields, derive_seed, resolve, stop_strings
+from deltaserve.server.settings import ServerSettings
+from deltaserve.server.text import TextCodec
 from deltaserve.wire.messages import CacheUse
 
 MAX_SALT_BYTES = 256
@@ -91,33 +95,17 @@ class Job:
         return max(sample.generation.deadline_s for sample in self.samples)
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What holds for every sample of a request besides its prompt and sampling."""
+def make_samples(prompt: Prompt, first: Generation, num_each: int, index: int) -> Iterator[Sample]:
+    """`num_each` samples of a prompt from `index` on, each with a fresh room and a seed of its own."""
+    for number in range(num_each):
+        sampling = msgspec.structs.replace(first.sampling, seed=derive_seed(first.sampling.seed, number))
+        generation = replace(first, room=Room(secrets.token_bytes(16)), sampling=sampling)
+        yield Sample(index + number, prompt, number == 0, generation)
 
-    namespace: Namespace
-    deadline_s: float
-    cache: CacheUse
 
-
-def make_samples(
-    prompts: Sequence[Prompt], samplings: Sequence[SamplingParams], num_each: int, terms: Terms
-) -> tuple[Sample, ...]:
-    """`num_each` samples per prompt, in order, each with a fresh room and a seed of its own."""
-    samples: list[Sample] = []
-    for prompt, sampling in zip(prompts, samplings, strict=True):
-        packed = pack_u32(prompt.tokens)
-        for number in range(num_each):
-            generation = Generation(
-                room=Room(secrets.token_bytes(16)),
-                prompt=packed,
-                namespace=terms.namespace,
-                sampling=msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, number)),
-                deadline_s=terms.deadline_s,
-                cache=terms.cache,
-            )
-            samples.append(Sample(len(samples), prompt, number == 0, generation))
-    return tuple(samples)
+def new_id(prefix: str) -> str:
+    """Of a job whose client names none."""
+    return prefix + secrets.token_hex(16)
 
 
 def salted(namespace: Namespace, salt: str | None) -> Namespace:
@@ -168,3 +156,107 @@ class Budget:
             f"largest prompt in memory {limits.max_prompt_len}"
         )
         return ApiError(400, "context_length_exceeded", f"{message} ({numbers})", self.prompt_param)
+
+
+class StreamOptions(Part):
+    """OpenAI's stream_options. Other names in it are refused: a typo would silently lose the usage."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: the counts so far in every event, not in the last one alone."""
+    include_obfuscation: bool | None = None
+
+
+class Common(SamplingFields):
+    """Fields of both OpenAI dialects."""
+
+    model: str | None = None
+    """None: the one model served here."""
+    n: int | None = None
+    best_of: int | None = None
+    no_stop_trim: bool | None = None
+    """SGLang's name of `include_stop_str_in_output`."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    no_cache: bool | None = None
+    """Match nothing and leave nothing in any cache: warm-up, probes, benchmarks."""
+    timings: bool | None = None
+    return_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, and what the server can do now."""
+
+    namespace: Namespace
+    deadline_s: float
+    limits: Limits
+    codec: TextCodec
+    settings: ServerSettings
+    on_ignored: OnIgnored
+    """Told each field name nobody knows."""
+
+
+def check_model(name: str | None, settings: ServerSettings) -> None:
+    """Raises ApiError 404 for another model than the one served."""
+    if name not in (None, settings.model_name, settings.model_path):
+        message = f"the model {excerpt(name)} does not exist here; this server has {excerpt(settings.model_name)}"
+        raise ApiError(404, "model_not_found", message, "model")
+
+
+def compose(
+    body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequence[Asked], job_id: str, own: OutputOptions
+) -> Job:
+    """The job of `prompts`, one `Asked` each. `own`: options of this endpoint alone. Raises ApiError 400."""
+    num_each = 1 if body.n is None else body.n
+    if not 1 <= num_each <= asker.settings.max_n:
+        raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{asker.settings.max_n}")
+    num_samples, most = len(prompts) * num_each, asker.settings.max_samples
+    if num_samples > most:
+        raise invalid("prompt", f"{len(prompts)} prompts make {num_samples} samples, at most {most} are allowed")
+    if body.best_of not in (None, num_each):
+        raise unsupported("best_of", "best_of other than n is not supported: every sample made is returned")
+    codec, samples = asker.codec, list[Sample]()
+    namespace, cache = salted(asker.namespace, body.cache_salt), CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
+    for prompt, each in zip(prompts, asked, strict=True):
+        sampling = resolve(body, each, codec.defaults, codec.eos_ids, asker.limits.vocab_size)
+        first = Generation(Room(bytes(16)), pack_u32(prompt.tokens), namespace, sampling, asker.deadline_s, cache)
+        samples += make_samples(prompt, first, num_each, len(samples))
+    options = replace(
+        own,
+        stops=stop_strings(body),
+        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        hides_output=asked[0].max_tokens == 0,
+        return_token_ids=bool(body.return_token_ids),
+        show_prompt_logprobs=body.prompt_logprobs is not None,
+        timings=bool(body.timings),
+        cached_details=bool(body.return_cached_tokens_details),
+        streaming=_streaming(body),
+    )
+    return Job(
+        id=job_id,
+        created=int(time.time()),
+        model=asker.settings.model_name,
+        samples=tuple(samples),
+        options=options,
+    )
+
+
+def _streaming(body: Common) -> Streaming:
+    options = body.stream_options
+    if not body.stream:
+        if options is not None:
+            raise invalid("stream_options", "stream_options is only allowed with stream")
+        return Streaming.WHOLE
+    if options is not None and options.include_obfuscation:
+        raise ApiError(400, "unsupported", "include_obfuscation is not supported", "stream_options.include_obfuscation")
+    if options is not None and options.include_usage and options.continuous_usage_stats:
+        return Streaming.EVENTS_WITH_USAGE
+    if (options is not None and options.include_usage) or body.timings:
+        return Streaming.EVENTS_AND_USAGE
+    return Streaming.EVENTS

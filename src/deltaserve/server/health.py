@@ -1,11 +1,38 @@
-"""Proof of life: not that the process is there, but that everything in it that must move still moves."""
+"""Whether this front should get requests (readiness), and whether all in it that must move still moves (life)."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from deltaserve.server.errors import not_ready
 
 STILL_S = 10.0
 """So long without a sign of life is dead."""
 _LOOK_S = 0.1
+
+
+@dataclass(slots=True)
+class Health:
+    """Whether this front should get new requests. A request that met a bug says nothing about the next one."""
+
+    engine_ready: Callable[[], str | None]
+    draining: bool = False
+
+    def reasons(self) -> dict[str, str]:
+        """Why not to send requests here, by source; empty when ready."""
+        found: dict[str, str] = {}
+        if self.draining:
+            found["draining"] = "the server is draining: it takes no new requests"
+        engine = self.engine_ready()
+        if engine is not None:
+            found["engine"] = engine
+        return found
+
+    def check(self) -> None:
+        """Raises ApiError 503 unless ready."""
+        reasons = self.reasons()
+        if reasons:
+            raise not_ready("; ".join(reasons.values()))
 
 
 class Liveness:
