@@ -1,17 +1,17 @@
 """Time of one step of the torch executor: decode batches (prefix private or shared) and prefill chunks.
 
-    python benchmarks/bench_step.py MODEL_FOLDER [--rows 16] [--device cpu] [--threads 1] [--json]
+    python benchmarks/bench_step.py MODEL_FOLDER [--rows 16] [--dtype float32] [--device cpu] [--threads 1] [--json]
 
 Each line compares with a roof: bytes that must be read (weights once, every KV page once) at the measured read
-bandwidth, or matrix work at the measured rate of one large product, whichever is longer. On the CPU with one thread the
-clock is the process's CPU time, so other load counts less.
+bandwidth, or matrix work at the rate of one large product in the model's type or float32, whichever is faster. On
+the CPU with one thread the clock is the process's CPU time, so other load counts less.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.config import load_spec
 from deltaserve.models.spec import ModelSpec
@@ -77,21 +78,24 @@ def measure_machine(watch: Stopwatch, dtype: torch.dtype, device: str) -> Machin
     b = torch.ones(2048, 2048, dtype=dtype, device=device)
     read = watch.best_s(lambda: data.sum().item())
     product = watch.best_s(lambda: (a @ b.t())[0, 0].item())
+    a, b = a.float(), b.float()
+    product = min(product, watch.best_s(lambda: (a @ b.t())[0, 0].item()))
     return Machine(data.numel() * 8 / read, 2 * 1024 * 2048 * 2048 / product)
 
 
 class Bench:
     """An executor with all rows open over one long line of pages each."""
 
-    def __init__(self, model: Path, rows: int, device: str, threads: int) -> None:
-        self.spec = load_spec(model)
+    def __init__(self, model: Path, rows: int, dtype: DType | None, device: str, threads: int) -> None:
+        spec = load_spec(model)
+        self.spec = replace(spec, dtype=dtype or spec.dtype)
         cache = self.spec.cache_spec(PAGE_SIZE, self.spec.dtype)
         self.context = max(*DECODE_CONTEXTS, *(start + length for start, length in CHUNKS)) + PAGE_SIZE
         self.pages_per_row = cache.num_pages(self.context)
         num_pages = self.pages_per_row * rows
         self.token_bytes = pool_page_bytes(cache)[0] // PAGE_SIZE
         sizes = ExecutorSizes((num_pages,), rows, self.context)
-        self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, num_threads=threads)
+        self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, self.spec.dtype, threads)
         for arena in self.executor.memory.kv.arenas:
             arena.bytes.fill_(0x3C)  # a small number in every dtype; untouched memory would all be one page
         self.watch = Stopwatch(time.process_time if device == "cpu" and threads == 1 else time.perf_counter)
@@ -157,6 +161,10 @@ def measure(bench: Bench, rows: int) -> list[Line]:
             run = SharedRun(0, shared_len, tuple(RowId(row) for row in range(rows)))
             lines.append(bench.run(f"decode {rows} rows at {context}, {shared_len} shared", items, [run]))
     bench.lay_out(0)
+    items = [decode_item(row, 199) for row in range(rows - 1)]
+    lines.append(bench.run(f"decode {rows - 1} rows at 200", items))
+    extend = PlanItem(RowId(rows - 1), 184, 16, TokenValues(pack_u32([1] * 16)), True)
+    lines.append(bench.run(f"decode {rows - 1} rows at 200, extend 16 to 200", [*items, extend]))
     lines.append(bench.run("decode 1 row at 512", [decode_item(0, 511)]))
     for start, length in CHUNKS:
         bench.lay_out(0)
@@ -169,16 +177,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--dtype", choices=[dtype.value for dtype in DType], help="by default the checkpoint's")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    bench = Bench(args.model, args.rows, args.device, args.threads)
+    dtype = None if args.dtype is None else DType(args.dtype)
+    bench = Bench(args.model, args.rows, dtype, args.device, args.threads)
     lines = measure(bench, args.rows)
     if args.json:
         print(json.dumps({"machine": asdict(bench.machine), "lines": [asdict(line) for line in lines]}, indent=2))
         return
     machine = bench.machine
+    print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}, weights and KV {bench.spec.dtype.value}")
     print(f"read {machine.read_bytes_per_s / 1e9:.1f} GB/s, products {machine.flops_per_s / 1e9:.0f} GFLOP/s")
     print(f"{'step':40} {'ms':>9} {'tokens/s':>10} {'roof ms':>9} {'of roof':>8}")
     for line in lines:

@@ -13,8 +13,19 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.models.config import load_spec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenOf, TokenValues
-from tests.runner.world import GREEDY, Driver, drawn, extend, random_tokens, reference_logprobs
+from deltaserve.sched.plan import ItemOutcome, PlanItem, SharedRun, TokenOf, TokenValues
+from tests.runner.world import (
+    GREEDY,
+    VOCAB_SIZE,
+    Driver,
+    assert_same,
+    distribution,
+    drawn,
+    drawn_distribution,
+    extend,
+    random_tokens,
+    reference_logprobs,
+)
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -54,6 +65,52 @@ def test_only_asked_items_draw(driver: Driver) -> None:
     assert (first.row, first.sampled, first.outcome, first.prompt_logprobs) == (1, None, ItemOutcome.COMPUTED, ())
     assert second.sampled is not None
     assert len(second.prompt_logprobs) == 19
+
+
+def test_the_last_layer_computes_what_is_read(driver: Driver, tiny_models: Path) -> None:
+    """Chunks of which nothing, the last token or everything is read, beside decoding rows: all as transformers."""
+    path = tiny_models / "llama"
+    prompts = [random_tokens(200, 11), random_tokens(150, 12), random_tokens(90, 13)]
+    for row, prompt in enumerate(prompts):
+        driver.open(row, prompt, params(temperature=0.0, logprobs=VOCAB_SIZE))
+    driver.open(3, prompts[0], GREEDY)
+
+    def silent(row: int, start: int, end: int) -> PlanItem:
+        """Draws at the end of the prompt only; no log-probabilities of the prompt."""
+        tokens = TokenValues(pack_u32(prompts[row][start:end]))
+        return PlanItem(RowId(row), start, end - start, tokens, samples=end == len(prompts[row]))
+
+    nothing = driver.step([silent(0, 0, 120), silent(1, 0, 70)]).items
+    assert [item.sampled for item in nothing] == [None, None]
+    mixed = driver.step([silent(1, 70, 150), silent(0, 120, 160), extend(3, prompts[0], 0, 120), silent(2, 0, 90)])
+    last = driver.step([silent(0, 160, 200), extend(3, prompts[0], 120, 200)])
+    for result, prompt in ((mixed.items[0], prompts[1]), (mixed.items[3], prompts[2]), (last.items[0], prompts[0])):
+        assert_same(drawn_distribution(result), reference_logprobs(path, prompt)[-1])
+    assert mixed.items[1].sampled is None
+    parts = [distribution(logprobs) for item in (mixed.items[2], last.items[1]) for logprobs in item.prompt_logprobs]
+    assert_same(torch.stack(parts), reference_logprobs(path, prompts[0])[:-1])
+
+
+def test_rows_that_share_keep_their_bits_beside_a_chunk_of_which_nothing_is_read(driver: Driver) -> None:
+    prompt, other = random_tokens(101, 14), random_tokens(180, 15)
+    sampling = params(temperature=0.0, logprobs=5)
+    driver.open(0, prompt, sampling)
+    driver.open(9, other, sampling)
+    first = drawn(driver.step([extend(0, prompt, 0, 101)]).items[0])
+    prompts = [[*prompt, first]] + [prompt[:96] + random_tokens(6 + row, row) for row in range(1, 4)]
+    for row in range(1, 4):
+        driver.open(row, prompts[row][:-1], sampling, prefix_of=0, prefix_len=96)
+        driver.step([extend(row, prompts[row][:-1], 96, len(prompts[row]) - 1)])
+    rows = [
+        PlanItem(RowId(row), len(tokens) - 1, 1, TokenValues(pack_u32(tokens[-1:])), True)
+        for row, tokens in enumerate(prompts)
+    ]
+    chunk = PlanItem(RowId(9), 0, 100, TokenValues(pack_u32(other[:100])), samples=False)
+    items = [rows[0], chunk, *rows[1:]]
+    alone = driver.step(items)
+    together = driver.step(items, [SharedRun(0, 96, tuple(RowId(row) for row in range(4)))])
+    assert [item.sampled for item in together.items] == [item.sampled for item in alone.items]
+    assert together.shared_tokens_read == 3 * 96
 
 
 def test_prompt_logprobs_reach_into_the_next_chunk(driver: Driver, tiny_models: Path) -> None:

@@ -1,18 +1,28 @@
 """The one decoder: composes layers as the ModelSpec says."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
-from deltaserve.models.gqa import gqa
+from deltaserve.models.gqa import attend, project
 from deltaserve.models.layers import dense_mlp, product, rms_norm
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
 from deltaserve.models.spec import ModelSpec
 from deltaserve.models.weights import DecoderWeights, DenseWeights, MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens of a step whose hidden states are read: all that the last layer computes, besides K and V of all."""
+
+    tokens: Tensor  # [N] int64
+    attention: Sequence[StepAttention]
+    """Of these tokens, one per page group as for the step; none where N is 0."""
 
 
 class Decoder:
@@ -23,17 +33,27 @@ class Decoder:
         self._weights = weights
         self._rope = Rope(spec.rope, spec.head_dim, weights.embedding.device)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention]) -> Tensor:
-        """tokens, positions [T] int64 -> hidden states after the final norm [T, hidden].
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention], last: LastTokens | None = None
+    ) -> Tensor:
+        """tokens, positions [T] int64 -> hidden states after the final norm [N, hidden], of `last` or of all.
 
         `attention` holds one StepAttention per page group of the model's CacheSpec.
         """
         spec, weights = self.spec, self._weights
+        final = len(weights.layers) - 1
         x = functional.embedding(tokens, weights.embedding)  # [T, hidden]
         rope = self._rope.tables(positions, x.dtype)
         for index, layer in enumerate(weights.layers):
             normed = rms_norm(x, layer.attention_norm, spec.norm_eps)
-            x = x + gqa(normed, layer.attention, spec, rope, attention[0], index)
+            q, k, v = project(normed, layer.attention, spec, rope)
+            attention[0].write_kv(index, k, v)
+            step = attention
+            if last is not None and index == final:
+                x, q, step = x.index_select(0, last.tokens), q.index_select(0, last.tokens), last.attention
+                if not step:
+                    return x  # nobody reads any of them
+            x = x + attend(q, layer.attention, spec, step[0], index)
             x = x + self._mlp(rms_norm(x, layer.mlp_norm, spec.norm_eps), layer.mlp)
         return rms_norm(x, weights.norm, spec.norm_eps)
 

@@ -10,21 +10,23 @@ from deltaserve.models.spec import ModelSpec
 from deltaserve.models.weights import AttentionWeights
 
 
-def gqa(
+def project(
     x: Tensor,  # [T, hidden]
     weights: AttentionWeights,
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, D]
-    attention: StepAttention,
-    layer: int,  # within the page group
-) -> Tensor:
-    """Writes K and V of the T tokens, then attends over pages. -> [T, hidden]"""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> q [T, Hq, D], k and v [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, spec.head_dim)
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.qk_norm is not None:
         qk = functional.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * weights.qk_norm
     qk = rotate(qk, *rope)
-    attention.write_kv(layer, qk[:, heads:], v)
-    out = attention.attend(layer, qk[:, :heads], spec.softmax_scale)  # [T, Hq, D]
-    return linear(out.view(x.shape[0], heads * spec.head_dim), weights.out)
+    return qk[:, :heads], qk[:, heads:], v
+
+
+def attend(q: Tensor, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
+    """q [N, Hq, D] over the pages, after K and V of the layer were written. -> [N, hidden]"""
+    out = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, D]
+    return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out)

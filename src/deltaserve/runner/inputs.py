@@ -1,6 +1,6 @@
 """StepPlan -> what the decoder and the attention backend take."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from deltaserve.runner.rows import Row
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues
 
 _UINT32_LE = np.dtype("<u4")
+_WORTH_SKIPPING = 64
+"""Tokens of which nothing is read; with fewer, a second plan of the attention costs more than their last layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,18 @@ class StepInputs:
     batch: Batch
     tokens: npt.NDArray[np.int64]  # [T]
     positions: npt.NDArray[np.int64]  # [T]
-    starts: tuple[int, ...]
-    """Index in `tokens` of each item's first token."""
+    wanted: "Wanted"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens whose hidden states are read: a prompt's last one, or all of it for its log-probabilities."""
+
+    batch: Batch
+    """Of their attention."""
+    tokens: npt.NDArray[np.int64]  # [N] of the step's tokens
+    ends: tuple[int, ...]
+    """End of each item's part of them."""
 
 
 def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
@@ -33,13 +45,29 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
         Shared(run.start, run.end, tuple(places[row] for row in run.rows if row in places)) for run in plan.work.shared
     )
     queries = tuple(Query(item.row, item.q_start, item.q_len) for item in plan.items)
-    starts = np.cumsum([0, *(item.q_len for item in plan.items)])
+    batch = Batch(queries, plan.work.split_tokens, shared)
     return StepInputs(
-        batch=Batch(queries, plan.work.split_tokens, shared),
+        batch=batch,
         tokens=np.concatenate(tokens),
         positions=np.concatenate([np.arange(query.q_start, query.q_end) for query in queries]),
-        starts=tuple(starts[:-1].tolist()),
+        wanted=_wanted(plan.items, batch),
     )
+
+
+def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
+    lens = [item.q_len if item.wants_prompt_logprobs else int(item.samples) for item in items]
+    if batch.num_tokens - sum(lens) < _WORTH_SKIPPING:
+        lens = [item.q_len for item in items]
+    ends = np.cumsum([item.q_len for item in items])
+    tokens = np.concatenate([np.arange(end - length, end) for end, length in zip(ends, lens, strict=True)])
+    read = [index for index, length in enumerate(lens) if length]
+    places = {index: place for place, index in enumerate(read)}
+    queries = tuple(Query(items[i].row, items[i].q_start + items[i].q_len - lens[i], lens[i]) for i in read)
+    shared = tuple(
+        Shared(run.start, run.end, tuple(places[index] for index in run.queries if index in places))
+        for run in batch.shared
+    )
+    return Wanted(Batch(queries, batch.split_tokens, shared), tokens, tuple(np.cumsum(lens).tolist()))
 
 
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.models.decoder import Decoder
+from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
 from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs, step_inputs
@@ -114,13 +114,21 @@ class TorchExecutor:
     def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
         attention = self._attention.begin_step(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
-        hidden = self._decoder.forward(tokens, positions, attention)  # [T, hidden]
+        hidden = self._decoder.forward(tokens, positions, attention, self._last_tokens(inputs))  # [N, hidden]
         return StepResult(
             step=plan.step,
             items=self._results(plan, inputs, hidden),
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
         )
+
+    def _last_tokens(self, inputs: StepInputs) -> LastTokens | None:
+        """None: those of the step."""
+        wanted = inputs.wanted
+        if len(wanted.tokens) == inputs.batch.num_tokens:
+            return None
+        attention = self._attention.begin_step(wanted.batch) if wanted.batch.queries else ()
+        return LastTokens(self._tensor(wanted.tokens), attention)
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.closes:
@@ -131,14 +139,14 @@ class TorchExecutor:
             self._tables.write(update.pool, update.row, update.first_index, update.pages)
 
     def _results(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> tuple[ItemResult, ...]:
+        """hidden [N, hidden] of the wanted tokens"""
         results = {item.row: ItemResult(item.row) for item in plan.items}
-        for item, start in zip(plan.items, inputs.starts, strict=True):
+        for item, end in zip(plan.items, inputs.wanted.ends, strict=True):
             if item.wants_prompt_logprobs:
-                results[item.row] = self._prompt_logprobs(item, hidden[start : start + item.q_len])
-        ends = [start + item.q_len - 1 for item, start in zip(plan.items, inputs.starts, strict=True)]
-        sampling = [(item, end) for item, end in zip(plan.items, ends, strict=True) if item.samples]
+                results[item.row] = self._prompt_logprobs(item, hidden[end - item.q_len : end])
+        sampling = [(item, end) for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
         if sampling:
-            last = hidden.index_select(0, torch.tensor([end for _, end in sampling], device=self._device))
+            last = hidden.index_select(0, torch.tensor([end - 1 for _, end in sampling], device=self._device))
             drawing = [item for item, _ in sampling]
             for item, sampled in zip(drawing, self._sample(plan, drawing, last), strict=True):
                 outcome = results[item.row].outcome if sampled is not None else ItemOutcome.NOT_FINITE
