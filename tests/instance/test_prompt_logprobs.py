@@ -7,7 +7,10 @@ import pytest
 
 import deltaserve.instance.rooms
 from deltaserve.base.ids import PeerName
-from deltaserve.base.sampling import MAX_LOGPROBS, TokenLogprobs
+from deltaserve.base.sampling import MAX_LOGPROBS, SamplingParams, TokenLogprobs
+from deltaserve.base.tokens import pack_u32
+from deltaserve.sim.cluster import VOCAB
+from deltaserve.sim.oracle import oracle_answer
 from deltaserve.sim.process import Answer
 from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import MAX_LOGPROB_POSITIONS, Envelope, Failed, PromptLogprobs, Submit
@@ -47,7 +50,12 @@ def served(duo: Duo, answer: Answer) -> None:
     duo.quiet()
 
 
-EXPECTED = [-float(token) for token in PROMPT[1:]]
+EXPECTED = [
+    value.logprob
+    for value in oracle_answer(
+        pack_u32(PROMPT), SamplingParams(max_tokens=1, seed=1, prompt_logprobs=0), VOCAB
+    ).prompt_logprobs
+]
 
 
 def test_they_arrive_before_the_first_token() -> None:

@@ -31,6 +31,8 @@ _ROOMS = "deltaserve.instance.rooms"
 _POOL = "deltaserve.cache.allocator"
 _TREE = "deltaserve.cache.prefix_cache"
 _RADIX = "deltaserve.cache.radix"
+_BUDGET = "deltaserve.sched.budget"
+_CHECKS = "deltaserve.instance.checks"
 _SCHED = "deltaserve.sched.scheduler"
 _FRONT = "deltaserve.routing.front_core"
 _WORKERS = "deltaserve.routing.workers"
@@ -45,7 +47,7 @@ MUTANTS = (
         "A6",
         _SERVING,
         "        for name in self.receiver.overdue(now):\n            self._lose(name, now)\n",
-        "        for name in self.receiver.overdue(now):\n            self.intake.fenced(name)\n",
+        "        for name in self.receiver.overdue(now):\n            self.receiver.fenced(name)\n",
     ),
     Mutant("dirty_drain_frees", "A5", _RECEIVER, "if outcome is Drain.DIRTY:", "if False:"),
     Mutant(
@@ -85,8 +87,8 @@ MUTANTS = (
         "drains_in_flight",
         "A5",
         _ENDPOINT,
-        " if link.gates[t].num_in_flight == 0]:",
-        "]:",
+        "            if gate.num_in_flight == 0:\n",
+        "            if True:\n",
     ),
     Mutant(
         "payload_before_data",
@@ -136,8 +138,8 @@ MUTANTS = (
         "offer_not_repeated",
         "B1",
         _INTAKE,
-        "        if room.state is DecodeState.OFFERED:\n            self._links.send",
-        "        if room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
+        "        elif room.state is DecodeState.OFFERED:\n            self._links.send",
+        "        elif room.state is DecodeState.OFFERED and room.repeat_gap_s == 1.0:\n            self._links.send",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
     Mutant("dead_prefill_unnoticed", "B3", _SERVING, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
@@ -278,8 +280,8 @@ MUTANTS = (
         "namespaces_mixed",
         "H10",
         _SCHED,
-        "match = self._cache.match(request.namespace, bytes",
-        'match = self._cache.match(Namespace(""), bytes',
+        "match = self._cache.match(request.namespace, request.tokens",
+        'match = self._cache.match(Namespace(""), request.tokens',
     ),
     Mutant(
         "split_keeps_all_pages",
@@ -294,5 +296,66 @@ MUTANTS = (
         _FRONT,
         "        elif usage.output_len > live.num_tokens:\n",
         "        elif False:\n",
+    ),
+    # requests that fail though nothing has happened
+    Mutant(
+        "grant_counts_an_older_prefix",
+        "I23",
+        _INTAKE,
+        "        self._take_lease(room)\n        scheduler = self._parts.scheduler\n"
+        "        leased = request.lease.num_pages if request.lease else 0\n",
+        "        scheduler = self._parts.scheduler\n"
+        "        leased = request.lease.num_pages if request.lease else 0\n        self._take_lease(room)\n",
+    ),
+    Mutant(
+        "prefix_hits_refused",
+        "I23",
+        _CHECKS,
+        "if component.first < 0 or count < 0",
+        "if component.first > 0 or count < 0",
+    ),
+    # memory that looks as good as ever, pools of unequal sizes
+    Mutant(
+        "second_pool_not_counted",
+        "H3",
+        _BUDGET,
+        "return all(pool.num_free >= need for pool in self._pools)",
+        "return self._pools[0].num_free >= need",
+    ),
+    Mutant(
+        "granted_without_the_second_pool",
+        "H3",
+        _RECEIVER,
+        "any(pool.num_free < len(pages) for pool, pages in zip(self._pools, missing, strict=True))",
+        "self._pools[0].num_free < len(missing[0])",
+    ),
+    Mutant(
+        "pages_of_the_first_pool_sent",
+        "H3",
+        _OUTFLOW,
+        "room.request.pages(PoolId(pool), first,",
+        "room.request.pages(PoolId(0), first,",
+    ),
+    # what is asked for besides tokens
+    Mutant(
+        "first_token_without_logprobs",
+        "H1",
+        _OUTFLOW,
+        "FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len",
+        "FirstToken(token=sampled.token, logprobs=None, cached_len",
+    ),
+    Mutant(
+        "stop_id_before_min_tokens",
+        "H1",
+        "deltaserve.request.ending",
+        "output_len > sampling.min_tokens",
+        "output_len >= sampling.min_tokens",
+    ),
+    Mutant(
+        "prompt_logprobs_of_a_hit",
+        "H1",
+        _SCHED,
+        "matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None",
+        "matches = self._uses_tree(request)",
     ),
 )

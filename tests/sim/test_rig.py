@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.base.errors import FailReason
 from deltaserve.cache.pages import PageEvent, PageState
 from deltaserve.sim.chance import Chance
+from deltaserve.sim.excuses import TROUBLE, is_excused
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.knobs import draw_knobs
+from deltaserve.sim.knobs import calm, draw_knobs, draw_plain_knobs
 from deltaserve.sim.rig import Report, simulate
 from deltaserve.sim.summary import CELLS, UNREACHABLE, Summary
 from deltaserve.transfer.tables import SenderEvent, SenderState
@@ -40,9 +42,9 @@ KEPT_SEEDS = {
 
 @pytest.mark.parametrize("seed", KEPT_SEEDS)
 def test_kept_seeds(seed: int) -> None:
-    """Also as they were when workers came back where they had been, and as what they had been."""
-    knobs = draw_knobs(seed)
-    for one in (knobs, replace(knobs, moves=False, misfits=0.0)):
+    """Also as they were: without variety, and when workers came back where they had been, as what they had been."""
+    plain = draw_plain_knobs(seed)
+    for one in (draw_knobs(seed), plain, replace(plain, moves=False, misfits=0.0)):
         report = simulate(seed, one)
         assert report.breach is None
         assert report.num_requests > 0
@@ -50,7 +52,7 @@ def test_kept_seeds(seed: int) -> None:
 
 def test_a_misfit_that_made_decode_one_is_replaced_elsewhere() -> None:
     """The front took the wrong prefill worker for the measure, and so told decode of no other address."""
-    knobs = replace(draw_knobs(8003712), moves=True, misfits=1.0)
+    knobs = replace(draw_plain_knobs(8003712), moves=True, misfits=1.0)
     events = (*knobs.events, (172, FaultKind.CRASH))
     assert simulate(8003712, replace(knobs, events=events)).breach is None
 
@@ -76,6 +78,21 @@ def test_recounting_more_often_changes_nothing() -> None:
 
 def test_knobs_are_a_function_of_the_seed() -> None:
     assert draw_knobs(7) == draw_knobs(7) != draw_knobs(8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_without_trouble_answers_every_good_request(seed: int) -> None:
+    report = simulate(seed, calm(draw_knobs(seed)))
+    assert report.breach is None
+    assert (+report.faults).keys().isdisjoint(TROUBLE)
+
+
+def test_an_error_needs_a_cause() -> None:
+    fenced, bad = FailReason.PEER_FENCED, FailReason.BAD_EXTENT
+    assert is_excused(fenced, {FaultKind.CRASH}, ())
+    assert not is_excused(fenced, {FaultKind.CLIENT_LEAVES}, {FaultKind.SHORT_DEADLINE})
+    assert not is_excused(bad, set(FaultKind), set(FaultKind))
+    assert is_excused(FailReason.DEADLINE, (), {FaultKind.SHORT_DEADLINE})
 
 
 def test_chance_is_the_same_on_every_machine() -> None:

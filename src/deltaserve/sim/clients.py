@@ -1,20 +1,25 @@
-"""The clients of a run: what they ask, what they must get (I7, I8), and how they misbehave."""
+"""The clients of a run: what they ask, what they must get (I7, I8, I23), and how they misbehave."""
 
+import dataclasses
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Namespace
 from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
+from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.request.client import Generation
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import VOCAB, room_of
+from deltaserve.sim.excuses import is_excused
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import NAMESPACES, Knobs
-from deltaserve.sim.oracle import oracle_output
+from deltaserve.sim.oracle import OracleAnswer, oracle_answer
 from deltaserve.sim.process import Answer, SimFront
-from deltaserve.wire.messages import CacheUse
+from deltaserve.wire.messages import CacheUse, FinishReason
 
 _DEADLINE_S = 90.0
 """Longer than a run may take after `heal`: who waits for a deadline is found out."""
@@ -25,18 +30,26 @@ class Asked:
     """One sample: its answer so far, and the only right one."""
 
     generation: Generation
-    expected: tuple[int, ...]
+    right: OracleAnswer
     answer: Answer
     at: float
     front: SimFront
-    has_left: bool = False
-    """The client cancelled: what it does not hear any more is no breach."""
+    flaws: set[FaultKind] = field(default_factory=set)
+    """What is odd about it, or what its client did: excuses for not being answered."""
+    was_ready: bool = True
+    """Whether the front said that it can serve when this was asked."""
+    is_cut_off: bool = False
+    """Its front died."""
     stopped_at: int | None = None
     """Output tokens after which a stop string was found."""
 
     @property
     def is_over(self) -> bool:
         return self.answer.ends > 0
+
+    @property
+    def name(self) -> str:
+        return f"request {int.from_bytes(self.generation.room, 'little')}"
 
 
 @dataclass(slots=True)
@@ -46,6 +59,8 @@ class Clients:
     knobs: Knobs
     chance: Chance
     counts: Counter[FaultKind]
+    wishes: Chance
+    """Draws what a request asks for besides tokens."""
     asked: list[Asked] = field(default_factory=list)
     _documents: list[list[int]] = field(default_factory=list)
 
@@ -56,36 +71,49 @@ class Clients:
         traffic = self.knobs.traffic
         prompt = self._prompt()
         limit = traffic.largest - len(prompt)
+        flaws: set[FaultKind] = set()
         if self.chance.hits(0.03 * traffic.oddity):
-            self.counts[FaultKind.BAD_INPUT] += 1
+            flaws.add(FaultKind.BAD_INPUT)
             prompt = prompt + [1] * (traffic.largest + self.chance.below(self.knobs.shape.page_size) + 1)
             limit = 1
         namespace = Namespace(self.chance.choose(NAMESPACES[: traffic.num_namespaces]))
         deadline_s = _DEADLINE_S
         if self.chance.hits(0.05 * traffic.oddity):
-            self.counts[FaultKind.SHORT_DEADLINE] += 1
+            flaws.add(FaultKind.SHORT_DEADLINE)
             deadline_s = self.chance.log_uniform(0.001, 2.0)
         max_tokens = self.chance.between(1, max(1, min(limit, traffic.max_output)))
         cache = CacheUse.BYPASS if self.chance.hits(0.05 * traffic.oddity) else CacheUse.NORMAL
+        self.counts.update(flaws)
         for _ in range(self.chance.between(1, traffic.max_samples)):
-            self.submit(front, prompt, max_tokens, namespace, deadline_s, cache, now)
+            sampling = self._wishing(SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0), prompt, namespace)
+            wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache)
+            self.submit(front, wanted, now, flaws)
 
-    def submit(
-        self,
-        front: SimFront,
-        prompt: list[int],
-        max_tokens: int,
-        namespace: Namespace,
-        deadline_s: float,
-        cache: CacheUse,
-        now: float,
-    ) -> Asked:
+    def _wishing(self, sampling: SamplingParams, prompt: list[int], namespace: Namespace) -> SamplingParams:
+        """Log-probabilities, of the prompt too, and ids that end the output: some that come, some that do not."""
+        share = self.knobs.traffic.wishes
+        if not share:
+            return sampling
+        if self.wishes.hits(share):
+            sampling = replace(sampling, logprobs=self.wishes.choose((0, 1, 5)))
+        if self.wishes.hits(share) and self.knobs.prompt_logprobs:
+            sampling = replace(sampling, prompt_logprobs=self.wishes.choose((0, 1, 5)))
+        if self.wishes.hits(share):
+            tokens = self._oracle(pack_u32(prompt), sampling, namespace).tokens
+            ids = (self.wishes.choose(tokens), self.wishes.below(VOCAB))
+            sampling = replace(sampling, stop_token_ids=ids, min_tokens=self.wishes.below(3))
+        return sampling
+
+    def _oracle(self, prompt: bytes, sampling: SamplingParams, namespace: Namespace) -> OracleAnswer:
+        return oracle_answer(prompt, sampling, VOCAB, self.knobs.shape.num_pools, namespace)
+
+    def submit(self, front: SimFront, wanted: Generation, now: float, flaws: Collection[FaultKind] = ()) -> Asked:
+        """`wanted`, in a room of its own."""
         number = len(self.asked) + 1
-        sampling = SamplingParams(max_tokens=max_tokens, seed=number, temperature=0.0)
-        generation = Generation(room_of(number), pack_u32(prompt), namespace, sampling, deadline_s, cache)
-        pools = self.knobs.shape.num_pools
-        expected = oracle_output(generation.prompt, max_tokens, VOCAB, pools, namespace)
-        asked = Asked(generation, expected, Answer(), now, front)
+        sampling = replace(wanted.sampling, seed=number)
+        generation = dataclasses.replace(wanted, room=room_of(number), sampling=sampling)
+        right = self._oracle(generation.prompt, sampling, generation.namespace)
+        asked = Asked(generation, right, Answer(), now, front, set(flaws), front.core.ready() is None)
         self.asked.append(asked)
         if front.is_alive:
             front.submit(generation, asked.answer)
@@ -102,7 +130,7 @@ class Clients:
             prompt = document[: self.chance.between(1, len(document))]
         elif self.asked and self.chance.hits(self.knobs.traffic.share):
             earlier = self.chance.choose(self.asked)
-            prompt = list(memoryview(earlier.generation.prompt).cast("I")) + list(earlier.expected)
+            prompt = [*unpack_u32(earlier.generation.prompt), *earlier.right.tokens]
         prompt = prompt + [self.chance.below(VOCAB) for _ in range(self.chance.between(1, max(1, longest // 2)))]
         prompt = prompt[:longest]
         self._documents.append(prompt)
@@ -119,7 +147,7 @@ class Clients:
         self.counts[kind] += 1
         match kind:
             case FaultKind.CLIENT_LEAVES:
-                asked.has_left = True
+                asked.flaws.add(kind)
                 asked.front.cancel(asked.generation.room, FailReason.CANCELLED)
             case FaultKind.DUPLICATE_SUBMIT:
                 twice = asked.front.submit(asked.generation, Answer())
@@ -133,6 +161,7 @@ class Clients:
 
     def cut_off(self, asked: Asked) -> None:
         """The connection to the front broke."""
+        asked.is_cut_off = True
         asked.answer.error = RequestFailed(FailReason.INTERNAL, "connection lost")
         asked.answer.ends += 1
 
@@ -149,21 +178,53 @@ class Clients:
     def check(self) -> None:
         """I7: at most one end. I8: nothing but a prefix of the oracle's answer, and all of it on success."""
         for asked in self.asked:
-            answer = asked.answer
+            answer, right = asked.answer, asked.right
             got = tuple(answer.tokens)
-            name = f"request {int.from_bytes(asked.generation.room, 'little')}"
             if answer.ends > 1:
-                raise IntegrityError(f"I7: {name} ended {answer.ends} times")
-            if got != asked.expected[: len(got)]:
-                raise IntegrityError(f"I8: {name} got {got}, expected {asked.expected}")
+                raise IntegrityError(f"I7: {asked.name} ended {answer.ends} times")
+            if got != right.tokens[: len(got)]:
+                raise IntegrityError(f"I8: {asked.name} got {got}, expected {right.tokens}")
             complete = answer.finish is not None and asked.stopped_at is None
-            if complete and got != asked.expected:
-                raise IntegrityError(f"I8: {name} succeeded with {len(got)} of {len(asked.expected)} tokens")
+            if complete and got != right.tokens:
+                raise IntegrityError(f"I8: {asked.name} succeeded with {len(got)} of {len(right.tokens)} tokens")
+            if complete and answer.finish != _finish(asked).value:
+                raise IntegrityError(f"I8: {asked.name} finished by {answer.finish}")
             if answer.ends and answer.finish is None and answer.error is None:
-                raise IntegrityError(f"I8: {name} failed without a reason")
+                raise IntegrityError(f"I8: {asked.name} failed without a reason")
+            _check_logprobs(asked)
+            self._check_reason(asked)
+
+    def _check_reason(self, asked: Asked) -> None:
+        """I23: who is not answered is told why, and something has happened that explains it."""
+        error = asked.answer.error
+        if error is None or asked.is_cut_off or (error.reason is FailReason.NO_PEER and not asked.was_ready):
+            return
+        if error.reason is FailReason.OVERLOADED and len(self.asked) > self.knobs.shape.max_queued:
+            return
+        if not is_excused(error.reason, +self.counts, asked.flaws):
+            raise IntegrityError(f"I23: {asked.name} failed without cause: {error.reason.value}, {error.message}")
 
     def check_over(self) -> None:
         """I7, I11: every request has ended, by its deadline."""
         for asked in self.asked:
             if not asked.is_over:
-                raise IntegrityError(f"I11: request {int.from_bytes(asked.generation.room, 'little')} never ended")
+                raise IntegrityError(f"I11: {asked.name} never ended")
+
+
+def _finish(asked: Asked) -> FinishReason:
+    """How a complete answer ends."""
+    sampling, tokens = asked.generation.sampling, asked.right.tokens
+    is_stopped = tokens[-1] in sampling.stop_token_ids and len(tokens) > sampling.min_tokens
+    return FinishReason.STOP if is_stopped else FinishReason.LENGTH
+
+
+def _check_logprobs(asked: Asked) -> None:
+    """I8: of every token that came, if they were asked for; of the prompt, all before the first token."""
+    answer, right, sampling = asked.answer, asked.right, asked.generation.sampling
+    if sampling.logprobs is not None and tuple(answer.logprobs) != right.logprobs[: len(answer.tokens)]:
+        raise IntegrityError(f"I8: {asked.name} got logprobs {answer.logprobs} for {len(answer.tokens)} tokens")
+    of_prompt = tuple(answer.prompt_logprobs)
+    if of_prompt != right.prompt_logprobs[: len(of_prompt)]:
+        raise IntegrityError(f"I8: {asked.name} got prompt logprobs {of_prompt}, expected {right.prompt_logprobs}")
+    if answer.tokens and answer.prompt_logprobs_at_start != len(right.prompt_logprobs):
+        raise IntegrityError(f"I8: {asked.name} got {answer.prompt_logprobs_at_start} prompt logprobs before a token")

@@ -36,6 +36,8 @@ class Shape:
     num_pools: int = 1
     prefill_pages: int = 64
     decode_pages: int = 64
+    more_pages: tuple[int, ...] = ()
+    """Pool |-> pages beyond those; absent: none."""
     max_running: int = 8
     max_queued: int = 1024
     chunk_len: int = 8
@@ -52,6 +54,9 @@ class Shape:
     drain_timeout_s: float = 2.0
     share_wait_s: float = 2.0
     stall_s: float = 5.0
+    schedule_policy: str = "fcfs"
+    load_balance_method: str = "ttft"
+    assumed_output_len: int = 16
 
     def roles(self) -> dict[PeerName, Role]:
         """Every worker."""
@@ -66,6 +71,11 @@ class Shape:
         return min(self.prefill_pages * self.page_size, self.decode_pages * self.page_size, self.context_len)
 
 
+def window_bytes(shape: Shape) -> int:
+    """Posted at once, at most: a few pages of one pool."""
+    return 4 * shape.page_size * STAMP_BYTES
+
+
 def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
     pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
     return InstanceConfig(
@@ -73,7 +83,7 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         role=role,
         boot=boot_of(name, life),
         cache=stamp_spec(shape.page_size, shape.num_pools),
-        num_pages=(pages,) * shape.num_pools,
+        num_pages=tuple(pages + (shape.more_pages[pool] if shape.more_pages else 0) for pool in range(shape.num_pools)),
         max_running_requests=shape.max_running,
         max_context_len=shape.context_len,
         vocab_size=VOCAB,
@@ -91,6 +101,7 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
             num_reserved_decode_tokens=shape.reserve_len,
             decode_extend_tokens=shape.extend_len,
             radix_cache=shape.radix_cache,
+            schedule_policy=shape.schedule_policy,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,
             peer_lost_s=shape.peer_lost_s,
@@ -119,6 +130,8 @@ def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontCon
         SECRET,
         FINGERPRINT,
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
+        assumed_output_len=shape.assumed_output_len,
+        load_balance_method=shape.load_balance_method,
         heartbeat_s=shape.heartbeat_s,
         peer_lost_s=shape.peer_lost_s,
         peer_suspect_s=shape.peer_suspect_s,
@@ -170,6 +183,15 @@ class Cluster:
         for worker in self.world.workers.values():
             worker.instance.check_integrity()
         self.front.core.check_integrity()
+
+
+def mix_pages(worker: SimWorker) -> None:
+    """The later pools hand out their pages in another order, so that page ids of one pool are of no use in another."""
+    for pool in worker.instance.parts.pools[1:]:
+        pages = pool.allocate(pool.num_pages) or ()
+        half = len(pages) // 2
+        pool.free(pages[:half])
+        pool.free(pages[half:])
 
 
 _BUSY = (PageState.OWNED, PageState.GRANTED, PageState.QUARANTINED)

@@ -34,6 +34,9 @@ class FaultKind(Enum):
     """DONE before the bytes: only on transports that admit it (`Evidence.CONTENTS`)."""
     NOTIFICATION_FIRST = "notification_first"
 
+    OPEN_FAILS = "open_fails"
+    ATTACH_FAILS = "attach_fails"
+
     NON_FINITE = "non_finite"
 
     RESET = "reset"
@@ -60,6 +63,8 @@ class FaultKind(Enum):
     BAD_INPUT = "bad_input"
     SHORT_DEADLINE = "short_deadline"
     BURST = "burst"
+    FLUSH = "flush"
+    """An operator has every tree emptied of what no request holds."""
 
 
 FRAME_FAULTS = (
@@ -80,6 +85,7 @@ WRITE_FAULTS = (
     FaultKind.POST_REFUSED,
 )
 UNPROVEN_FAULTS = (FaultKind.COMPLETION_FIRST, FaultKind.NOTIFICATION_FIRST)
+ENDPOINT_FAULTS = (FaultKind.OPEN_FAILS, FaultKind.ATTACH_FAILS)
 PROCESS_FAULTS = (
     FaultKind.RESET,
     FaultKind.HALF_OPEN,
@@ -165,6 +171,23 @@ class LinkFaults:
 
 
 @dataclass(slots=True)
+class EndpointFaults:
+    """What becomes of attempts to open an endpoint and to attach it."""
+
+    rates: Mapping[FaultKind, float]
+    chance: Chance
+    counts: Counter[FaultKind]
+
+    def heal(self) -> None:
+        self.rates = {}
+
+    def refuses(self, kind: FaultKind) -> bool:
+        refused = self.chance.hits(self.rates.get(kind, 0.0))
+        self.counts[kind] += refused
+        return refused
+
+
+@dataclass(slots=True)
 class WriteFaults:
     """What becomes of writes. Those posted before `heal` keep their fate."""
 
@@ -172,6 +195,9 @@ class WriteFaults:
     chance: Chance
     counts: Counter[FaultKind]
     land_s: float = 0.001
+    bytes_per_s: float | None = None
+    """Of each worker's network card, each way. None: writes take no time of each other's."""
+    _busy_until: dict[tuple[PeerName, str], float] = field(default_factory=dict)
 
     def heal(self) -> None:
         self.rates = {}
@@ -185,10 +211,20 @@ class WriteFaults:
         return self._healthy(posted, 1.0)
 
     def _healthy(self, posted: Posted, slowness: float) -> Fate:
-        lands = self.chance.exponential(self.land_s) * slowness
+        lands = self.chance.exponential(self.land_s) * slowness + self._carried_s(posted) * slowness
         told = lands + self.chance.exponential(0.001)
         notified = lands + self.chance.exponential(0.001)
         return Fate(self._parts(posted, lands), notified, told)
+
+    def _carried_s(self, posted: Posted) -> float:
+        """Until the cards of both ends are free and have carried it: writes of one card go one after the other."""
+        if self.bytes_per_s is None:
+            return 0.0
+        ends = (posted.src, "out"), (posted.dst, "in")
+        start = max(posted.now, *(self._busy_until.get(end, 0.0) for end in ends))
+        over = start + posted.num_bytes / self.bytes_per_s
+        self._busy_until.update(dict.fromkeys(ends, over))
+        return over - posted.now
 
     def _parts(self, posted: Posted, last: float) -> tuple[Part, ...]:
         if posted.num_copies < 2:

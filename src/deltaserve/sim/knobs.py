@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
+from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
 from deltaserve.sim.chance import Chance
-from deltaserve.sim.cluster import Shape
+from deltaserve.sim.cluster import Shape, window_bytes
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
+    ENDPOINT_FAULTS,
     FRAME_FAULTS,
     PROCESS_FAULTS,
     UNPROVEN_FAULTS,
@@ -35,6 +38,8 @@ class Traffic:
     max_samples: int
     oddity: float = 1.0
     """Scales bad requests, short deadlines, bursts, bypasses."""
+    wishes: float = 0.0
+    """Requests that ask for log-probabilities, those of the prompt too, or name stop ids: so many for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,25 @@ class Knobs:
     """A worker that starts again listens elsewhere."""
     misfits: float = 0.0
     """Of the workers that start again: so many have another model at first."""
+    prompt_logprobs: bool = False
+    """Whether requests may ask for those of the prompt."""
+    bytes_per_s: float | None = None
+    """What a worker's network card carries each way; None: as much as is wanted."""
+    fence_s: float = 0.0
+    """How long an endpoint takes to be gone."""
+    mixes_pages: bool = False
+    """Pools hand out their pages in unequal orders."""
+    poisons: bool = True
+    """Memory that changes hands is overwritten. False: what stood there stays, and looks as good as ever."""
 
 
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
+    return _varied(draw_plain_knobs(seed), Chance(seed, "variety"))
+
+
+def draw_plain_knobs(seed: int) -> Knobs:
+    """The same without what `_varied` adds."""
     chance, more = Chance(seed, "knobs"), Chance(seed, "more knobs")
     evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
     page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
@@ -91,6 +111,44 @@ def draw_knobs(seed: int) -> Knobs:
         moves=more.hits(0.2),
         misfits=0.5 if more.hits(0.25) else 0.0,
     )
+
+
+def _varied(knobs: Knobs, chance: Chance) -> Knobs:
+    """What makes one service unlike another; a quarter of the runs have none of it, a seventh no trouble at all."""
+    if chance.hits(0.25):
+        return knobs
+    shape = replace(
+        knobs.shape,
+        more_pages=chance.choose(((), (0, 1 + chance.below(3)), (1 + chance.below(9), 0)))[: knobs.shape.num_pools],
+        schedule_policy=chance.choose(sorted(SCHEDULE_POLICIES)),
+        load_balance_method=chance.choose(sorted(BALANCE_METHODS)),
+    )
+    events = list(knobs.events)
+    events += [(int(chance.log_uniform(20, 900)), FaultKind.FLUSH) for _ in range(chance.choose((0, 0, 0, 1, 2)))]
+    varied = replace(
+        knobs,
+        shape=shape,
+        traffic=replace(knobs.traffic, wishes=chance.choose((0.0, 0.1, 0.4))),
+        events=tuple(sorted(events, key=lambda event: event[0])),
+        rates={**knobs.rates, **{k: chance.log_uniform(0.02, 0.5) for k in ENDPOINT_FAULTS if chance.hits(0.15)}},
+        bytes_per_s=window_bytes(shape) / chance.log_uniform(0.002, 0.1 * shape.stall_s) if chance.hits(0.2) else None,
+        fence_s=chance.log_uniform(0.01, 2.0) if chance.hits(0.2) else 0.0,
+        mixes_pages=True,
+        poisons=chance.hits(0.5),
+    )
+    if not chance.hits(0.2):
+        return varied
+    # Where frames get lost, too, as soon as lost prompt logprobs are sent again: today such a request waits for them
+    # until its deadline (instance/rooms.py, `new_prompt_logprobs`).
+    # With slow networks, too, as soon as decode waits longer for the answer to a Revoke while more bytes are on their
+    # way (transfer/receiver.py, `overdue`): today a client that leaves a busy link has its peer fenced.
+    return replace(calm(varied), prompt_logprobs=True, bytes_per_s=None)
+
+
+def calm(knobs: Knobs) -> Knobs:
+    """The same with nothing that befalls workers and what is between them: every request must be answered."""
+    events = tuple((number, kind) for number, kind in knobs.events if kind in (*CLIENT_FAULTS, FaultKind.FLUSH))
+    return replace(knobs, rates={}, events=events, late_starts=False)
 
 
 def _largest(chance: Chance, page_size: int) -> int:

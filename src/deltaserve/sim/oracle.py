@@ -2,9 +2,9 @@
 
     stamp(pool, i) = H(stamp(pool, i - 1) as read from its page, token i)        16 bytes, in the page like any KV
     stamp(pool, -1) = H(namespace)
-    next token     = H(all stamps of the row, read from its pages) mod vocab
+    next token     = H(all stamps of the row, read from its pages) mod vocab, and its log-probabilities from the same H
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
-of the prompt: `oracle_output`.
+of the prompt: `oracle_answer`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ import xxhash
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, unpack_u32
+from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
@@ -53,36 +53,74 @@ class Chain:
             self.stamps += last
         self._last = last
 
+    def stamp(self, at: int) -> bytes:
+        """Of one position."""
+        return bytes(self.stamps[at * STAMP_BYTES : (at + 1) * STAMP_BYTES])
 
-def next_token(stamps: Sequence[bytes], vocab_size: int) -> int:
+
+def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None) -> Sampled:
     """`stamps`: all stamps of the row, one concatenation per pool."""
-    return xxhash.xxh3_64_intdigest(b"".join(stamps)) % vocab_size
+    digest = xxhash.xxh3_64_intdigest(b"".join(stamps))
+    return Sampled(digest % vocab_size, None if num_top is None else _logprobs(digest, vocab_size, num_top))
+
+
+def prompt_logprobs(chains: Sequence[Chain], token: bytes, at: int, vocab_size: int, num_top: int) -> TokenLogprobs:
+    """Of the packed `token` that stands at position `at` >= 1."""
+    before = b"".join([chain.stamp(at - 1) for chain in chains])
+    return _logprobs(xxhash.xxh3_64_intdigest(before + token), vocab_size, num_top)
+
+
+def _logprobs(digest: int, vocab_size: int, num_top: int) -> TokenLogprobs:
+    logprob = -(digest >> 40) / (1 << 20)
+    top = tuple(((digest + i) % vocab_size, logprob - i) for i in range(num_top))
+    return TokenLogprobs(logprob, top)
+
+
+@dataclass(frozen=True, slots=True)
+class OracleAnswer:
+    """What a request must get, whatever happened on the way."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+def oracle_answer(
+    prompt: bytes,
+    sampling: SamplingParams,
+    vocab_size: int,
+    num_pools: int = 1,
+    namespace: Namespace = DEFAULT_NAMESPACE,
+) -> OracleAnswer:
+    tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(num_pools)]
+    output: list[Sampled] = []
+    while len(output) < sampling.max_tokens:
+        for chain in chains:
+            chain.grow(tokens, len(tokens) // TOKEN_BYTES)
+        sampled = next_token([bytes(chain.stamps) for chain in chains], vocab_size, sampling.logprobs)
+        output.append(sampled)
+        tokens += pack_u32([sampled.token])
+        if sampled.token in sampling.stop_token_ids and len(output) > sampling.min_tokens:
+            break
+    of_prompt: tuple[TokenLogprobs, ...] = ()
+    if (num_top := sampling.prompt_logprobs) is not None:
+        known = [(prompt[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES], at) for at in range(1, token_len(prompt))]
+        of_prompt = tuple(prompt_logprobs(chains, token, at, vocab_size, num_top) for token, at in known)
+    logprobs = tuple(s.logprobs for s in output if s.logprobs is not None)
+    return OracleAnswer(tuple(s.token for s in output), logprobs, of_prompt)
 
 
 def oracle_output(
     prompt: bytes, num_output: int, vocab_size: int, num_pools: int = 1, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> tuple[int, ...]:
-    """The tokens a request must get, whatever happened on the way."""
-    tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(num_pools)]
-    output: list[int] = []
-    while len(output) < num_output:
-        for chain in chains:
-            chain.grow(tokens, len(tokens) // TOKEN_BYTES)
-        output.append(next_token([bytes(chain.stamps) for chain in chains], vocab_size))
-        tokens += pack_u32(output[-1:])
-    return tuple(output)
-
-
-def _prompt_logprobs(tokens: bytearray, item: PlanItem) -> tuple[TokenLogprobs, ...]:
-    """Position i tells of the token at i + 1, where that is known: here as its id."""
-    first, end = item.q_start + 1, item.q_start + item.q_len + 1
-    return tuple(
-        TokenLogprobs(-float(token)) for token in unpack_u32(bytes(tokens[first * TOKEN_BYTES : end * TOKEN_BYTES]))
-    )
+    """The tokens alone, of a request that asks for nothing else."""
+    sampling = SamplingParams(max_tokens=num_output, seed=0)
+    return oracle_answer(prompt, sampling, vocab_size, num_pools, namespace).tokens
 
 
 @dataclass(slots=True)
 class _Row:
+    sampling: SamplingParams
     tokens: bytearray
     chains: list[Chain]
     tables: list[list[PageId]] = field(default_factory=list)
@@ -119,7 +157,7 @@ class OracleExecutor:
         pools = range(self._cache.num_pools)
         namespace = self.namespaces.get(opened.row, Namespace(""))
         chains = [Chain(pool, namespace) for pool in pools]
-        self._rows[opened.row] = _Row(bytearray(opened.tokens), chains, [[] for _ in pools])
+        self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [[] for _ in pools])
 
     def _compute(self, item: PlanItem) -> ItemResult:
         row = self._rows[item.row]
@@ -127,10 +165,19 @@ class OracleExecutor:
             raise ValueError("the oracle runs at overlap depth 0")
         end = item.q_start + item.q_len
         row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
-        chains = [self._extend(row, PoolId(pool), item) for pool in range(self._cache.num_pools)]
-        logprobs = _prompt_logprobs(row.tokens, item) if item.wants_prompt_logprobs else ()
-        sampled = Sampled(next_token(chains, self._vocab_size)) if item.samples else None
-        return ItemResult(item.row, sampled, prompt_logprobs=logprobs)
+        stamps = [self._extend(row, PoolId(pool), item) for pool in range(self._cache.num_pools)]
+        of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
+        if not item.samples:
+            return ItemResult(item.row, prompt_logprobs=of_prompt)
+        sampled = next_token(stamps, self._vocab_size, row.sampling.logprobs)
+        return ItemResult(item.row, sampled, prompt_logprobs=of_prompt)
+
+    def _prompt_logprobs(self, row: _Row, item: PlanItem) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens at q_start + 1 .. q_start + q_len, as far as they are known."""
+        end, num_top = item.q_start + item.q_len, row.sampling.prompt_logprobs or 0
+        known = range(item.q_start + 1, min(end + 1, token_len(row.tokens)))
+        tokens = [(bytes(row.tokens[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES]), at) for at in known]
+        return tuple(prompt_logprobs(row.chains, token, at, self._vocab_size, num_top) for token, at in tokens)
 
     def _spoil(self, item: PlanItem, result: ItemResult) -> ItemResult:
         """Logits that are not finite come from KV that is not: what this item wrote must never be read."""

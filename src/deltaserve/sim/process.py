@@ -8,6 +8,7 @@ from typing import Protocol
 
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import PeerName, Room
+from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import (
     Dial,
     DrainRequested,
@@ -19,14 +20,14 @@ from deltaserve.instance.api import (
 from deltaserve.instance.core import EngineCore
 from deltaserve.peer.link import LinkEvent
 from deltaserve.request.client import Generation, OutputDelta
-from deltaserve.routing.events import Deliver, Fail, FrontAction, FrontConfig, WorkerUp
+from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
 from deltaserve.sim.memory import StampMemory, region_infos
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
@@ -66,6 +67,8 @@ class Pace:
     clock_s: float = 0.0
     """Its clock minus the world's."""
     slowness: float = 1.0
+    fence_s: float = 0.0
+    """How long its transfer thread waits for an endpoint to be gone, and does nothing else."""
 
 
 @dataclass(slots=True)
@@ -73,11 +76,15 @@ class Answer:
     """What a client got."""
 
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     deltas: int = 0
     ends: int = 0
     finish: str | None = None
     error: RequestFailed | None = None
     last: OutputDelta | None = None
+    prompt_logprobs_at_start: int = 0
+    """How many of them were there when the first token came."""
 
 
 class SimProcess(ABC):
@@ -183,6 +190,8 @@ class SimWorker(SimProcess):
         self._is_computing = False
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
+        self._fenced_at: float | None = None
+        """When the fence that the transfer thread waits for is over."""
         self._reported_at = 0.0
         self.later(0.0, self._tick)
 
@@ -224,6 +233,7 @@ class SimWorker(SimProcess):
             opened = {o.row for o in plan.opens}
             running = self.instance.parts.scheduler.running
             self.executor.namespaces |= {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        # As sched/executor.py says: not before the pages that it wrote may be read.
         self.later(self.pace.step_s * self.pace.slowness, lambda: self._finish_step(plan))
 
     def _finish_step(self, plan: StepPlan) -> None:
@@ -236,10 +246,10 @@ class SimWorker(SimProcess):
 
     def _turn_after(self, delay: float) -> None:
         """The transfer thread takes a turn then, unless it takes one sooner."""
-        when = self.world.now + delay
+        when = max(self.world.now + delay, self._fenced_at or 0.0)
         if self._turn_at is None or when < self._turn_at:
             self._turn_at = when
-            self.later(delay, lambda: self._turn(when))
+            self.later(when - self.world.now, lambda: self._turn(when))
 
     def _news(self) -> None:
         self._turn_after(POLL_S)
@@ -249,14 +259,26 @@ class SimWorker(SimProcess):
             return  # it took one sooner
         self._turn_at = None
         reports: list[TransferReport] = []
-        while self._commands:
+        while self._commands and not self._waits_for_fence(self._commands[0]):
             reports += self.endpoint.perform(self._commands.popleft(), self.now)
-        reports += self.endpoint.poll(self.now)
+        if self._fenced_at is None:
+            reports += self.endpoint.poll(self.now)
         if not self.endpoint.is_idle():
             self._turn_after(_LOOK_S)
         if reports:
             at = self._reported_at = max(self._reported_at, self.world.now + self.pace.lag_s)
             self.later(at - self.world.now, lambda: self._report(reports))
+
+    def _waits_for_fence(self, command: TransferCommand) -> bool:
+        """Whether the thread has to wait before this command is done."""
+        if not isinstance(command, FencePeer) or not self.pace.fence_s:
+            return False
+        if self._fenced_at is None:
+            self._fenced_at = self.world.now + self.pace.fence_s
+            self._turn_after(self.pace.fence_s)
+            return True
+        self._fenced_at = None
+        return False
 
     def _report(self, reports: list[TransferReport]) -> None:
         for report in reports:
@@ -306,6 +328,10 @@ class SimFront(SimProcess):
     def register(self, up: WorkerUp) -> None:
         self._perform(self.core.handle(up, self.now))
 
+    def flush(self) -> None:
+        """An operator empties the trees."""
+        self._perform(self.core.handle(FlushAsked(), self.now))
+
     def handle(self, event: LinkEvent) -> None:
         if self.is_alive:
             self._perform(self.core.handle(event, self.now))
@@ -335,7 +361,11 @@ class SimFront(SimProcess):
 
 def _deliver(answer: Answer, delta: OutputDelta) -> None:
     answer.deltas += 1
+    if delta.tokens and not answer.tokens:
+        answer.prompt_logprobs_at_start = len(answer.prompt_logprobs) + len(delta.prompt_logprobs)
     answer.tokens.extend(delta.tokens)
+    answer.logprobs.extend(delta.logprobs)
+    answer.prompt_logprobs.extend(delta.prompt_logprobs)
     answer.last = delta
     if delta.finish is not None:
         answer.finish = delta.finish.value

@@ -12,17 +12,22 @@ from enum import Enum
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PeerName
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.cache.pages import PageEvent, PageState
+from deltaserve.request.client import Generation
 from deltaserve.routing.events import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
-from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, worker_config
+from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, mix_pages, room_of, worker_config
 from deltaserve.sim.disorder import Disorder
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
+    ENDPOINT_FAULTS,
     FRAME_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
+    EndpointFaults,
     FaultKind,
     LinkFaults,
     WriteFaults,
@@ -35,7 +40,7 @@ from deltaserve.sim.world import World
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.codec import encode
-from deltaserve.wire.messages import CacheUse, Envelope
+from deltaserve.wire.messages import Envelope
 
 MAX_EVENTS = 100_000
 """A run that takes more is caught in a loop."""
@@ -74,7 +79,8 @@ class Report:
 
 def simulate(seed: int, knobs: Knobs | None = None, keep_lines: int = 0, full_every: int = 32) -> Report:
     """Run one seed. `full_every` 1: recount everything after every event."""
-    return Run(seed, knobs or draw_knobs(seed), Trace(keep_lines), Watch(full_every)).judged()
+    knobs = knobs or draw_knobs(seed)
+    return Run(seed, knobs, Trace(keep_lines), Watch(full_every, knobs.poisons)).judged()
 
 
 class FaultyWorld(World):
@@ -97,7 +103,7 @@ def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
     writes = {kind: rate for kind, rate in knobs.rates.items() if kind in (*WRITE_FAULTS, *UNPROVEN_FAULTS)}
     return (
         LinkFaults(frames, Chance(seed, "links"), counts, knobs.link_s),
-        WriteFaults(writes, Chance(seed, "writes"), counts, knobs.land_s),
+        WriteFaults(writes, Chance(seed, "writes"), counts, knobs.land_s, knobs.bytes_per_s),
     )
 
 
@@ -114,11 +120,14 @@ class Run:
         self._non_finite = knobs.rates.get(FaultKind.NON_FINITE, 0.0)
         self._links, self._writes = faults or _random_faults(seed, knobs)
         self.faults = self._links.counts
+        endpoints = {kind: rate for kind, rate in knobs.rates.items() if kind in ENDPOINT_FAULTS}
+        self._endpoints = EndpointFaults(endpoints, Chance(seed, "endpoints"), self.faults)
         self._watch = watch
         self.world: World = FaultyWorld(self._links, Fabric(self._writes.fate, watch.landed), trace)
         self.world.on_touch = watch.touched
         self.world.on_event = self._before_event
-        self.clients = Clients(knobs, Chance(seed, "clients"), self.faults)
+        self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, Chance(seed, "wishes"))
+        self._curiosity = Chance(seed, "probes")
         self._roles = knobs.shape.roles()
         self._disorder = Disorder(self, list(self._roles), FRONT, Chance(seed, "disorder"), self._links)
         self._lives: Counter[PeerName] = Counter()
@@ -183,6 +192,7 @@ class Run:
         """From now on nothing goes wrong any more. What is on its way keeps its fate."""
         self._links.heal()
         self._writes.heal()
+        self._endpoints.heal()
         self._non_finite = self._misfit_rate = 0.0
         self._upcoming.clear()
         self._unregistered.clear()
@@ -202,14 +212,14 @@ class Run:
         self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
         shape = self.knobs.shape
-        patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s
+        patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s + 2 * self.knobs.fence_s
         settled = max(self.world.now, self.world.last_arrival()) + patience_s
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
         self._until(limit, lambda: front.core.ready() is None, lambda: f"not ready: {front.core.ready()}")
-        for _ in range(_NUM_PROBES):
+        for number in range(_NUM_PROBES):
             self._until(limit, lambda: not self._held(), lambda: f"held before a probe: {self._held()}")
-            probe = self._probe()
+            probe = self._probe() if number == 0 else self._repeat()
             self._until(limit, self.clients.all_over, lambda: "a probe does not end")
             if probe.answer.error is not None:
                 raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
@@ -241,7 +251,22 @@ class Run:
         """A request that nothing stands in the way of."""
         longest = max(1, min(self.knobs.traffic.largest - 2, 24))
         prompt = [self._chance.below(VOCAB) for _ in range(self._chance.between(1, longest))]
-        return self.clients.submit(self._front, prompt, 2, Namespace(""), LIVENESS_S, CacheUse.NORMAL, self.world.now)
+        return self._submit(prompt, 2, Namespace(""))
+
+    def _repeat(self) -> Asked:
+        """An earlier prompt, and some of what was answered: what the trees hold of it must serve."""
+        known = [asked for asked in self.clients.asked if FaultKind.BAD_INPUT not in asked.flaws]
+        if not known:
+            return self._probe()
+        earlier = self._curiosity.choose(known)
+        tokens = [*unpack_u32(earlier.generation.prompt), *earlier.answer.tokens]
+        prompt = tokens[: self._curiosity.between(1, max(1, min(len(tokens), self.knobs.traffic.largest - 2)))]
+        return self._submit(prompt, 2, earlier.generation.namespace)
+
+    def _submit(self, prompt: list[int], max_tokens: int, namespace: Namespace) -> Asked:
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
+        wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, LIVENESS_S)
+        return self.clients.submit(self._front, wanted, self.world.now)
 
     def _held(self) -> dict[str, int]:
         """Who still holds what: pages, leases, rows, tickets, rooms, tombstones (I12)."""
@@ -272,6 +297,9 @@ class Run:
     def _strike(self, kind: FaultKind) -> None:
         if kind in CLIENT_FAULTS:
             self.clients.disturb(kind)
+        elif kind is FaultKind.FLUSH:
+            self.faults[kind] += self._front.is_alive
+            self._front.flush()
         else:
             self.faults[kind] += 1
             self._disorder.strike(kind)
@@ -288,7 +316,11 @@ class Run:
         config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
         config = replace(config, compat=self._compat(name, config.compat))
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
-        SimWorker(self.world, config, self._member(name).address.url, pace, fence, self.knobs.shape.stall_s)
+        url = self._member(name).address.url
+        worker = SimWorker(self.world, config, url, pace, fence, self.knobs.shape.stall_s)
+        worker.transport.refuses = self._endpoints.refuses
+        if self.knobs.mixes_pages:
+            mix_pages(worker)
         if name in self._unregistered or self._chance.hits(0.5) or self.knobs.moves:
             if name in self._unregistered:
                 self.faults[FaultKind.LATE_REGISTRATION] += 1
@@ -339,7 +371,8 @@ class Run:
             self._count_moves(process)
 
     def _pace(self) -> Pace:
-        return Pace(self.knobs.step_s, self.knobs.lag_s, clock_s=self._chance.uniform(0.0, 1e6))
+        clock_s = self._chance.uniform(0.0, 1e6)
+        return Pace(self.knobs.step_s, self.knobs.lag_s, clock_s, fence_s=self.knobs.fence_s)
 
     # ------------------------------------------------------------ the report
 

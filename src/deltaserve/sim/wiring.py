@@ -1,17 +1,23 @@
 """The production endpoint over the loopback transport, with every write labelled by the ticket it was posted under."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
+from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.memory import StampMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.gate import ChunkJob, Gate
-from deltaserve.transport.base import Evidence, FenceResult, WriteId
+from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
+
+
+def _never(kind: FaultKind) -> bool:
+    """The transport of a world without faults."""
+    return False
 
 
 class SimTransport(LoopbackTransport):
@@ -27,7 +33,18 @@ class SimTransport(LoopbackTransport):
     ) -> None:
         super().__init__(me, fabric, memory, fence_result, evidence)
         self.posting: TicketId | None = None
+        self.refuses: Callable[[FaultKind], bool] = _never
         self.tickets: dict[WriteId, TicketId] = {}
+
+    def open(self, peer: PeerName) -> bytes:
+        if self.refuses(FaultKind.OPEN_FAILS):
+            raise TransportError(f"open {peer}: refused")
+        return super().open(peer)
+
+    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+        if self.refuses(FaultKind.ATTACH_FAILS):
+            raise TransportError(f"attach to {peer}: refused")
+        super().attach(peer, metadata, regions)
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
         write = super().write(peer, copies, notification)

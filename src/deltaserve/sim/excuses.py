@@ -1,0 +1,45 @@
+"""Why a request may fail: the faults that excuse a reason. An error that no fault of the run explains is a breach."""
+
+from collections.abc import Container, Mapping
+
+from deltaserve.base.errors import FailReason
+from deltaserve.sim.faults import (
+    ENDPOINT_FAULTS,
+    FRAME_FAULTS,
+    PROCESS_FAULTS,
+    UNPROVEN_FAULTS,
+    WRITE_FAULTS,
+    FaultKind,
+)
+
+STARTS = frozenset({FaultKind.LATE_REGISTRATION, FaultKind.MOVE, FaultKind.MISFIT})
+TROUBLE = frozenset({*FRAME_FAULTS, *WRITE_FAULTS, *UNPROVEN_FAULTS, *PROCESS_FAULTS, *ENDPOINT_FAULTS, *STARTS})
+"""What befalls workers and what is between them. A run without any of it must answer."""
+
+EXCUSES: Mapping[FailReason, frozenset[FaultKind]] = {
+    FailReason.TRANSFER_FAILED: TROUBLE,
+    FailReason.PEER_LOST: TROUBLE,
+    FailReason.PEER_FENCED: TROUBLE,
+    FailReason.STALE_PEER: TROUBLE,
+    FailReason.NO_PEER: TROUBLE,
+    FailReason.OVERLOADED: TROUBLE,
+    FailReason.DRAINING: frozenset({FaultKind.DRAIN}),
+    FailReason.INCOMPATIBLE: frozenset({FaultKind.MISFIT}),
+    FailReason.NUMERICAL: frozenset({FaultKind.NON_FINITE}),
+}
+"""Reasons without a row have no excuse in what happens around a request: a damaged frame never gets past its checksum,
+so nobody may take a good grant for a bad one."""
+
+FLAWS: Mapping[FailReason, frozenset[FaultKind]] = {
+    FailReason.CANCELLED: frozenset({FaultKind.CLIENT_LEAVES}),
+    FailReason.DEADLINE: frozenset({FaultKind.SHORT_DEADLINE}),
+    FailReason.OVERLOADED: frozenset({FaultKind.SHORT_DEADLINE}),
+    FailReason.TOO_LONG: frozenset({FaultKind.BAD_INPUT}),
+}
+"""The same, of the request itself."""
+
+
+def is_excused(reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind]) -> bool:
+    """`struck`: faults of the run so far; `flaws`: what is odd about the request."""
+    around, own = EXCUSES.get(reason, frozenset()), FLAWS.get(reason, frozenset())
+    return any(kind in struck for kind in around) or any(kind in flaws for kind in own)
