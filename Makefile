@@ -20,7 +20,7 @@ demo: $(STAMP) ## A tiny model, prefill and decode apart, decode's cache off and
 check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(STAMP) ## The checks, then all tests (bounded: fits 15 minutes on 2 cores)
+test: $(STAMP) ## The checks, then all tests (about 15 minutes on 2 cores)
 	@scripts/check
 	@scripts/test
 

@@ -172,21 +172,20 @@ def test_destroying_the_reader_s_endpoint_is_the_fence(troupe: Troupe, options: 
 
 
 def test_shared_memory_cannot_be_fenced_and_the_adapter_says_so(troupe: Troupe) -> None:
-    """There the writer's own system call moves the bytes: one that has begun goes on, whatever the reader destroys."""
+    """There the writer's own system call moves the bytes: one that has begun goes on, whatever the reader destroys.
+
+    Whether a byte lands after the fence is chance (docs/safety.md has the measurement); that the adapter does not
+    claim a fence is not.
+    """
     options = NixlOptions("posix,cma,tcp,self", "lo")
     p, d = troupe.call("p", options), troupe.call("d", options)
-    for _ in range(20):
-        join(p, d)
-        p.start("flood", peer="d", num_bytes=WINDOW, pieces=4096, rounds=40)
-        while d.do("count", value=0) == ARENA:
-            pass
-        assert [d.do("fence", peer="p") for _ in range(2)] == ["impossible"] * 2
-        d.do("fill", value=0)
-        p.answer()
-        p.do("fence", peer="d")
-        if d.do("count", value=0) < ARENA:
-            return
-    pytest.fail("no byte landed after the fence in 20 attempts: has the library learned to fence shared memory?")
+    join(p, d)
+    p.start("flood", peer="d", num_bytes=WINDOW, pieces=4096, rounds=40)
+    while d.do("count", value=0) == ARENA:
+        pass
+    assert [d.do("fence", peer="p") for _ in range(2)] == ["impossible"] * 2
+    p.answer()
+    assert p.do("fence", peer="d") == "impossible"
 
 
 def test_death_of_the_reader_is_an_error_not_an_exception(troupe: Troupe) -> None:
