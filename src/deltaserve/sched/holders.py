@@ -4,39 +4,62 @@ What they hold saves work later; it must not stop work now. So it yields, the yo
 them in the queue, and to running rows before one of those is retracted.
 """
 
+import heapq
 from collections.abc import Callable
 
 from deltaserve.request.request import Request
 
+_Place = tuple[bool, bool, float]
+_SPARE = 64
+"""Outdated entries are kept up to so many more than there are others."""
+
 
 class Holders:
-    """Those that may be asked to give up what they hold."""
+    """Those that may be asked to give up what they hold. Each call costs the logarithm of their number."""
 
     def __init__(self, is_queued: Callable[[Request], bool]) -> None:
         """`is_queued`: whether the memory it waits for is this worker's. Others yield before those that are."""
         self._is_queued = is_queued
-        self._requests: dict[Request, None] = {}
+        self._places: dict[Request, _Place] = {}
+        self._last_first: list[tuple[_Place, int, Request]] = []
+        """A heap; entries whose place is not the request's own any more are passed over."""
+        self._num_added = 0
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._requests
+        return request in self._places
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._places)
 
     def add(self, request: Request) -> None:
-        self._requests[request] = None
+        """Also when its place in the queue has changed."""
+        place = self._place(request)
+        if self._places.get(request) == place:
+            return
+        self._places[request] = place
+        self._num_added += 1
+        heapq.heappush(self._last_first, (place, self._num_added, request))
+        if len(self._last_first) > 2 * len(self._places) + _SPARE:
+            self._last_first = [entry for entry in self._last_first if self._places.get(entry[2]) == entry[0]]
+            heapq.heapify(self._last_first)
 
     def discard(self, request: Request) -> None:
-        self._requests.pop(request, None)
+        self._places.pop(request, None)
 
     def youngest(self) -> Request | None:
         """Whoever is to yield next."""
-        return max(self._requests, key=self._place, default=None)
+        while self._last_first:
+            place, _, request = self._last_first[0]
+            if self._places.get(request) == place:
+                return request
+            heapq.heappop(self._last_first)
+        return None
 
     def youngest_behind(self, request: Request) -> Request | None:
         """The same, if it stands behind `request` in the queue."""
         holder = self.youngest()
-        return holder if holder is not None and self._place(holder) > self._place(request) else None
+        return holder if holder is not None and self._places[holder] < self._place(request) else None
 
-    def _place(self, request: Request) -> tuple[bool, bool, float]:
-        return not self._is_queued(request), not request.is_urgent, request.arrival
+    def _place(self, request: Request) -> _Place:
+        """Smaller: further behind."""
+        return self._is_queued(request), request.is_urgent, -request.arrival

@@ -48,7 +48,20 @@ _LOOK_AGAIN_S = 0.1
 _MAX_RESERVE_SCALE = 16.0
 _RESERVE_DECAY = 0.98
 
-_Seen = tuple[int, int, int, tuple[int, ...], int, int]
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the last try of all waiting requests depended on."""
+
+    others: tuple[int, ...]
+    """Versions of queue and cache, rows, steps, time: each may let in somebody who was not let in."""
+    available: tuple[int, ...]
+    """Pages per pool: only more of them may."""
+
+    def forestalls(self, later: "_Seen") -> bool:
+        """Whether trying again can come to nothing else."""
+        is_no_more = all(now <= then for now, then in zip(later.available, self.available, strict=True))
+        return self.others == later.others and is_no_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,8 @@ class Scheduler:
         self._yielded: list[Request] = []
         self._reserve_scale = 1.0
         self._seen: _Seen | None = None
+        self._num_extended = 0
+        """Steps that computed more than one token of a request: they open the horizon."""
         self._step = 0
         self._runs: tuple[SharedRun, ...] | None = None
 
@@ -213,14 +228,17 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request: by arrival, or first if it is urgent."""
         self.waiting.push(request)
+        if request in self._holders:
+            self._holders.add(request)  # its place has changed
 
     def add_landed(self, request: Request) -> None:
         """Its pages have come from elsewhere: it waits for its row only."""
         self._landed[request] = None
 
     def hold(self, request: Request) -> None:
-        """A request that waits keeps what it has as long as nobody needs it more."""
-        self._holders.add(request)
+        """A request that waits keeps what it has, if anything, as long as nobody needs it more."""
+        if request.num_pages:
+            self._holders.add(request)
 
     def unhold(self, request: Request) -> None:
         """What it has is not to be taken from it any more."""
@@ -234,7 +252,7 @@ class Scheduler:
         """Give rows and pages to waiting requests: those landed, then the queue in its order."""
         admitted = self._admit_landed()
         seen = self._look(now)
-        if not self.waiting or seen == self._seen:
+        if not self.waiting or (self._seen is not None and self._seen.forestalls(seen)):
             return admitted
         booking = self._book()
         if not booking.is_full and (self.fetch is not None or not booking.is_late):
@@ -247,14 +265,9 @@ class Scheduler:
         self._seen = None
 
     def _look(self, now: float) -> _Seen:
-        return (
-            self.waiting.version,
-            self._cache.version,
-            self._rows.num_free - len(self._entering),
-            tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)),
-            self._step,
-            int(now / _LOOK_AGAIN_S),
-        )
+        rows = self._rows.num_free - len(self._entering)
+        moves = (self.waiting.version, self._cache.version, rows, self._num_extended, int(now / _LOOK_AGAIN_S))
+        return _Seen(moves, tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)))
 
     def _admit_landed(self) -> list[Request]:
         admitted = []
@@ -524,6 +537,7 @@ class Scheduler:
     def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> Progress:
         if result.outcome is not ItemOutcome.FAILED:
             request.num_computed = planned.q_start + planned.q_len
+        self._num_extended += planned.q_len > 1
         if result.sampled is not None:
             request.append(result.sampled.token)
             if planned.q_len > 1:
