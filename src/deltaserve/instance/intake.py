@@ -156,10 +156,10 @@ class Intake:
             uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
             match = cache.match(request.namespace, request.tokens, request.keys, None if uses_tree else 0)
             request.lease = cache.lease_kv(match, match.reach)
-            self._parts.scheduler.hold(request)
         elif room.leased_version != cache.version and self._next_key(room):
             request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
         room.leased_version = cache.version
+        self._parts.scheduler.hold(request)
 
     # ------------------------------------------------------------ grant
 
