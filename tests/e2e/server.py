@@ -153,7 +153,7 @@ class Server(Process, Api):
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
         self.port = free_port()  # the admin routes may have the second
-        Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name)
+        Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name.removesuffix(".gguf"))
         Process.__init__(self, folder, "serve", str(model), "--port", str(self.port), *flags)
 
     def pid(self, name: str) -> int:

@@ -67,7 +67,7 @@ def row(table: str, label: str) -> list[list[str]]:
 
 
 def test_it_counts_what_is_saved_and_can_be_talked_to(folder: Path) -> None:
-    with demo(folder, "--quick", "--keep") as process:
+    with demo(folder, "--quick", "--keep", "--no-talk") as process:
         seen = read_until(process, "/metrics")
         commands = [shlex.split(part) for part in re.findall(r"^curl (?:.*\\\n)*.*$", seen, re.MULTILINE)]
         answers = [httpx.post(command[2], json=json.loads(command[-1])).json() for command in commands[:2]]

@@ -12,8 +12,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.gguf_header import read_header
 from deltaserve.server.gguf_text import PRE_TOKENIZERS
 from deltaserve.server.text import SamplingDefaults, TextCodec
+from tests.fixtures.language_model import language_model
 from tests.fixtures.tiny_gguf import Kind, Vocabulary, Write, byte_vocabulary, write_gguf, write_text_only
 from tests.fixtures.tiny_models import VARIANTS
 from tests.server.bpe_reference import CUTS, byte_level_ids, sentence_piece_ids
@@ -81,6 +83,17 @@ def test_ids_are_those_of_a_plain_bpe(trained: Trained, codecs: Callable[[str], 
         ids = codec.encode(text, add_special_tokens=False)
         assert list(ids) == byte_level_ids(plain, pre, *trained), text
         assert codec.decode(ids) == plain
+
+
+def test_ids_of_a_real_vocabulary() -> None:
+    file = language_model()
+    codec, metadata = TextCodec.load(file), read_header(file).metadata
+    vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in metadata["tokenizer.ggml.merges"])]
+    for text in TEXTS:
+        ids = codec.encode(text, add_special_tokens=False)
+        assert list(ids) == byte_level_ids(text, "smollm", vocab, merges)
+        assert codec.decode(ids) == text
 
 
 def test_every_kind_of_cut_is_compared() -> None:

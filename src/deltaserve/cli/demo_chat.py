@@ -64,8 +64,8 @@ def commands(base_url: str, model: str, example: ChatExample) -> list[str]:
         "timings": True,
     }
     return [
-        _curl(f"{base_url}/v1/chat/completions", _chat_body(model, example)),
-        _curl(f"{base_url}/v1/completions", completion),
+        curl(f"{base_url}/v1/chat/completions", _chat_body(model, example)),
+        curl(f"{base_url}/v1/completions", completion),
         f"curl -s {base_url}/metrics",
     ]
 
@@ -74,5 +74,6 @@ def _chat_body(model: str, example: ChatExample) -> dict[str, object]:
     return {"model": model, "messages": [{"role": "user", "content": example.content}], "temperature": 0}
 
 
-def _curl(url: str, body: dict[str, object]) -> str:
+def curl(url: str, body: dict[str, object]) -> str:
+    """One request for a shell."""
     return f"curl -s {url} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'"

@@ -1,0 +1,207 @@
+"""The demo's conversation with a language model: a long system prompt, computed once, then found in the caches."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import httpx
+from rich.box import SIMPLE
+from rich.table import Table
+
+from deltaserve.cli.demo_chat import curl
+
+_TIMEOUT_S = 300.0
+_MAX_TOKENS = 32
+
+GUIDE = """\
+You are the friendly guide of the Museum of Harbour Life in the town of Port Ellis. You answer visitors in one or
+two short sentences, and you use the facts of this handbook.
+
+Opening hours. The museum opens at nine in the morning and closes at six in the evening. On Fridays it stays open
+until nine in the evening. It is closed on Mondays. The last visitors are let in half an hour before it closes. On
+the first Sunday of every month the museum is free for everybody, and the halls are full by noon, so come early.
+
+Tickets. A ticket for grown-ups costs twelve dollars. Children under ten years of age pay nothing. Students and
+people over sixty-five pay seven dollars. A family ticket for two grown-ups and up to four children costs twenty-
+five dollars. Tickets are sold at the desk in the entrance hall; cards and cash are both taken. A ticket is good for
+the whole day: you may leave for lunch and come back.
+
+The building. The museum stands in an old warehouse of red brick that was built in 1887 for a company that traded in
+tea, rope and tar. It has three floors. The ground floor shows how ships were loaded and unloaded, with a steam
+crane from 1902 that still works; it is switched on every day at eleven and at three. The second floor is about the
+sailors: their songs, their tattoos, their letters home, and the food they ate, which was mostly hard bread, salted
+meat and dried peas. The third floor keeps the maps, the globes and the instruments of navigation, among them a
+sextant that went twice around the world.
+
+The lighthouse. Behind the museum stands the lighthouse of Port Ellis. It is thirty-one metres high and has 144
+steps. Its lamp was lit for the first time in 1854 by a keeper named Agnes Miller, who lived in it for forty years
+with her two daughters and a grey parrot called Captain. The lighthouse can be climbed from April to October when
+the wind is not too strong. Children must be with a grown-up on the stairs. From the top one sees the whole harbour,
+the island of Saint Brendan and, on clear days, the mountains.
+
+The ships. Three ships lie at the quay. The Marigold is a fishing boat of 1931, painted green. The Northern Star is
+a tug of 1948 with a steam engine of 600 horsepower. The Patience is a sailing ship with two masts that carried
+salt; she is the oldest of the three and was launched in 1869. Visitors may go aboard the Marigold and the Northern
+Star every day. The Patience is being repaired and can be seen from the quay only.
+
+Food. The Tar Barrel is the museum's restaurant. It is on the ground floor and serves fish soup, sandwiches, apple
+pie and coffee from ten until five. Visitors who bring their own food may eat it in the garden, where there are
+tables. Please do not feed the gulls: they are bold and steal sandwiches.
+
+Children. Every Saturday at two there is a workshop in which children learn to tie knots. It is free and takes one
+hour. A game with ten questions about the museum can be had at the desk; whoever answers all of them gets a small
+wooden whistle.
+
+Getting here. The tram number four stops in front of the museum. There is no parking at the quay, but there is a
+large car park at the railway station, ten minutes away on foot. The whole museum can be visited with a wheelchair,
+and there is a lift to every floor. The lighthouse and the ships have stairs only. Dogs are welcome in the garden,
+but not in the halls.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """One conversation; all begin with the same handbook."""
+
+    name: str
+    questions: tuple[str, ...]
+
+
+VISITORS = (
+    Visitor(
+        "visitor 1",
+        (
+            "How many steps does the lighthouse have?",
+            "What is the name of the restaurant?",
+            "When does the museum open in the morning?",
+        ),
+    ),
+    Visitor("visitor 2", ("What is the name of the restaurant?",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one answer cost. Times in seconds, as the client saw them."""
+
+    title: str
+    prompt_len: int
+    cached_on_prefill: int
+    cached_on_decode: int
+    bytes_moved: int
+    first_token_s: float
+    output_len: int
+    wall_s: float
+
+
+def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[[str], None]) -> list[Turn]:
+    """All conversations, one after the other, shown while they come. Raises httpx.HTTPError."""
+    turns = []
+    with httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, trust_env=False) as http:
+        for visitor in VISITORS:
+            messages = [{"role": "system", "content": GUIDE}]
+            for number, question in enumerate(visitor.questions, 1):
+                messages.append({"role": "user", "content": question})
+                say(f"  {visitor.name:<12}{question}")
+                write(f"  {'the model':<12}")
+                turn, answer = _ask(http, model, messages, f"{visitor.name}, turn {number}", write)
+                say("")
+                messages.append({"role": "assistant", "content": answer})
+                turns.append(turn)
+    return turns
+
+
+def chat_body(model: str, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """What is posted: the likeliest answer, streamed, with its costs."""
+    body: dict[str, Any] = {"model": model, "messages": list(messages), "max_tokens": _MAX_TOKENS, "temperature": 0}
+    return body | {"stream": True, "stream_options": {"include_usage": True}, "timings": True}
+
+
+def _ask(
+    http: httpx.Client, model: str, messages: Sequence[dict[str, str]], title: str, write: Callable[[str], None]
+) -> tuple[Turn, str]:
+    started, first_token_s, answer, usage = perf_counter(), None, "", None
+    with http.stream("POST", "/v1/chat/completions", json=chat_body(model, messages)) as reply:
+        if reply.is_error:
+            reply.read()
+        reply.raise_for_status()
+        for event in _events(reply.iter_lines()):
+            usage = event.get("usage") or usage
+            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if piece and first_token_s is None:
+                first_token_s = perf_counter() - started
+            answer += piece
+            write(piece.replace("\n", " "))
+    wall_s = perf_counter() - started
+    if usage is None:
+        raise httpx.RemoteProtocolError("the stream ended without its usage")
+    return _turn(title, usage, wall_s if first_token_s is None else first_token_s, wall_s), answer
+
+
+def _turn(title: str, usage: dict[str, Any], first_token_s: float, wall_s: float) -> Turn:
+    timings = usage["timings"]
+    return Turn(
+        title=title,
+        prompt_len=usage["prompt_tokens"],
+        cached_on_prefill=sum(timing["prefill_cached_tokens"] for timing in timings),
+        cached_on_decode=sum(timing["decode_cached_tokens"] for timing in timings),
+        bytes_moved=sum(timing["transferred_bytes"] for timing in timings),
+        first_token_s=first_token_s,
+        output_len=usage["completion_tokens"],
+        wall_s=wall_s,
+    )
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def make_talk_table(turns: Sequence[Turn]) -> Table:
+    """One line per answer."""
+    table = Table(
+        box=SIMPLE,
+        title="what each answer cost (tokens of the prompt, and how many of them each side had)",
+        title_justify="left",
+    )
+    table.add_column("", no_wrap=True)
+    for heading in ("prompt", "on prefill", "on decode", "moved", "first token", "answer", "per token"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for turn in turns:
+        table.add_row(*cells_of_turn(turn))
+    return table
+
+
+def cells_of_turn(turn: Turn) -> tuple[str, ...]:
+    """Tokens, MiB, seconds and milliseconds as the table has them."""
+    rest = turn.output_len - 1
+    per_token = f"{(turn.wall_s - turn.first_token_s) / rest * 1e3:.0f} ms" if rest > 0 else "-"
+    lengths = (turn.prompt_len, turn.cached_on_prefill, turn.cached_on_decode)
+    moved, first = f"{turn.bytes_moved / 2**20:.1f} MiB", f"{turn.first_token_s:.2f} s"
+    return (turn.title, *(f"{length:,}" for length in lengths), moved, first, str(turn.output_len), per_token)
+
+
+def talk_in_words(turns: Sequence[Turn]) -> str:
+    """What the caches saved, in one paragraph of measured figures."""
+    cold, cached = turns[0], turns[1:]
+    slowest = max(turn.first_token_s for turn in cached)
+    return (
+        f"The handbook was computed and moved once: {cold.prompt_len:,} tokens, {cold.bytes_moved / 2**20:.0f} MiB, "
+        f"{cold.first_token_s:.1f} s to the first token. After that prefill computed, and decode was sent, only what "
+        f"was new: at most {max(turn.bytes_moved for turn in cached) / 2**20:.1f} MiB, and the first token came within "
+        f"{slowest:.1f} s, for the second visitor too, who never spoke before."
+    )
+
+
+def talk_commands(base_url: str, model: str) -> list[str]:
+    """For a shell: a chat that comes word by word, the same at once, what the server counts."""
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    streamed: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
+    return [
+        curl(f"{base_url}/v1/chat/completions", streamed).replace("curl -s", "curl -sN"),
+        curl(f"{base_url}/v1/chat/completions", {"model": model, "messages": messages, "timings": True}),
+        f"curl -s {base_url}/metrics",
+    ]
