@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -68,6 +69,18 @@ def test_the_operator_sees_warnings_and_finds_the_logs(server: Server) -> None:
     assert f"logs of all processes: {logs}" in server.log()
     assert {path.name for path in logs.iterdir()} == {"front.log", "prefill-0.log", "decode-0.log"}
     assert warning.partition("WARNING ")[2] in (logs / "front.log").read_text()
+
+
+def test_a_worker_comes_back_after_everything_of_the_start_was_removed(tmp_path: Path) -> None:
+    """As somebody does who clears /tmp: its spec and the key of the cluster are there again."""
+    with serving(tmp_path, MODEL, *FLAGS, "--disaggregation-mode", "null", deaths=1) as server:
+        (folder,) = tmp_path.glob("deltaserve-*")
+        shutil.rmtree(folder)
+        os.kill(server.pid("unified-0"), signal.SIGKILL)
+        wait_until(lambda: server.log().count("all processes are ready") == 2, "the second start", server)
+        server.wait_ready()
+        assert len(server.complete(PROMPT, 4).tokens) == 4
+    assert not list(tmp_path.glob("deltaserve-*"))
 
 
 def test_a_container_has_all_logs_on_one_stream_each_line_an_object(tmp_path: Path) -> None:

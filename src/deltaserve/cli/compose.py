@@ -220,7 +220,7 @@ def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     write_spec(spec, path)
     kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
     argv = (sys.executable, "-m", "deltaserve.engine.worker", str(path))
-    return ChildSpec(spec.name, argv, kind, worker_environment(spec))
+    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,))
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:

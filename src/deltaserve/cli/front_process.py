@@ -77,7 +77,8 @@ def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:
     """The front process of this machine, for the supervisor."""
     path = write_front_spec(spec, folder)
     argv = (sys.executable, "-m", "deltaserve.cli.front_process", str(path))
-    return ChildSpec("front", argv, Kind.FRONT, {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})
+    env = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return ChildSpec("front", argv, Kind.FRONT, env, (path,))
 
 
 def write_front_spec(spec: FrontSpec, folder: Path) -> Path:

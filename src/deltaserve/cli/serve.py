@@ -1,5 +1,6 @@
 """`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
 
+import dataclasses
 import secrets
 import shutil
 import socket
@@ -130,6 +131,8 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
             msgspec.structs.replace(front, workers=workers, kv_bytes_per_token=resolved.kv_bytes_per_token), folder
         )
     )
+    if secret_path.parent == folder:  # made for this start: no user's, who may remove it
+        children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
     return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
 
 

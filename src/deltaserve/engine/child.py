@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 
 import msgspec
 
@@ -41,6 +42,8 @@ class ChildSpec:
     kind: Kind
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the supervisor's own environment."""
+    files: tuple[Path, ...] = ()
+    """What it reads when it starts. Written by whoever made this; the supervisor restores what is removed."""
 
 
 class Child:

@@ -28,6 +28,7 @@ from deltaserve.engine.happenings import (
     Stopping,
 )
 from deltaserve.engine.interrupts import stop_signals
+from deltaserve.engine.kept_files import KeptFiles
 from deltaserve.engine.log_file import LogFile, OwnOutput
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
@@ -89,6 +90,7 @@ class Supervisor:
         self._options = options
         self._say = on_happening
         self._watched = {spec.name: _Watched(spec, Restarts(options.restarts)) for spec in children}
+        self._files = KeptFiles({path for spec in children for path in spec.files})
         self._selector = selectors.DefaultSelector()
         self._stops: Mailbox[signal.Signals] = Mailbox()
         self._exit = Exit.OK
@@ -167,8 +169,9 @@ class Supervisor:
         watched.restart_at, watched.refusal, watched.is_ready = None, None, False
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)))
         folder = self._options.log_dir
-        log = OwnOutput() if folder is None else LogFile(folder / f"{spec.name}.log")
         try:
+            self._files.restore()
+            log = OwnOutput() if folder is None else LogFile(folder / f"{spec.name}.log")
             child = Child(spec, log, welcome)
         except OSError as error:
             self._give_up(Exit.FAILED, f"{spec.name}: cannot start {spec.argv[0]}: {error.strerror}")
