@@ -86,40 +86,43 @@ def test_a_reboot_ends_all_that_was_known() -> None:
     assert peer.hello is None, "facts die with their boot"
 
 
-def test_another_boot_is_believed_only_when_the_present_one_is_silent() -> None:
-    """An old life's frame may come late, to a process that never knew it: it must not shut the living one out."""
+def test_a_later_boot_is_believed_at_once_and_an_earlier_one_is_over() -> None:
+    """An old life's frame may come late, over another connection."""
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
     table.rebooted(peer, THEIRS, 1.0)
-    for boot in (EARLIER, LATER):
-        assert table.judge(frame(boot), 1.99) is Verdict.DEAD_BOOT
-        assert table.judge(frame(boot, None), 1.99) is Verdict.DEAD_BOOT
-        assert table.judge(frame(boot), 2.0) is Verdict.NEW_BOOT
-    assert table.judge(frame(THEIRS), 2.0) is Verdict.CURRENT
-    assert table.judge(frame(LATER), 2.5) is Verdict.DEAD_BOOT
-    table.bury(peer)
-    assert table.judge(frame(LATER), 2.5) is Verdict.NEW_BOOT, "known dead: nobody to wait for"
+    assert table.judge(frame(EARLIER), 1.01) is Verdict.DEAD_BOOT
+    assert table.judge(frame(EARLIER, None), 1.01) is Verdict.DEAD_BOOT
+    assert table.judge(frame(LATER), 1.01) is Verdict.NEW_BOOT
+    assert table.judge(frame(THEIRS), 1.01) is Verdict.CURRENT
+    table.rebooted(peer, LATER, 1.02)
+    assert table.judge(frame(THEIRS), 1.03) is Verdict.DEAD_BOOT
 
 
-def test_burying_twice_changes_nothing() -> None:
+def test_an_earlier_boot_is_believed_when_the_present_one_was_silent_for_long() -> None:
+    """Its clock was set back between two starts, and nobody knew the number of the one before."""
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
     table.rebooted(peer, THEIRS, 1.0)
-    table.bury(peer)
-    table.bury(peer)
-    assert list(peer.dead_boots) == [THEIRS]
-    assert table.judge(frame(THEIRS), 2.0) is Verdict.DEAD_BOOT
+    assert table.judge(frame(EARLIER), 5.99) is Verdict.DEAD_BOOT
+    assert table.judge(frame(EARLIER), 6.0) is Verdict.NEW_BOOT
+    table.rebooted(peer, EARLIER, 6.0)
+    assert table.judge(frame(EARLIER), 7.0) is Verdict.CURRENT
 
 
-def test_dead_boots_are_bounded_and_the_oldest_goes_first() -> None:
+def test_who_is_known_to_be_dead_stays_so_with_all_before() -> None:
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
-    for boot in range(100, 200):
-        table.rebooted(peer, Boot(boot), 0.0)
+    table.rebooted(peer, THEIRS, 1.0)
+    for _ in range(2):
         table.bury(peer)
-    assert len(peer.dead_boots) == 64
-    assert table.judge(frame(Boot(199)), 1.0) is Verdict.DEAD_BOOT
-    assert table.judge(frame(Boot(100)), 1.0) is Verdict.NEW_BOOT
+        assert (peer.boot, peer.over) == (None, THEIRS)
+    for boot in (EARLIER, THEIRS):
+        assert table.judge(frame(boot), 100.0) is Verdict.DEAD_BOOT
+    assert table.judge(frame(LATER), 2.0) is Verdict.NEW_BOOT
+    table.rebooted(peer, LATER, 2.0)
+    table.bury(peer)
+    assert peer.over == LATER
 
 
 @pytest.mark.parametrize("state", PeerState)

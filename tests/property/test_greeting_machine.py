@@ -153,7 +153,7 @@ class Pair:
     def check(self) -> None:
         for side in self.sides.values():
             peer = side.links.table.get(side.other)
-            assert peer.boot not in peer.dead_boots
+            assert peer.boot is None or peer.over is None or peer.boot > peer.over
             assert not peer.is_ready or peer.boot is not None
 
     def heal(self) -> None:

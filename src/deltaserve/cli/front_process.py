@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from prometheus_client import disable_created_metrics
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.engine.boots import new_boot
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.happenings import Stopping
@@ -102,7 +102,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         parent.progress("loading the tokenizer")
     text = TextCodec.load(Path(spec.model_path))
     settings = _settings(spec)
-    boot = Boot(secrets.randbits(64))
+    boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     secret = read_cluster_key(Path(spec.secret_path))
     links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
     members = members_of(spec.workers, () if parent is None else parent.welcome.peers)

@@ -4,7 +4,6 @@ A wrong configuration ends it with one line and exit code 2; anything unforeseen
 """
 
 import logging
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot
+from deltaserve.engine.boots import new_boot
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
@@ -71,7 +71,7 @@ def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
 def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     start_log(spec.name, spec.log, None if parent is None else parent.progress)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    boot = Boot(secrets.randbits(64))
+    boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
     parts = build(spec, boot, _log.info if parent is None else parent.progress)
     links = Links(security)

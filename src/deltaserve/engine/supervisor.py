@@ -167,7 +167,7 @@ class Supervisor:
     def _start(self, watched: _Watched) -> None:
         spec = watched.spec
         watched.restart_at, watched.refusal, watched.is_ready = None, None, False
-        welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)))
+        welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)), watched.boot)
         folder = self._options.log_dir
         try:
             self._files.restore()

@@ -14,7 +14,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     url: str
     boot: int
-    """Random 64-bit number of this process start."""
+    """Number of this process start."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -44,6 +44,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Where an earlier start of this child listened: it must listen there again. None at the first start."""
     peers: tuple[PeerUp, ...]
     """The children that serve already."""
+    former_boot: int = 0
+    """Of the start of this child that served last: the new one must be higher. 0: none did."""
 
 
 ToSupervisor = Progress | Ready | Refused

@@ -4,18 +4,18 @@
     a Hello may also come first (the other side dialled):  UNKNOWN / LOST --hello--> READY
     refuse (unequal compat fields) leads to REFUSED, which only a Hello of a new boot leaves.
 
-Everything known about a peer dies with its boot. Frames of an old life may arrive late over another connection: they
-change nothing once it is known to be dead, and while the present one is heard of. A life believed over too early (a
-frame of an older one came first) may come back when the present one falls silent: no belief lasts for ever.
+Everything known about a peer dies with its boot. Boots are ordered: a later one is believed at once, and frames of an
+earlier one, which may arrive late over another connection, change nothing. Where a start is not known to be over, and
+the present one has been silent for long, an earlier number is believed as well: the clock it was made of may have been
+set back.
 
 Silence is weak evidence: a machine with too much to do is silent as well, and so is everybody to a process that stood
 still itself. So a peer whose connection stands is given long, one whose connection broke little, and time in which this
 process did not get its turn counts against nobody (local pause detection: CASSANDRA-9183).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from deltaserve.base.errors import StateError
@@ -78,7 +78,7 @@ class Verdict(Enum):
     NEW_BOOT = "new_boot"
     """From a process start we do not know: the old one, if any, is dead. Not applied yet: call `rebooted`."""
     DEAD_BOOT = "dead_boot"
-    """From a process start known to be over, or not to be believed while another one is heard of: ignore it."""
+    """From a process start that is over: ignore it."""
     WRONG_ADDRESSEE = "wrong_addressee"
     """Meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
 
@@ -104,16 +104,12 @@ class Peer:
     last_heard: float = 0.0
     broken_since: float | None = None
     """When its connection ended; None: it was heard of since."""
-    dead_boots: OrderedDict[Boot, None] = field(default_factory=OrderedDict)
+    over: Boot | None = None
+    """The latest boot that is known to have ended, and with it all before it."""
 
     @property
     def is_ready(self) -> bool:
         return self.state is PeerState.READY
-
-
-_MAX_DEAD_BOOTS = 64
-_TAKE_OVER_S = 1.0
-"""Silence of the present boot after which another one is believed: two heartbeats."""
 
 
 class PeerTable:
@@ -155,7 +151,7 @@ class PeerTable:
         """Classify a frame by its boots; a current frame counts as a heartbeat."""
         peer = self.get(PeerName(envelope.src))
         boot = Boot(envelope.src_boot)
-        if boot in peer.dead_boots or self._is_rival(peer, boot, now):
+        if self._is_over(peer, boot, now):
             return Verdict.DEAD_BOOT
         if envelope.dst_boot != self.boot and not _is_to_anybody(envelope):
             return Verdict.WRONG_ADDRESSEE
@@ -168,10 +164,11 @@ class PeerTable:
         """A frame of the peer's present life came: its connection stands."""
         peer.last_heard, peer.broken_since = now, None
 
-    def _is_rival(self, peer: Peer, boot: Boot, now: float) -> bool:
-        """Whether the peer's name is taken by another process that is heard of."""
-        silence = now - peer.last_heard
-        return peer.boot is not None and peer.boot != boot and silence < min(_TAKE_OVER_S, self._patience.lost_s)
+    def _is_over(self, peer: Peer, boot: Boot, now: float) -> bool:
+        if peer.over is not None and boot <= peer.over:
+            return True
+        is_earlier = peer.boot is not None and boot < peer.boot
+        return is_earlier and now - peer.last_heard < self._patience.lost_s
 
     def rebooted(self, peer: Peer, boot: Boot, now: float) -> None:
         """`boot` is the peer's process start from now on. State UNKNOWN again."""
@@ -179,13 +176,10 @@ class PeerTable:
         self.heard(peer, now)
 
     def bury(self, peer: Peer) -> None:
-        """The peer's current boot is known to be over: its frames are ignored from now on."""
-        if peer.boot is None:
-            return
-        peer.dead_boots[peer.boot] = None
-        while len(peer.dead_boots) > _MAX_DEAD_BOOTS:
-            peer.dead_boots.popitem(last=False)
-        peer.boot, peer.hello = None, None
+        """The peer's current boot is known to be over, and with it all before it: their frames are ignored now."""
+        if peer.boot is not None:
+            peer.over = peer.boot if peer.over is None else max(peer.over, peer.boot)
+            peer.boot, peer.hello = None, None
 
     def broke(self, peer: PeerName, now: float) -> None:
         """The connection to a peer ended. Later ones may end too, before anything came over them: the first counts."""
