@@ -28,6 +28,7 @@ MODEL = ModelFacts(
     weight_bytes=lambda dtype: 100 * MIB * ITEMSIZE[dtype],
     context_len=32_768,
     page_bytes=one_pool,
+    scratch_bytes=lambda sizes: sizes.max_rows * MIB,
 )
 MACHINE = MachineFacts(device="cpu", num_cores=8, free_bytes=4096 * MIB)
 
@@ -44,7 +45,7 @@ def test_defaults_on_a_cpu() -> None:
     config = resolved()
     assert (config.device, config.dtype, config.kv_cache_dtype, config.page_size) == ("cpu", "bfloat16", "bfloat16", 64)
     assert (config.max_running_requests, config.chunk_len, config.step_len, config.num_threads) == (32, 512, 512, 7)
-    budget = int(4096 * MIB * 0.4) - 200 * MIB
+    budget = int(4096 * MIB * 0.4) - 200 * MIB - 32 * MIB  # weights, and what a step of 32 rows needs
     assert config.num_pages == (budget // (64 * 2048),)
     assert config.kv_bytes == config.num_pages[0] * 64 * 2048 <= budget
     assert config.context_len == 32_768
@@ -62,7 +63,7 @@ def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) ->
     narrow, wide = resolved(model), resolved(model, slow)
     assert (narrow.dtype, narrow.kv_cache_dtype, narrow.widened_from) == (dtype, dtype, None)
     assert (wide.dtype, wide.kv_cache_dtype, wide.widened_from) == ("float32", "float32", dtype)
-    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32")
+    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32") - 32 * MIB
     assert wide.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
 
 
@@ -127,7 +128,7 @@ def test_an_automatic_pool_is_no_larger_than_useful() -> None:
         ({"scheduling": {"max_prefill_tokens": 100}}, "--max-prefill-tokens 100: must be at least the chunk of 512"),
         (
             {"memory": {"mem_fraction_static": 0.01}},
-            "0.01: 40 MiB for each of 1 workers do not hold 200 MiB of weights",
+            "0.01: 40 MiB for each of 1 workers do not hold 200 MiB of weights, 32 MiB for a step and one page",
         ),
     ],
 )
@@ -186,7 +187,8 @@ def test_whatever_resolves_is_consistent(
     assert 1 <= config.context_len <= config.num_pages[0] * config.page_size
     assert config.step_len >= config.chunk_len
     if num_pages == "auto":
-        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype)) * num_workers <= machine.free_bytes
+        step_bytes = config.max_running_requests * MIB
+        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype) + step_bytes) * num_workers <= machine.free_bytes
 
 
 def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:

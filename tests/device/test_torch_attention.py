@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from deltaserve.device.attention import Batch, Shared
+from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.blocks import PartTable
-from deltaserve.device.tiles import plan_tiles
+from deltaserve.device.tiles import is_tiled, plan_tiles
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import (
     POOL,
@@ -130,9 +130,15 @@ def test_partial_results_are_as_many_as_there_are() -> None:
 def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
     lens = [200] * 17
     world = World(Shape(), lens)
-    plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 32), world.tables.table(POOL), 16, 2)
+    plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
     assert [tails.units.shape for tails in plan.tails] == [(16, 2), (1, 32)]
+
+
+def test_a_short_extend_over_a_long_context_goes_the_way_of_long_ones() -> None:
+    """Its partial results would be positions times splits."""
+    queries = (Query(0, 3 * 256, 16), Query(0, 4 * 256, 16), Query(0, 8191, 1), Query(0, 0, 17))
+    assert [is_tiled(query, 256) for query in queries] == [True, False, True, False]
 
 
 def test_sharing_is_counted_for_those_who_share() -> None:

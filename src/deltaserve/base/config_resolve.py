@@ -1,13 +1,25 @@
 """resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 
 Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What bounds a step. Lengths in tokens."""
+
+    device: Device
+    max_rows: int
+    step_len: int
+    context_len: int
+    split_tokens: int
+    page_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,8 @@ class ModelFacts:
     context_len: int
     page_bytes: Callable[[int, str], tuple[int, ...]]
     """(page size, KV dtype) |-> bytes of one page of each pool, on one rank. The layout computes it, not we."""
+    scratch_bytes: Callable[[StepSizes], int]
+    """Memory of one step beside weights and pages, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,10 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     page_bytes = model.page_bytes(page_size, kv_dtype)
     if settings.memory.num_pages == "auto":
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
-        num_pages = min(useful, _affordable_pages(settings, model, machine, (device, dtype), sum(page_bytes)))
+        step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
+        step = StepSizes(device, max_running, step_len, wanted_len, split_tokens, page_size)
+        affordable = _affordable_pages(settings, model, machine, (step, dtype), sum(page_bytes))
+        num_pages = min(useful, affordable)
     else:
         num_pages = settings.memory.num_pages
         _check_room(num_pages, sum(page_bytes), model.weight_bytes(dtype), machine)
@@ -253,18 +270,24 @@ def _check_room(num_pages: int, page_bytes: int, weights: int, machine: MachineF
 
 
 def _affordable_pages(
-    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[Device, str], page_bytes: int
+    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[StepSizes, str], page_bytes: int
 ) -> int:
-    """Pages that fit beside the weights into this worker's share of memory, at least one."""
-    device, dtype = kind
+    """Pages that fit beside weights and scratch into this worker's share of memory, at least one.
+
+    `kind`: sizes of a step, type of the weights.
+    """
+    step, dtype = kind
     asked = settings.memory.mem_fraction_static
-    share = _MEMORY_SHARE[device] if asked == "auto" else asked
+    share = _MEMORY_SHARE[step.device] if asked == "auto" else asked
     budget = int(machine.free_bytes * share) // machine.num_on_device
     weights = model.weight_bytes(dtype)
-    num_pages = (budget - weights) // page_bytes
+    reachable = max(1, (budget - weights) // page_bytes) * step.page_size  # no row is longer than the pool
+    scratch = model.scratch_bytes(replace(step, context_len=min(step.context_len, reachable)))
+    num_pages = (budget - weights - scratch) // page_bytes
     if num_pages < 1:
         raise ConfigError(
             f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} workers "
-            f"do not hold {weights >> 20} MiB of weights and one page of {page_bytes} bytes"
+            f"do not hold {weights >> 20} MiB of weights, {scratch >> 20} MiB for a step "
+            f"and one page of {page_bytes} bytes"
         )
     return num_pages

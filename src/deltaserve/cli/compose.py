@@ -31,6 +31,7 @@ from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.open_source import open_source
 from deltaserve.models.spec import ModelSpec
 from deltaserve.models.tensors import Inventory, as_stored, check_weights
+from deltaserve.runner.scratch import scratch_bytes
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -89,7 +90,9 @@ class Checkpoint:
         def page_bytes(page_size: int, kv_dtype: str) -> tuple[int, ...]:
             return pool_page_bytes(spec.cache_spec(page_size, DType(kv_dtype)))
 
-        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, page_bytes)
+        return ModelFacts(
+            spec.dtype.value, weight_bytes, spec.max_position, page_bytes, lambda sizes: scratch_bytes(spec, sizes)
+        )
 
 
 def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:

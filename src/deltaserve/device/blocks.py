@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.kv_pool import KvArena
+from deltaserve.device.limits import BLOCK_BYTES
 from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
-
-_CPU_BLOCK_BYTES = 1 << 20
-"""Keys of one block, and scores of one pass, in float32: about the size of a core's L2 cache."""
-_CUDA_BLOCK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class _Indexer:
 
     @property
     def budget(self) -> int:
-        return _CPU_BLOCK_BYTES if self.arena.bytes.device.type == "cpu" else _CUDA_BLOCK_BYTES
+        return BLOCK_BYTES[self.arena.bytes.device.type]
 
     def items_per_block(self, width: int) -> int:
         layout = self.arena.layout

@@ -9,21 +9,14 @@ from torch import Tensor
 
 from deltaserve.device.attention import Query
 from deltaserve.device.kv_pool import KvArena
+from deltaserve.device.limits import CAUSAL_POSITIONS, MAX_KEYS, MAX_POSITIONS, SCORE_BYTES
 from deltaserve.device.page_table import Table
 from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.workspace import Workspace
 
 _K, _V = 0, 1
-MAX_POSITIONS = 1024
-"""Of the query, whose results are kept in float32 at once."""
-MAX_KEYS = 2048
-"""Keys and values that are in float32 at once."""
-CAUSAL_POSITIONS = 128
-"""Of one product: its scores above the diagonal are computed in vain."""
 FUSED_POSITIONS = 256
 """From here on, for models in 16 bits, torch's fused kernel is as fast as products that oneDNN computes (measured)."""
-SCORE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
-"""Of one product, unless a single KV head needs more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Which KV is multiplied with which queries: the work list of one step as index arrays (numpy, host).
 
-Short queries (decode, and up to 16 positions) are computed in *tiles* of 8 query rows, zero padded, against one split
-of `split_tokens` keys. A split shared by several queries is one item with the rows of all of them, a private split an
-item with the rows of one: the same tile shape either way, so a row's result has the same bits. What follows the last
-whole split below q_start is the query's *tail*: causal and always private. Tails of queries of about the same length
-go together, so that one extend of 16 positions does not give 16 rows to every decoding row beside it.
+Short queries (decode, and up to 16 positions over a short context) are computed in *tiles* of 8 query rows, zero
+padded, against one split of `split_tokens` keys. A split shared by several queries is one item with the rows of all of
+them, a private split an item with the rows of one: the same tile shape either way, so a row's result has the same bits.
+What follows the last whole split below q_start is the query's *tail*: causal and always private.
+Tails of queries of about the same length go together, so that one extend of 16 positions does not give 16 rows to
+every decoding row beside it.
 
 A *unit* is one query row of every KV head: token * group_size + GQA head in the group, tokens counted over tiled
 queries only.
@@ -17,12 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaserve.device.attention import Batch, Query, Shared
+from deltaserve.device.limits import MAX_TILED_LEN, MAX_TILED_PARTS, TILE_ROWS
 from deltaserve.device.page_table import Table
-
-TILE_ROWS = 8
-"""The GQA heads of one decoding row in most models; smaller tiles make many readers of a split slower."""
-MAX_TILED_LEN = 16
-"""Longer queries go alone, see long_query.py; the choice depends on the query alone."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -71,18 +68,20 @@ class _Group:
     units: Ints  # [depth, TILE_ROWS]
 
 
-def is_tiled(query: Query) -> bool:
-    return query.q_len <= MAX_TILED_LEN
+def is_tiled(query: Query, split_tokens: int) -> bool:
+    """Others go alone, see long_query.py; the choice depends on the query alone, not on its batch."""
+    num_parts = query.q_len * (query.q_start // split_tokens + 1)
+    return query.q_len == 1 or (query.q_len <= MAX_TILED_LEN and num_parts <= MAX_TILED_PARTS)
 
 
 def tiled_members(batch: Batch, run: Shared) -> tuple[int, ...]:
     """Queries of a run that read it together."""
-    return tuple(index for index in run.queries if is_tiled(batch.queries[index]))
+    return tuple(index for index in run.queries if is_tiled(batch.queries[index], batch.split_tokens))
 
 
 def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> TilePlan | None:
     """None when no query is tiled."""
-    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query))
+    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query, batch.split_tokens))
     if not queries:
         return None
     starts = np.cumsum([0, *(query.q_len for query in batch.queries)])

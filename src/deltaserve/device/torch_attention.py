@@ -38,6 +38,11 @@ class TorchAttention:
             steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads, self._workspace))
         return steps
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Kept between steps."""
+        return self._workspace.num_bytes
+
     def free_scratch(self) -> None:
         """A step that failed may have grown it beyond what there is. Steps begun before are over."""
         self._workspace.clear()
@@ -82,7 +87,7 @@ class TorchStep:
 def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[LongQuery]:
     out, token = [], 0
     for query in batch.queries:
-        if not is_tiled(query):
+        if not is_tiled(query, batch.split_tokens):
             out.append(LongQuery(arena, scratch, table, query, token))
         token += query.q_len
     return out

@@ -13,6 +13,10 @@ class Workspace:
         self._device = device
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
     def clear(self) -> None:
         """Give everything back."""
         self._buffers.clear()

@@ -26,12 +26,10 @@ from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.rows import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
+from deltaserve.runner.scratch import LOGPROB_POSITIONS
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
-
-_LOGPROB_POSITIONS = 256
-"""Prompt positions whose logits [n, V] exist at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +177,8 @@ class TorchExecutor:
         targets = row.tokens(item.q_start + 1, item.q_start + item.q_len + 1)
         num_top = row.sampling.prompt_logprobs or 0
         out: list[TokenLogprobs] = []
-        for start in range(0, len(targets), _LOGPROB_POSITIONS):
-            piece = self._tensor(targets[start : start + _LOGPROB_POSITIONS].copy())
+        for start in range(0, len(targets), LOGPROB_POSITIONS):
+            piece = self._tensor(targets[start : start + LOGPROB_POSITIONS].copy())
             logits = self._decoder.logits(hidden[start : start + len(piece)])
             if not all(finite_rows(logits)):
                 return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)

@@ -1,0 +1,18 @@
+"""What bounds the scratch memory of attention. No torch: the launcher counts it."""
+
+TILE_ROWS = 8
+"""The GQA heads of one decoding row in most models; smaller tiles make many readers of a split slower."""
+MAX_TILED_LEN = 16
+"""Positions of a query that is computed in tiles."""
+MAX_TILED_PARTS = 64
+"""Partial results (positions times splits) of a query of several positions that is computed in tiles."""
+BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
+"""Keys of one block of tiles, and scores of one pass, in float32. On the CPU about the size of a core's L2 cache."""
+MAX_POSITIONS = 1024
+"""Of a long query, whose results are kept in float32 at once."""
+MAX_KEYS = 2048
+"""Keys and values of a long query that are in float32 at once."""
+CAUSAL_POSITIONS = 128
+"""Of one product of a long query: its scores above the diagonal are computed in vain."""
+SCORE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+"""Of one product of a long query, unless a single KV head needs more."""

@@ -1,0 +1,60 @@
+"""How much memory a step takes beside weights and pages, at most. No torch: the launcher asks first."""
+
+from deltaserve.base.config_resolve import StepSizes
+from deltaserve.device.limits import (
+    BLOCK_BYTES,
+    CAUSAL_POSITIONS,
+    MAX_KEYS,
+    MAX_POSITIONS,
+    MAX_TILED_PARTS,
+    SCORE_BYTES,
+    TILE_ROWS,
+)
+from deltaserve.models.spec import ModelSpec
+
+LOGPROB_POSITIONS = 64
+"""Prompt positions whose logits [n, V] exist at once."""
+_FLOAT = 4
+_LOGIT_COPIES = 5
+"""Logits, their scaled form, probabilities, and a cumulative sum in float64."""
+
+
+def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    """An upper bound; the real peak is less, since not all of it is needed at the same time."""
+    return _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes)
+
+
+def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    return _tiled(spec, sizes) + _long(spec, sizes)
+
+
+def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
+    """In float32: residual stream, projections and the widest hidden layer, of all tokens of a step."""
+    heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    inner = 3 * spec.intermediate_size
+    if spec.moe is not None:
+        inner = max(inner, spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size))
+    return (sizes.step_len + sizes.max_rows) * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
+
+
+def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
+    return max(sizes.max_rows, LOGPROB_POSITIONS) * spec.vocab_size * _LOGIT_COPIES * _FLOAT
+
+
+def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of decoding rows and short extends: partial results, their gathered copy, index tensors, blocks of keys."""
+    parts = sizes.max_rows * max(MAX_TILED_PARTS, sizes.context_len // sizes.split_tokens + 1)
+    results = 3 * parts * spec.num_heads * (spec.head_dim + 1) * _FLOAT
+    rows, pages = max(TILE_ROWS, spec.num_heads // spec.num_kv_heads), sizes.split_tokens // sizes.page_size
+    indexes = parts * spec.num_kv_heads * (2 * rows + pages) * 8
+    item = spec.num_kv_heads * sizes.split_tokens * spec.head_dim * _FLOAT
+    return results + indexes + 6 * max(BLOCK_BYTES[sizes.device], item)
+
+
+def _long(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of one extend: queries and results of its positions, keys and values, scores and weights."""
+    results = 6 * MAX_POSITIONS * spec.num_heads * (spec.head_dim + 1) * _FLOAT
+    keys = 4 * MAX_KEYS * spec.num_kv_heads * spec.head_dim * _FLOAT
+    group = spec.num_heads // spec.num_kv_heads
+    scores = 2 * max(SCORE_BYTES[sizes.device], group * CAUSAL_POSITIONS * MAX_KEYS * _FLOAT)
+    return results + keys + scores

@@ -1,0 +1,62 @@
+"""What is counted for the scratch memory of a step is at least what the step keeps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltaserve.base.config_resolve import StepSizes
+from deltaserve.device.attention import Batch, Query
+from deltaserve.models.config import load_spec
+from deltaserve.models.spec import ModelSpec
+from deltaserve.runner.scratch import attention_bytes, scratch_bytes
+from tests.device.attention_world import Shape, World
+
+SIZES = StepSizes("cpu", max_rows=40, step_len=512, context_len=4096, split_tokens=64, page_size=16)
+
+
+@pytest.fixture
+def spec(tiny_models: Path) -> ModelSpec:
+    return load_spec(tiny_models / "llama")
+
+
+@pytest.mark.parametrize(
+    ("lens", "q_lens"),
+    [
+        ([4096], [1]),
+        ([4096] + [100] * 39, [1] * 40),
+        ([1000] * 40, [1] * 40),
+        ([90] * 32, [16] * 32),
+        ([4096, 4000, 3000], [16, 16, 2]),
+        ([4096], [512]),
+        ([512, 300], [512, 1]),
+    ],
+)
+def test_attention_keeps_no_more_than_is_counted(spec: ModelSpec, lens: list[int], q_lens: list[int]) -> None:
+    torch.set_num_threads(1)
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
+
+
+def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:
+    torch.set_num_threads(1)
+    kept = []
+    for length in (2048 + 200, 8 * 2048 + 200):
+        world = World(Shape(16, 64, 1, 2, 2, 16), [length])
+        batch = Batch((Query(0, length - 200, 200),), 64)
+        world.run(batch, 0, world.random_q(200))
+        kept.append(world.backend.scratch_bytes)
+    assert kept[0] == kept[1]
+
+
+def test_more_rows_longer_steps_and_contexts_count_more(spec: ModelSpec) -> None:
+    base = scratch_bytes(spec, SIZES)
+    larger = [
+        StepSizes("cpu", 80, 512, 4096, 64, 16),
+        StepSizes("cpu", 40, 1024, 4096, 64, 16),
+        StepSizes("cpu", 40, 512, 65_536, 64, 16),
+        StepSizes("cuda", 40, 512, 4096, 64, 16),
+    ]
+    assert all(scratch_bytes(spec, sizes) > base for sizes in larger)
