@@ -135,7 +135,6 @@ def _template(source: str) -> Damage:
 
 _HEAD, _NORM, _Q = "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 _ONES = np.ones(64, np.float32)
-_GROW = "{% set n = namespace(s='x' * 99) %}{% for i in range(60) %}{% set n.s = "
 
 BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     # config.json
@@ -265,33 +264,10 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "template escapes": (_template("{{ ''.__class__.__mro__[1].__subclasses__() }}"), ("chat template fails",)),
     "template includes": (_template("{% include '/etc/passwd' %}"), ("chat template fails",)),
     "template power": (_template("{% for i in range(10**9) %}{% endfor %}"), ("chat template fails",)),
-    "template loops": (
-        _template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
-        ("too many steps",),
-    ),
-    "template calls": (
-        _template("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}"),
-        ("too many steps",),
-    ),
     "template endless call": (_template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), ("chat template fails",)),
-    "template adds": (_template(_GROW + "n.s + n.s %}{% endfor %}"), ("too many steps or too much memory",)),
-    "template joins": (_template(_GROW + "[n.s, n.s] | join %}{% endfor %}"), ("too much memory",)),
-    "template concatenates": (_template(_GROW + "n.s ~ n.s %}{% endfor %}"), ("too much memory",)),
-    "template replaces": (_template(_GROW + "n.s.replace('x', n.s) %}{% endfor %}"), ("too much memory",)),
-    "template pads": (_template("{{ 'x'.ljust(10000000000) }}"), ("chat template fails",)),
-    "template centers": (_template("{{ 'x' | center(10000000000) }}"), ("chat template fails",)),
-    "template formats": (_template("{{ '{:10000000000}'.format(1) }}"), ("chat template fails",)),
     "template renders half a pair": (
         _template('{{ "\\ud800" }}{{ messages[0].content }}'),
         ("chat template fails on one plain message", "half a surrogate pair"),
-    ),
-    "template doubles": (
-        _template(_GROW + "[n.s, n.s, n.s, n.s] %}{% endfor %}{{ n.s }}"),
-        ("too many steps or too much memory",),
-    ),
-    "template indents": (
-        _template("{{ ('\\n' * 99999) | indent('x' * 99999, blank=true) }}"),
-        ("chat template fails",),
     ),
     "template deep": (_template("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}"), ("not compile (RecursionError)",)),
     "template deep loops": (

@@ -136,6 +136,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
         ("--cluster-key-file", "--insecure-network"),
     ),
     ("decode", [M, "--host", "10.0.0.1", "--insecure-network"], ("--host 10.0.0.1", "--trusted-data-network")),
+    ("decode", [M, "--host", "0"], ("--host 0", "nobody can dial", "--advertise")),
     ("decode", [M, "--host", "0.0.0.0"], ("--host 0.0.0.0", "nobody can dial", "--advertise")),
     ("prefill", [M, "--advertise", "10.0.0.1:0"], ("--advertise '10.0.0.1:0'", "and :PORT")),
     ("prefill", [M, "--advertise", "tcp://10.0.0.1"], ("--advertise 'tcp://10.0.0.1'", "a host name or IPv4 address")),

@@ -1,4 +1,4 @@
-"""Every planted fault is found again by the seed that found it first. `make sim-mutants` searches anew."""
+"""Every planted fault is found by its kept seed, or by one of a few others. `make sim-mutants` searches anew."""
 
 import json
 import subprocess
@@ -24,9 +24,17 @@ def test_each_changes_one_place(mutant: Mutant) -> None:
     assert mutated(source.read_text(), mutant) != source.read_text()
 
 
+NUM_FRESH = 150
+"""Seeds tried where the kept one finds nothing any more: a change of the code changes what a seed draws."""
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_each_is_found(mutant: Mutant) -> None:
-    command = [sys.executable, "-m", "tests.sim.mutation", mutant.name, str(KILLING_SEEDS[mutant.name]), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert _finds(mutant, KILLING_SEEDS[mutant.name], 1) or _finds(mutant, 0, NUM_FRESH), "make sim-mutants"
+
+
+def _finds(mutant: Mutant, first: int, num_seeds: int) -> bool:
+    command = [sys.executable, "-m", "tests.sim.mutation", mutant.name, str(first), str(num_seeds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == str(KILLING_SEEDS[mutant.name]), done.stdout
+    return done.stdout.split()[1] != "lives"

@@ -28,11 +28,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_any(host: str) -> bool:
-    """Whether a listener on `host` has every address of this machine, and none to be called by."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+    """Whether a listener on `host` has every address of this machine, and none to be called by. 0 is 0.0.0.0 too."""
+    return set(host) <= set("0.:")
 
 
 def _paths(settings: Settings, command: str) -> Iterator[str]:

@@ -183,7 +183,8 @@ class Talk:
 
     def run(self, ending: Ending) -> int:
         """The exit code: a machine without room for this model has seen the rest of the demo."""
-        self._say(f"\nA real language model, {language_model_name(self._model)}, quantised to 4 bits: starting")
+        name = language_model_name(self._model)
+        self._say(f"\nA real language model, {name}: small, so fluent rather than always right. Starting")
         try:
             serve_while(self._settings, as_resolved, partial(self._work, ending), self._say)
         except ConfigError as error:

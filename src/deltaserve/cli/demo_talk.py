@@ -72,13 +72,9 @@ class Visitor:
 VISITORS = (
     Visitor(
         "visitor 1",
-        (
-            "How many steps does the lighthouse have?",
-            "What is the name of the restaurant?",
-            "When does the museum open in the morning?",
-        ),
+        ("What is the name of the restaurant?", "What does the restaurant serve?", "What is the capital of France?"),
     ),
-    Visitor("visitor 2", ("What is the name of the restaurant?",)),
+    Visitor("visitor 2", ("How many steps does the lighthouse have?",)),
 )
 
 
@@ -106,7 +102,7 @@ def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[
                 messages.append({"role": "user", "content": question})
                 say(f"  {visitor.name:<12}{question}")
                 write(f"  {'the model':<12}")
-                turn, answer = _ask(http, model, messages, f"{visitor.name}, turn {number}", write)
+                turn, answer = _ask(http, model, messages, f"{visitor.name} ({number})", write)
                 say("")
                 messages.append({"role": "assistant", "content": answer})
                 turns.append(turn)
@@ -162,13 +158,12 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 def make_talk_table(turns: Sequence[Turn]) -> Table:
     """One line per answer."""
-    table = Table(
-        box=SIMPLE,
-        title="what each answer cost (tokens of the prompt, and how many of them each side had)",
-        title_justify="left",
+    title = (
+        "each answer: tokens of its prompt, cached ones of these on each side; time to its first token, and per other"
     )
+    table = Table(box=SIMPLE, title=title, title_justify="left")
     table.add_column("", no_wrap=True)
-    for heading in ("prompt", "on prefill", "on decode", "moved", "first token", "answer", "per token"):
+    for heading in ("prompt", "prefill", "decode", "moved", "first", "answer", "other"):
         table.add_column(heading, justify="right", no_wrap=True)
     for turn in turns:
         table.add_row(*cells_of_turn(turn))
