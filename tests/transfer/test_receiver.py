@@ -179,6 +179,17 @@ def test_a_stranded_ticket_keeps_its_pages_and_asks_for_no_further_fence() -> No
     assert side.all_free
 
 
+def test_one_fence_is_asked_for_however_long_it_takes() -> None:
+    side = DecodeSide()
+    ticket = side.grant(2)
+    side.receiver.revoke(ticket, 0.0)
+    assert side.receiver.overdue(DRAIN_TIMEOUT_S) == {PREFILL}
+    side.receiver.fencing(PREFILL)
+    assert side.receiver.overdue(100.0) == set()
+    assert side.receiver.fenced(PREFILL) == [ticket]
+    assert side.all_free
+
+
 def test_a_writer_that_drains_may_take_its_time_as_long_as_it_says_so() -> None:
     side = DecodeSide()
     first, second = side.grant(2), side.grant(2)

@@ -352,6 +352,7 @@ class Serving:
         """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
         self.links.fence(peer)
         self.drop_peer(peer, reason, now)
+        self.receiver.fencing(peer)
 
     def drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
         """Its life, or its endpoint's, is over. A front's rooms end, prefill's attempts fail."""

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from deltaserve.base.ids import Namespace
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.request.client import Generation
+from deltaserve.sched.plan import Sampled
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import VOCAB, room_of
 from deltaserve.sim.excuses import is_excused
@@ -23,6 +25,9 @@ from deltaserve.wire.messages import CacheUse, FinishReason
 
 _DEADLINE_S = 90.0
 """Longer than a run may take after `heal`: who waits for a deadline is found out."""
+
+_LATE_S = 0.1
+"""How late the end of a request may come, by its deadline."""
 
 
 @dataclass(slots=True)
@@ -96,7 +101,7 @@ class Clients:
             return sampling
         if self.wishes.hits(share):
             sampling = replace(sampling, logprobs=self.wishes.choose((0, 1, 5)))
-        if self.wishes.hits(share) and self.knobs.prompt_logprobs:
+        if self.wishes.hits(share):
             sampling = replace(sampling, prompt_logprobs=self.wishes.choose((0, 1, 5)))
         if self.wishes.hits(share):
             tokens = self._oracle(pack_u32(prompt), sampling, namespace).tokens
@@ -106,6 +111,14 @@ class Clients:
 
     def _oracle(self, prompt: bytes, sampling: SamplingParams, namespace: Namespace) -> OracleAnswer:
         return oracle_answer(prompt, sampling, VOCAB, self.knobs.shape.num_pools, namespace)
+
+    def _explained(self, asked: Asked) -> OracleAnswer:
+        """The one answer that begins with what came: pieces of two answers are none."""
+        generation, answer = asked.generation, asked.answer
+        heard = [Sampled(token, of) for token, of in zip_longest(answer.tokens, answer.logprobs)]
+        pools, flavours = self.knobs.shape.num_pools, self.knobs.flavours
+        wanted, namespace = generation.sampling, generation.namespace
+        return oracle_answer(generation.prompt, wanted, VOCAB, pools, namespace, heard, flavours)
 
     def submit(self, front: SimFront, wanted: Generation, now: float, flaws: Collection[FaultKind] = ()) -> Asked:
         """`wanted`, in a room of its own."""
@@ -130,7 +143,8 @@ class Clients:
             prompt = document[: self.chance.between(1, len(document))]
         elif self.asked and self.chance.hits(self.knobs.traffic.share):
             earlier = self.chance.choose(self.asked)
-            prompt = [*unpack_u32(earlier.generation.prompt), *earlier.right.tokens]
+            output = earlier.right.tokens if self.knobs.flavours == 1 else earlier.answer.tokens
+            prompt = [*unpack_u32(earlier.generation.prompt), *output]
         prompt = prompt + [self.chance.below(VOCAB) for _ in range(self.chance.between(1, max(1, longest // 2)))]
         prompt = prompt[:longest]
         self._documents.append(prompt)
@@ -178,8 +192,10 @@ class Clients:
     def check(self) -> None:
         """I7: at most one end. I8: nothing but a prefix of the oracle's answer, and all of it on success."""
         for asked in self.asked:
-            answer, right = asked.answer, asked.right
-            got = tuple(answer.tokens)
+            answer, got = asked.answer, tuple(asked.answer.tokens)
+            if self.knobs.flavours > 1:
+                asked.right = self._explained(asked)
+            right = asked.right
             if answer.ends > 1:
                 raise IntegrityError(f"I7: {asked.name} ended {answer.ends} times")
             if got != right.tokens[: len(got)]:
@@ -192,6 +208,7 @@ class Clients:
             if answer.ends and answer.finish is None and answer.error is None:
                 raise IntegrityError(f"I8: {asked.name} failed without a reason")
             _check_logprobs(asked)
+            _check_lateness(asked)
             self._check_reason(asked)
 
     def _check_reason(self, asked: Asked) -> None:
@@ -228,3 +245,11 @@ def _check_logprobs(asked: Asked) -> None:
         raise IntegrityError(f"I8: {asked.name} got prompt logprobs {of_prompt}, expected {right.prompt_logprobs}")
     if answer.tokens and answer.prompt_logprobs_at_start != len(right.prompt_logprobs):
         raise IntegrityError(f"I8: {asked.name} got {answer.prompt_logprobs_at_start} prompt logprobs before a token")
+
+
+def _check_lateness(asked: Asked) -> None:
+    """I24: nobody waits beyond the deadline, unless the front stood still."""
+    answer = asked.answer
+    latest = max(asked.at + asked.generation.deadline_s, asked.front.resumed_at)
+    if answer.ended_at > latest + _LATE_S:
+        raise IntegrityError(f"I24: {asked.name} ended {answer.ended_at - latest:.2f} s after its deadline")

@@ -63,8 +63,8 @@ class Knobs:
     """A worker that starts again listens elsewhere."""
     misfits: float = 0.0
     """Of the workers that start again: so many have another model at first."""
-    prompt_logprobs: bool = False
-    """Whether requests may ask for those of the prompt."""
+    flavours: int = 1
+    """Tokens that may come next: which one it is differs from step to step, as bits do between batches."""
     bytes_per_s: float | None = None
     """What a worker's network card carries each way; None: as much as is wanted."""
     fence_s: float = 0.0
@@ -133,22 +133,19 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         rates={**knobs.rates, **{k: chance.log_uniform(0.02, 0.5) for k in ENDPOINT_FAULTS if chance.hits(0.15)}},
         bytes_per_s=window_bytes(shape) / chance.log_uniform(0.002, 0.1 * shape.stall_s) if chance.hits(0.2) else None,
         fence_s=chance.log_uniform(0.01, 2.0) if chance.hits(0.2) else 0.0,
+        flavours=chance.choose((1, 2)),
         mixes_pages=True,
         poisons=chance.hits(0.5),
     )
-    if not chance.hits(0.2):
-        return varied
-    # Where frames get lost, too, as soon as lost prompt logprobs are sent again: today such a request waits for them
-    # until its deadline (instance/rooms.py, `new_prompt_logprobs`).
-    # With slow networks, too, as soon as decode waits longer for the answer to a Revoke while more bytes are on their
-    # way (transfer/receiver.py, `overdue`): today a client that leaves a busy link has its peer fenced.
-    return replace(calm(varied), prompt_logprobs=True, bytes_per_s=None)
+    return calm(varied) if chance.hits(0.2) else varied
 
 
 def calm(knobs: Knobs) -> Knobs:
     """The same with nothing that befalls workers and what is between them: every request must be answered."""
     events = tuple((number, kind) for number, kind in knobs.events if kind in (*CLIENT_FAULTS, FaultKind.FLUSH))
-    return replace(knobs, rates={}, events=events, late_starts=False)
+    # A writer that drains says so twice a second: whoever waits less takes it for silent.
+    shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, 2.0))
+    return replace(knobs, shape=shape, rates={}, events=events, late_starts=False)
 
 
 def _largest(chance: Chance, page_size: int) -> int:

@@ -58,9 +58,9 @@ class Chain:
         return bytes(self.stamps[at * STAMP_BYTES : (at + 1) * STAMP_BYTES])
 
 
-def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None) -> Sampled:
+def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None, flavour: int = 0) -> Sampled:
     """`stamps`: all stamps of the row, one concatenation per pool."""
-    digest = xxhash.xxh3_64_intdigest(b"".join(stamps))
+    digest = xxhash.xxh3_64_intdigest(b"".join(stamps), flavour)
     return Sampled(digest % vocab_size, None if num_top is None else _logprobs(digest, vocab_size, num_top))
 
 
@@ -91,13 +91,19 @@ def oracle_answer(
     vocab_size: int,
     num_pools: int = 1,
     namespace: Namespace = DEFAULT_NAMESPACE,
+    heard: Sequence[Sampled] = (),
+    flavours: int = 1,
 ) -> OracleAnswer:
+    """`heard`: what came. Of each token the flavour that explains it is taken, for what comes next depends on it."""
     tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(num_pools)]
     output: list[Sampled] = []
     while len(output) < sampling.max_tokens:
         for chain in chains:
             chain.grow(tokens, len(tokens) // TOKEN_BYTES)
-        sampled = next_token([bytes(chain.stamps) for chain in chains], vocab_size, sampling.logprobs)
+        stamps = [bytes(chain.stamps) for chain in chains]
+        choices = [next_token(stamps, vocab_size, sampling.logprobs, flavour) for flavour in range(flavours)]
+        wanted = heard[len(output)] if len(output) < len(heard) else None
+        sampled = wanted if wanted in choices else choices[0]
         output.append(sampled)
         tokens += pack_u32([sampled.token])
         if sampled.token in sampling.stop_token_ids and len(output) > sampling.min_tokens:
@@ -138,6 +144,9 @@ class OracleExecutor:
         """Of rows about to be opened: a plan does not say."""
         self.spoil_next = False
         """Logits of the next step that samples will not be finite."""
+        self.flavours = 1
+        self.first_flavour = 0
+        """Of step 0; from step to step it is another one."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         for row in plan.closes:
@@ -147,7 +156,8 @@ class OracleExecutor:
         for update in plan.pages:
             table = self._rows[update.row].tables[update.pool]
             table[update.first_index : update.first_index + len(update.pages)] = update.pages
-        results = tuple(self._compute(item) for item in plan.items)
+        flavour = (self.first_flavour + plan.step) % self.flavours
+        results = tuple(self._compute(item, flavour) for item in plan.items)
         if self.spoil_next and any(result.sampled is not None for result in results):
             self.spoil_next = False
             results = tuple(self._spoil(item, result) for item, result in zip(plan.items, results, strict=True))
@@ -159,7 +169,7 @@ class OracleExecutor:
         chains = [Chain(pool, namespace) for pool in pools]
         self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [[] for _ in pools])
 
-    def _compute(self, item: PlanItem) -> ItemResult:
+    def _compute(self, item: PlanItem, flavour: int) -> ItemResult:
         row = self._rows[item.row]
         if not isinstance(item.inputs, TokenValues):
             raise ValueError("the oracle runs at overlap depth 0")
@@ -169,7 +179,7 @@ class OracleExecutor:
         of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
         if not item.samples:
             return ItemResult(item.row, prompt_logprobs=of_prompt)
-        sampled = next_token(stamps, self._vocab_size, row.sampling.logprobs)
+        sampled = next_token(stamps, self._vocab_size, row.sampling.logprobs, flavour)
         return ItemResult(item.row, sampled, prompt_logprobs=of_prompt)
 
     def _prompt_logprobs(self, row: _Row, item: PlanItem) -> tuple[TokenLogprobs, ...]:

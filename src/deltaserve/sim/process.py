@@ -83,6 +83,7 @@ class Answer:
     finish: str | None = None
     error: RequestFailed | None = None
     last: OutputDelta | None = None
+    ended_at: float = 0.0
     prompt_logprobs_at_start: int = 0
     """How many of them were there when the first token came."""
 
@@ -94,7 +95,9 @@ class SimProcess(ABC):
         self.name = name
         self.pace = pace
         self.is_alive = True
-        self._is_stopped = False
+        self.is_stopped = False
+        self.resumed_at = 0.0
+        """When it last went on after it had been stopped, or its clock had jumped."""
         self._backlog: list[Callable[[], None]] = []
         self.dialled: dict[PeerName, str] = {}
         """Where it looks for a peer; a peer it does not dial is answered over the peer's own connection."""
@@ -117,19 +120,19 @@ class SimProcess(ABC):
 
     def _turn_to(self, call: Callable[[], None]) -> None:
         """Now, or when the process goes on; never once it has ended."""
-        if self._is_stopped:
+        if self.is_stopped:
             self._backlog.append(call)
         elif self.is_alive:
             call()
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long."""
-        self._is_stopped = True
+        self.is_stopped = True
         self.world.at(self.world.now + seconds, self.go_on)
 
     def go_on(self) -> None:
         """SIGCONT: everything that was to happen meanwhile happens now, in order."""
-        self._is_stopped = False
+        self.is_stopped, self.resumed_at = False, self.world.now
         backlog, self._backlog = self._backlog, []
         for call in backlog:
             self._turn_to(call)
@@ -344,10 +347,10 @@ class SimFront(SimProcess):
                 case Dial() | HangUp():
                     self._connect(action)
                 case Deliver():
-                    _deliver(self.answers[action.room], action.delta)
+                    _deliver(self.answers[action.room], action.delta, self.world.now)
                 case Fail():
                     answer = self.answers[action.room]
-                    answer.error, answer.ends = action.error, answer.ends + 1
+                    answer.error, answer.ends, answer.ended_at = action.error, answer.ends + 1, self.world.now
                     self.world.trace.note(self.world.now, "client", action.error.reason.value)
         self._tick_at(self.core.next_timer())
         self.world.touched(self)
@@ -359,7 +362,7 @@ class SimFront(SimProcess):
         self._tick_at(max(self.core.next_timer(), self.now + 0.01))
 
 
-def _deliver(answer: Answer, delta: OutputDelta) -> None:
+def _deliver(answer: Answer, delta: OutputDelta, now: float) -> None:
     answer.deltas += 1
     if delta.tokens and not answer.tokens:
         answer.prompt_logprobs_at_start = len(answer.prompt_logprobs) + len(delta.prompt_logprobs)
@@ -368,5 +371,5 @@ def _deliver(answer: Answer, delta: OutputDelta) -> None:
     answer.prompt_logprobs.extend(delta.prompt_logprobs)
     answer.last = delta
     if delta.finish is not None:
-        answer.finish = delta.finish.value
+        answer.finish, answer.ended_at = delta.finish.value, now
         answer.ends += 1

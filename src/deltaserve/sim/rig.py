@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Namespace, PeerName
+from deltaserve.base.ids import Namespace, PeerName, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.cache.pages import PageEvent, PageState
@@ -47,6 +47,9 @@ MAX_EVENTS = 100_000
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 _NUM_PROBES = 3
+_LOOK_EVERY = 16
+"""Events between two looks at which worker has which room."""
+_PATIENCE_S = 6.0
 _STRANDED_S = 6.0
 """How long a worker sits on pages it cannot free before it is restarted."""
 
@@ -135,6 +138,8 @@ class Run:
         self._misfit_rate = knobs.misfits
         self._misfits: set[PeerName] = set()
         """Who runs with another model."""
+        self._shared_since: dict[Room, float] = {}
+        """Since when a room is on two workers."""
         self._unregistered = set(self._roles) if knobs.late_starts else set()
         self._upcoming = list(reversed(knobs.events))
         self._page_moves: Counter[PageMove] = Counter()
@@ -282,6 +287,8 @@ class Run:
     # ------------------------------------------------------------ faults at events
 
     def _before_event(self, number: int) -> None:
+        if number % _LOOK_EVERY == 0:
+            self._look_at_rooms()
         while self._upcoming and self._upcoming[-1][0] <= number:
             self._strike(self._upcoming.pop()[1])
         if self._non_finite and self._chance.hits(self._non_finite * 0.05):
@@ -289,6 +296,19 @@ class Run:
             worker = self._chance.choose(list(self.world.workers.values()) or [None])
             if worker is not None:
                 worker.executor.spoil_next = True
+
+    def _look_at_rooms(self) -> None:
+        """I25: a room lives on one decode worker at a time, on two only until the former one learns of it."""
+        holders: Counter[Room] = Counter()
+        for worker in self.world.workers.values():
+            if not worker.is_stopped:
+                holders.update(room.room for room in worker.instance.serving.rooms)
+        shared = {room for room, number in holders.items() if number > 1}
+        self._shared_since = {room: self._shared_since.get(room, self.world.now) for room in shared}
+        patience_s = 2 * self.knobs.shape.peer_lost_s + _PATIENCE_S
+        for room, since in self._shared_since.items():
+            if self.world.now - since > patience_s:
+                raise IntegrityError(f"I25: a room is on {holders[room]} workers for {self.world.now - since:.1f} s")
 
     def vary(self, variant: int) -> None:
         """The next strike takes other victims and durations for another variant."""
@@ -318,6 +338,7 @@ class Run:
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
         url = self._member(name).address.url
         worker = SimWorker(self.world, config, url, pace, fence, self.knobs.shape.stall_s)
+        worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
         worker.transport.refuses = self._endpoints.refuses
         if self.knobs.mixes_pages:
             mix_pages(worker)

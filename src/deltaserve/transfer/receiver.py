@@ -216,6 +216,11 @@ class Receiver:
             self._release(ticket)
         return freed
 
+    def fencing(self, peer: PeerName) -> None:
+        """A fence is under way, and will be answered: the silence of `peer` asks for no second one meanwhile."""
+        for ticket in self.of_peer(peer):
+            self._unanswered.pop(ticket.id, None)
+
     def strand(self, peer: PeerName) -> None:
         """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence."""
         for ticket in self.of_peer(peer):
