@@ -46,6 +46,7 @@ EXAMPLES: dict[str, str] = {
     "disaggregation-transfer-backend": "nixl",
     "disaggregation-bootstrap-port": "9000",
     "drain-timeout-s": "2",
+    "conditional-prefill": "auto",
     "verify": "crc",
     "host": "localhost",
     "port": "8080",

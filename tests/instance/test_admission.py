@@ -1,8 +1,14 @@
 """Who waits for whom: full decode workers, prompts computed ahead, leases of waiting rooms."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.request.status import PrefillState
+from deltaserve.routing.streams import Placement
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting, Status
 from tests.instance.duo import DECODE, PREFILL, Duo
@@ -103,3 +109,19 @@ def test_workers_report_all_that_waits_for_whomever() -> None:
     assert computing.num_waiting + computing.num_running == 5
     keeping = duo.sent(Status, DECODE)[-1]
     assert (keeping.num_waiting, keeping.waiting_tokens) == (5, 3 * 32), "two rows, so two grants"
+
+
+@pytest.mark.parametrize(("local_len", "num_offers"), [(0, 1), (5, 1), (6, 0), (50, 0)])
+def test_decode_computes_a_short_delta_itself_when_the_front_says_so(local_len: int, num_offers: int) -> None:
+    """16 tokens are cached, 6 are missing."""
+    duo = Duo(Shape(extend_len=10))
+    duo.serve(range(1, 17), 3)
+    duo.cluster.front.core.placer.place = with_local_len(duo.cluster.front.core.placer.place, local_len)  # type: ignore[method-assign]
+    before = len(duo.sent(Offer, DECODE))
+    asked = duo.serve([*range(1, 17), *range(60, 66)], 3)
+    assert len(duo.sent(Offer, DECODE)) - before == num_offers
+    assert asked.usage.decode_cached_len == 16
+
+
+def with_local_len(place: Callable[..., Placement], local_len: int) -> Callable[..., Placement]:
+    return lambda *args: replace(place(*args), local_len=local_len)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.base.ids import PeerName
-from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices, estimate
+from deltaserve.routing.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, local_len
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
 PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9, assumed_output_len=256)
@@ -100,3 +100,11 @@ def test_the_wait_is_queue_and_decode_memory() -> None:
     busy = pair_of(prefill=replace(PREFILL, queue_tokens=4000.0), decode=replace(DECODE, free_tokens=0.0))
     price = estimate(PROMPT, busy, PRICES)
     assert price.wait_s == price.queue_s + price.decode_wait_s > 0.5
+
+
+def test_decode_computes_what_it_computes_sooner_than_prefill_s_queue_and_the_hand_over() -> None:
+    queued = replace(PREFILL, queue_tokens=500.0)
+    assert local_len(PAIR) == pytest.approx(HANDOVER_S * 8000.0)
+    assert local_len(pair_of(queued)) == local_len(PAIR) + 500
+    alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
+    assert local_len(pair_of(alone)) == 0  # it computes there anyway

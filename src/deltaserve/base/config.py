@@ -177,7 +177,9 @@ class SchedulingSettings(Group):
         512, "tokens to keep room for, per running request, before another is admitted", commands=DECODING
     )
     decode_extend_tokens: CountOrNone = option(
-        256, "longest missing suffix that decode computes itself when a retracted request resumes", commands=DECODING
+        256,
+        "longest missing suffix that decode computes itself: of retracted requests, by --conditional-prefill",
+        commands=DECODING,
     )
     attention_split_tokens: Count = option(
         256,
@@ -228,6 +230,9 @@ class DisaggregationSettings(Group):
     )
     disaggregation_bootstrap_port: Port = option(
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
+    )
+    conditional_prefill: Literal["off", "auto"] = option(
+        "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
     )
     drain_timeout_s: Seconds = option(
         2.0, "decode fences a prefill worker that is silent for so long about a revoked ticket", commands=COMPUTING

@@ -70,6 +70,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grace_s: float
     log: LogSpec
     curve: bool = False
+    conditional_prefill: bool = False
     workers: tuple[FrontWorker, ...] = ()
 
 
@@ -216,6 +217,7 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Mem
         cluster_secret=secret,
         fingerprint=spec.fingerprint,
         kv_bytes_per_token=spec.kv_bytes_per_token,
+        conditional_prefill=spec.conditional_prefill,
     )
 
 

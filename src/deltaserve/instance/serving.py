@@ -170,7 +170,7 @@ class Serving:
             self._outbox.refused(front, submit, *refusal)
             return
         room = self.rooms.open(front, submit, now)
-        if submit.prefill is None:
+        if submit.prefill is None or self._is_near(room):
             self._compute_here(room)
         else:
             self.links.dial(submit.prefill, now)
@@ -200,6 +200,15 @@ class Serving:
             return False
         self._outbox.repeat(room, token_len(submit.prompt) - submit.prompt_len)
         return True
+
+    def _is_near(self, room: DecodeRoom) -> bool:
+        """Whether so little of the prompt is missing that computing it here is quicker, by the front's estimate."""
+        request = room.request
+        near = min(room.submit.local_len, self.config.options.decode_extend_tokens)
+        if near == 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
+            return False
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
+        return request.num_tokens - match.num_tokens <= near
 
     def _refusal(self, submit: Submit) -> Refusal | None:
         if self.is_draining:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
+HANDOVER_S = 0.004
+"""What a hand-over adds to the first token of a cached prompt (docs/performance.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Computing:
@@ -86,6 +89,17 @@ def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
     """Seconds in the queue, and of computing."""
     rate = side.load.tokens_per_s
     return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
+
+
+def local_len(pair: Candidate) -> int:
+    """Missing tokens up to which decode has the first token sooner when it computes them itself.
+
+    Through prefill they cost its queue and the hand-over on top of their computation. Beside decode rows an extend is
+    taken to run at half prefill's pace, because a step there has both; so up to as many tokens as are computed in that
+    time. Dynamo decides by a fixed length instead (its conditional disaggregation).
+    """
+    load = pair.computing.load
+    return 0 if pair.is_unified else int(load.queue_tokens + HANDOVER_S * load.tokens_per_s)
 
 
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:

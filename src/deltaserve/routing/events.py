@@ -88,6 +88,8 @@ class FrontConfig:
     """Assumed of a decode worker until it reports what it measured."""
     assumed_output_len: int = 256
     """Tokens a running request is assumed to produce in all: prices the wait for memory and rows on decode."""
+    conditional_prefill: bool = False
+    """Whether decode computes a short delta itself where the estimate says that it is sooner."""
     load_balance_method: str = "ttft"
     """A name in balance.POLICIES."""
     max_rooms: int = 4096

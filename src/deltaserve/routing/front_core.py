@@ -396,6 +396,7 @@ class FrontCore:
             prefill=None if prefill is None else self.workers.address(prefill),
             remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
             cache=generation.cache,
+            local_len=live.placement.local_len,
         )
         self._to_decode(live, submit)
         live.quiet_since = now

@@ -10,7 +10,7 @@ from deltaserve.base.ids import PeerName, Role
 from deltaserve.request.client import Limits
 from deltaserve.routing.balance import POLICIES, Choice, Choosable
 from deltaserve.routing.breaker import Breakers
-from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices
+from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices, local_len
 from deltaserve.routing.events import FrontConfig
 from deltaserve.routing.load import Assumed, decode_loads, prefill_loads
 from deltaserve.routing.residency import Residency
@@ -41,6 +41,7 @@ class Placer:
         self._policy = POLICIES[config.load_balance_method]()
         self._prices = Prices(config.kv_bytes_per_token, config.transfer_bytes_per_s, config.assumed_output_len)
         self._assumed = Assumed(config.prefill_tokens_per_s, config.decode_step_s, config.stale_report_s)
+        self._is_conditional = config.conditional_prefill
         self.residency = Residency(config.max_resident_keys)
         self.breakers = Breakers()
 
@@ -120,7 +121,8 @@ class Placer:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
         computing, keeping = choice.pair.computing, choice.pair.keeping
         prefill = None if choice.pair.is_unified else computing.load.worker
-        placement = Placement(keeping.load.worker, prefill, sample.prompt_len - computing.hit)
+        near = local_len(choice.pair) if self._is_conditional else 0
+        placement = Placement(keeping.load.worker, prefill, sample.prompt_len - computing.hit, near)
         for name in placement.workers:
             self._worker(name).own_rooms += 1
             self.breakers.chosen(name, now)

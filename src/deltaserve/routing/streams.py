@@ -63,6 +63,8 @@ class Placement:
     """None: decode computes the prompt itself."""
     compute_tokens: int
     """To prefill: prompt minus what the computing worker was believed to hold."""
+    local_len: int = 0
+    """Missing tokens up to which decode is to compute the prompt itself."""
 
     @property
     def computing(self) -> PeerName:

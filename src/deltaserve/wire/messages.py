@@ -121,6 +121,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """None: compute the prompt here."""
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
+    local_len: int = 0
+    """Decode computes the prompt itself when at most so many tokens of it are not in its cache."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
