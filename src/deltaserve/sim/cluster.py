@@ -56,6 +56,7 @@ class Shape:
     stall_s: float = 5.0
     schedule_policy: str = "fcfs"
     load_balance_method: str = "ttft"
+    conditional_prefill: bool = False
     assumed_output_len: int = 16
 
     def roles(self) -> dict[PeerName, Role]:
@@ -132,6 +133,7 @@ def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontCon
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
         assumed_output_len=shape.assumed_output_len,
         load_balance_method=shape.load_balance_method,
+        conditional_prefill=shape.conditional_prefill,
         heartbeat_s=shape.heartbeat_s,
         peer_lost_s=shape.peer_lost_s,
         peer_suspect_s=shape.peer_suspect_s,

@@ -122,6 +122,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         more_pages=chance.choose(((), (0, 1 + chance.below(3)), (1 + chance.below(9), 0)))[: knobs.shape.num_pools],
         schedule_policy=chance.choose(sorted(SCHEDULE_POLICIES)),
         load_balance_method=chance.choose(sorted(BALANCE_METHODS)),
+        conditional_prefill=chance.hits(0.3),
     )
     events = list(knobs.events)
     events += [(int(chance.log_uniform(20, 900)), FaultKind.FLUSH) for _ in range(chance.choose((0, 0, 0, 1, 2)))]
