@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_any(host: str) -> bool:
-    """Whether a listener on `host` has every address of this machine, and none to be called by. 0 is 0.0.0.0 too."""
+    """Whether a listener on `host` has every address of this machine, and none to be called by. A lone 0 is one too."""
     return set(host) <= set("0.:")
 
 
