@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 $(STAMP): pyproject.toml constraints.txt scripts/make-venv
 	@scripts/make-venv
 
-.PHONY: help venv demo check test test-full sim sim-mutants soak bench gpu-check format clean
+.PHONY: help venv demo check test test-full sim sim-mutants features soak bench gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ sim: $(STAMP) ## The fault simulator, at length: SEEDS=100000; then every fault 
 
 sim-mutants: $(STAMP) ## Plant known faults in the code, one at a time: the simulator must find each
 	@$(PYTHON) -m tools.sim_mutants $(ARGS)
+
+features: $(STAMP) ## Which rows of docs/features.md hold: ROWS="A1 T5", by default all that are done
+	@$(PYTHON) -m tools.features $(ROWS) $(ARGS)
 
 soak: $(STAMP) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N repeats one
 	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PYTHON) -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
+from deltaserve.base.errors import ConfigError
 from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings import load, read_settings
@@ -193,6 +194,14 @@ def test_a_switch_that_changes_nothing_says_so() -> None:
     assert len(line.notes) == 2
     assert line.notes[0] == "--enable-metrics changes nothing: metrics are always on, at /metrics"
     assert "the prefix cache is always on" in line.notes[1]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("values", [(), ("1",)], ids=["alone", "with a value"])
+def test_foreign_flags_without_a_meaning_are_refused_with_the_reason(name: str, values: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings_of("decode", M, f"--{name}", *values)
+    assert str(refused.value) == f"--{name}: has no meaning here; {REFUSED[name]}"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -21,6 +21,7 @@ from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wai
 PAGES = ("--page-size", "16")
 FLAGS = (*PAGES, "--chunked-prefill-size", "32", "--num-pages", "256")
 CHECKED = (*FLAGS, "--verify", "crc")
+ROWS = {"prefill": "4", "decode": "16"}
 BF16_TOLERANCE = 0.25
 FP8_TOLERANCE = 0.5
 """Log-probabilities of the tiny models spread over some 20; wrong pages change them by several."""
@@ -128,7 +129,7 @@ def moved(model: Path, length: int, cached: int, kv_dtype: DType) -> int:
 
 @contextmanager
 def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[str, Process]]]:
-    """`prefill`, `decode` and `router` as three commands that share a key file."""
+    """`prefill`, `decode` and `router` as three commands that share a key file, of unequal sizes."""
     key = folder / "cluster.key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(48))
@@ -137,7 +138,8 @@ def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[
     with ExitStack() as stack:
         for role in ("prefill", "decode"):
             link = ["--disaggregation-bootstrap-port", str(ports[role]), "--cluster-key-file", str(key)]
-            parts[role] = Process(folder / role, role, str(model), *link, *flags)
+            rows = ["--max-running-requests", ROWS[role]]
+            parts[role] = Process(folder / role, role, str(model), *link, *rows, *flags)
             stack.callback(parts[role].kill)
         workers = f"prefill@127.0.0.1:{ports['prefill']},decode@127.0.0.1:{ports['decode']}"
         front = ["--workers", workers, "--port", str(ports["router"]), "--cluster-key-file", str(key)]

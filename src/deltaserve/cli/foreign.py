@@ -13,6 +13,7 @@ _MORE_WORKERS = "start more workers with --prefill and --decode"
 
 ACCEPTED = {
     "disaggregation-decode-enable-radix-cache": ("true", _CACHE),
+    "disaggregation-enable-decode-radix-cache": ("true", _CACHE),
     "enable-prefix-caching": ("true", _CACHE),
     "enable-metrics": ("true", "metrics are always on, at /metrics"),
     "enable-cache-report": ("true", "usage always reports cached tokens"),
@@ -47,6 +48,8 @@ _MACHINES = "start `deltaserve prefill|decode` on each machine and name them to 
 _MODEL_FOLDER = "the tokenizer and its template are those of the model folder"
 _GRAPHS = "there are no CUDA graphs to set up"
 _TIERS = "pages have one tier, the memory of the worker"
+_SPECULATION = "speculative decoding is not built yet"
+_RECURRENT = "recurrent models are not built yet"
 
 REFUSED = {
     "api-key": "secrets come from files; use --api-key-file",
@@ -69,14 +72,28 @@ REFUSED = {
     "load-balance-method": "the pair with the least expected time to first token is taken",
     "enable-hierarchical-cache": _TIERS,
     "hicache-ratio": _TIERS,
+    "enable-hisparse": _TIERS,
     "disable-cuda-graph": _GRAPHS,
     "cuda-graph-max-bs": _GRAPHS,
     "cuda-graph-bs": _GRAPHS,
-    "speculative-algorithm": "speculative decoding is not built yet",
+    "enable-symm-mem": "there are no ranks to share memory",
+    "scheduler-recv-interval": "messages are read in every turn of a worker's loop",
+    "prefill-round-robin-balance": "the pair with the least expected time to first token is taken",
+    "enable-single-batch-overlap": "steps do not overlap",
+    "speculative-algorithm": _SPECULATION,
+    "speculative-num-steps": _SPECULATION,
+    "speculative-eagle-topk": _SPECULATION,
+    "speculative-num-draft-tokens": _SPECULATION,
+    "speculative-draft-model-path": _SPECULATION,
     "tool-call-parser": "finding tool calls in answers is not built yet",
     "enable-auto-tool-choice": "finding tool calls in answers is not built yet",
     "reasoning-parser": "telling reasoning from answer is not built yet",
-    "mamba-ssm-dtype": "recurrent models are not built yet",
+    "grammar-backend": "structured output is not built yet",
+    "allow-auto-truncate": "a prompt that does not fit is refused with both lengths, never cut",
+    "sleep-on-idle": "an idle worker always sleeps",
+    "mamba-ssm-dtype": _RECURRENT,
+    "mamba-scheduler-strategy": _RECURRENT,
+    "max-mamba-cache-size": _RECURRENT,
     "log-requests": "each request leaves one line of JSON in the log of the front, without its text",
     "log-level-http": "use --log-level",
     "watchdog-timeout": "the watchdog has no setting; /livez reports it",
