@@ -88,12 +88,12 @@ class Bench:
 
     def land(self, request: Request) -> None:
         """Lease what is here, allocate the delta, share it, queue for a row: what a landed transfer does."""
-        match = self.cache.match(SPACE, bytes(request.tokens), bytes(request.keys))
+        match = self.cache.match(SPACE, request.tokens, request.keys)
         request.lease = self.cache.lease(match)
-        owned = self.budget.allocate(-(-request.num_tokens // PAGE_SIZE) - request.lease.num_pages)
+        owned = self.budget.allocate((-(-request.num_tokens // PAGE_SIZE) - request.lease.num_pages,))
         if owned is None:
             raise RuntimeError("the benchmark's pool is too small")
-        request.owned = owned
+        request.own(owned, (request.lease.num_pages,))
         request.num_computed = request.num_tokens
         self.scheduler.share_computed(request)
         request.append(1)

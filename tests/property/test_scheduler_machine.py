@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace, RowId
+from deltaserve.base.ids import Namespace, PoolId, RowId
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Request
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
@@ -19,6 +20,7 @@ from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs, possible_positions, shared_positions
 from tests.sched.toys import Bench, make_request, page_lists
 
+WINDOW = st.integers(1, 24)
 NAMESPACES = st.sampled_from([Namespace("alice"), Namespace("bob")])
 
 
@@ -39,18 +41,26 @@ def configs(draw: st.DrawFn) -> SchedConfig:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs(), spare_pages=st.integers(0, 12), num_pools=st.integers(1, 2))
-    def start(self, config: SchedConfig, spare_pages: int, num_pools: int) -> None:
+    @initialize(
+        config=configs(), spare=st.tuples(st.integers(0, 12), st.integers(0, 12)), windows=st.lists(WINDOW, max_size=1)
+    )
+    def start(self, config: SchedConfig, spare: tuple[int, int], windows: list[int]) -> None:
+        """One pool that keeps everything, or beside it one with a window; each may be as small as can be."""
         self.config = config
         self.max_len = 8 * config.page_size
-        num_pages = 8 + spare_pages
-        self.bench = Bench(self.config, [num_pages + 3 * pool for pool in range(num_pools)])
+        retentions = (KEEP_ALL, *(Retention(Lifetime.WINDOW, window_len) for window_len in windows))
+        sizes = zip(map(self.most, retentions), spare, strict=False)
+        self.bench = Bench(self.config, [most + more for most, more in sizes], retentions)
         self.scheduler = self.bench.scheduler
         self.now = 0.0
         self.live: list[Request] = []
         self.left: list[Request] = []
         self.in_flight: StepPlan | None = None
         self.ended_in_flight: dict[RowId, Request] = {}
+
+    def most(self, kept: Retention) -> int:
+        """Pages of the longest request."""
+        return kept.most_pages(self.max_len, self.config.chunk_len, self.config.page_size)
 
     # ------------------------------------------------------------ traffic
 
@@ -145,11 +155,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         lines = {row: page_lists(self.bench, request) for row, request in running.items()}
         for row, request in running.items():
             for mine, theirs in zip(tables.rows[row], lines[row], strict=True):
-                assert mine[: len(theirs)] == theirs
+                assert all(page is None or mine[index] == page for index, page in enumerate(theirs))
             assert tables.tokens[row] == request.tokens[: len(tables.tokens[row])]
         q_starts = {item.row: item.q_start for item in plan.items}
         for item in plan.items:
-            assert (item.q_start + item.q_len) <= running[item.row].num_pages * self.config.page_size
+            self.check_pages(running[item.row], item.q_start, item.q_start + item.q_len)
+        lines = {row: line[:1] for row, line in lines.items()}
         shared = {row: lines[row] for row in q_starts}
         split = self.config.split_tokens
         check_runs(plan.work.shared, shared, q_starts, self.config.page_size, split)
@@ -157,6 +168,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         leased = {row: r.lease.num_tokens if r.lease else 0 for row, r in decoding.items()}
         possible = possible_positions({row: lines[row] for row in decoding}, leased, self.config.page_size, split)
         assert shared_positions(plan.work.shared) == possible, "rows share less, or more, than their leases"
+
+    def check_pages(self, request: Request, start: int, end: int) -> None:
+        """What the positions [start, end) see and write is there, and of a window not much more."""
+        size = self.config.page_size
+        for pool, kept in enumerate(self.bench.cache.retentions):
+            first, behind = request.first_page(PoolId(pool)), request.end_page(PoolId(pool))
+            assert first <= kept.first_needed(start, size)
+            assert behind * size >= end
+            assert behind - first <= kept.most_pages(request.num_tokens, self.config.chunk_len, size)
 
     @precondition(lambda self: self.in_flight is not None)
     @rule(token=st.integers(0, 2))

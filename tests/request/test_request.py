@@ -37,7 +37,8 @@ def test_pages_run_over_the_lease_into_the_owned_ones(pool: int) -> None:
     lease = toy.hold("abc")
     owned = toy.allocate(2)
     request = make_request(range(20), max_tokens=1)
-    request.lease, request.owned = lease, taken_pages(owned)
+    request.lease = lease
+    request.own(taken_pages(owned), (3, 3))
     every = (*lease.pages(pool), *owned[pool])
     assert request.num_pages == 5
     for first in range(6):
@@ -49,8 +50,22 @@ def test_pages_run_over_the_lease_into_the_owned_ones(pool: int) -> None:
 def test_pages_without_a_lease_are_the_owned_ones() -> None:
     request = make_request(range(8), max_tokens=1)
     assert request.num_pages == 0
-    request.owned = ([PageId(4), PageId(9)],)
+    request.own(([PageId(4), PageId(9)],), (0,))
     assert (request.num_pages, request.pages(PoolId(0), 0, 2)) == (2, (4, 9))
+
+
+def test_a_window_is_given_up_from_its_head_and_may_begin_anywhere() -> None:
+    request = make_request(range(20), max_tokens=1)
+    request.own(([PageId(4), PageId(9), PageId(2)], [PageId(7), PageId(8)]), (0, 2))
+    full, window = PoolId(0), PoolId(1)
+    assert [(request.first_page(pool), request.end_page(pool)) for pool in (full, window)] == [(0, 3), (2, 4)]
+    assert request.pages(window, 3, 4) == (8,)
+    assert request.give_up(window, 3) == [7]
+    assert request.give_up(window, 3) == []
+    assert [(request.first_page(pool), request.end_page(pool)) for pool in (full, window)] == [(0, 3), (3, 4)]
+    assert request.give_up(window, 9) == [8]
+    assert request.disown() == ([4, 9, 2], [])
+    assert (request.num_pages, request.give_up(full, 3)) == (0, [])
 
 
 @pytest.mark.parametrize("have", [0, 1, 2, 3])

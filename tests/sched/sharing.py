@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from deltaserve.base.ids import PageId, RowId
 from deltaserve.sched.plan import SharedRun
 
-Table = Sequence[Sequence[PageId]]
+Table = Sequence[Sequence[PageId | None]]
 """Per pool: a row's pages."""
 
 

@@ -21,15 +21,15 @@ def test_available_is_free_and_evictable() -> None:
 
 def test_fits_asks_every_pool() -> None:
     _, budget = toy_with("abc")
-    assert budget.fits(8)
-    assert budget.fits(5, reserve=3)
-    assert not budget.fits(9)
-    assert not budget.fits(6, reserve=3)
+    assert budget.fits((8, 8))
+    assert budget.fits((5, 5), reserve=(3, 3))
+    assert not budget.fits((9, 8))
+    assert not budget.fits((6, 5), reserve=(3, 3))
 
 
 def test_allocation_evicts_the_shortfall_and_no_more() -> None:
     toy, budget = toy_with("abc")
-    taken = budget.allocate(6)
+    taken = budget.allocate((6, 6))
     assert taken is not None
     assert [len(pages) for pages in taken] == [6, 6]
     assert toy.hit("abc") == "ab"
@@ -40,9 +40,9 @@ def test_allocation_evicts_the_shortfall_and_no_more() -> None:
 def test_all_or_none() -> None:
     toy, budget = toy_with("abc")
     lease = toy.lease("abc")
-    assert budget.allocate(6) is None
+    assert budget.allocate((6, 6)) is None
     assert [pool.num_free for pool in toy.pools] == [5, 7]
-    assert budget.allocate(0) == ([], [])
+    assert budget.allocate((0, 0)) == ([], [])
     toy.cache.release(lease)
 
 

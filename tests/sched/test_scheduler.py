@@ -8,7 +8,7 @@ from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import StepResult
 from deltaserve.sched.queue import Verdict
-from deltaserve.sched.scheduler import Claim
+from deltaserve.sched.scheduler import Claim, Needs
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs
 from tests.sched.toys import Bench, config, make_request, page_lists, q_lens
@@ -553,7 +553,7 @@ def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses
     entering = make_request(range(8), max_tokens=3)
     entering.origin = Origin.FETCHED
 
-    def fetch(request: Request, reserve: int, now: float) -> Verdict:
+    def fetch(request: Request, reserve: Needs, now: float) -> Verdict:
         bench.scheduler.enter(request)
         return Verdict.TAKEN
 

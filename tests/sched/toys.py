@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.lifetime import Retention
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, token_len
 from deltaserve.cache.allocator import PagePool
@@ -59,7 +60,7 @@ class Tables:
     """The executor's half of a plan, page tables and tokens only; refuses plans that do not add up."""
 
     num_pools: int
-    rows: dict[RowId, list[list[PageId]]] = field(default_factory=dict)
+    rows: dict[RowId, list[list[PageId | None]]] = field(default_factory=dict)
     tokens: dict[RowId, bytearray] = field(default_factory=dict)
 
     def apply(self, plan: StepPlan) -> None:
@@ -71,7 +72,9 @@ class Tables:
             self.tokens[opened.row] = bytearray(opened.tokens)
         for update in plan.pages:
             table = self.rows[update.row][update.pool]
-            assert update.first_index <= len(table), "a hole in a page table"
+            hole = update.first_index - len(table)
+            assert update.pool > 0 or hole <= 0, "a hole in a page table"
+            table.extend([None] * hole)
             table[update.first_index : update.first_index + len(update.pages)] = update.pages
         for item in plan.items:
             assert isinstance(item.inputs, TokenValues)
@@ -84,9 +87,14 @@ class Tables:
 class Bench:
     """Pools, tree, scheduler and tables, stepped by hand."""
 
-    def __init__(self, config: SchedConfig, num_pages: Sequence[int] = (64,)) -> None:
+    def __init__(
+        self,
+        config: SchedConfig,
+        num_pages: Sequence[int] = (64,),
+        retentions: tuple[Retention, ...] | None = None,
+    ) -> None:
         self.pools = tuple(PagePool(count) for count in num_pages)
-        self.cache = PrefixCache(config.page_size, self.pools)
+        self.cache = PrefixCache(config.page_size, self.pools, retentions)
         self.budget = Budget(self.cache, self.pools)
         self.scheduler = Scheduler(config, self.cache, self.budget, lambda ns: seed_of(ns, config.page_size))
         self.config = config
@@ -139,6 +147,10 @@ def q_lens(plan: StepPlan) -> list[int]:
     return [item.q_len for item in plan.items]
 
 
-def page_lists(bench: Bench, request: Request) -> list[list[PageId]]:
-    """Per pool: the pages the scheduler says a request has."""
-    return [list(request.pages(PoolId(p), 0, request.num_pages)) for p in range(len(bench.pools))]
+def page_lists(bench: Bench, request: Request) -> list[list[PageId | None]]:
+    """Per pool: the pages the scheduler says a request has; None where it has given up its own."""
+    lists: list[list[PageId | None]] = []
+    for pool in map(PoolId, range(len(bench.pools))):
+        first, end = request.first_page(pool), request.end_page(pool)
+        lists.append([*[None] * first, *request.pages(pool, first, end)])
+    return lists

@@ -13,7 +13,7 @@ from deltaserve.sim.process import Answer
 
 def ask(cluster: Cluster, prompt: list[int], max_tokens: int) -> tuple[Answer, tuple[int, ...]]:
     answer = cluster.front.submit(cluster.generation(prompt, max_tokens))
-    return answer, oracle_output(pack_u32(prompt), max_tokens, VOCAB, cluster.shape.num_pools)
+    return answer, oracle_output(pack_u32(prompt), max_tokens, VOCAB, cluster.shape.cache.pools)
 
 
 def settle(cluster: Cluster, pairs: list[tuple[Answer, tuple[int, ...]]], limit_s: float = 60.0) -> None:
@@ -77,7 +77,9 @@ def test_random_traffic_under_memory_pressure(seed: int) -> None:
         num_prefill=rng.choice([1, 2]),
         num_decode=rng.choice([1, 2]),
         page_size=rng.choice([1, 2, 4, 8]),
-        num_pools=rng.choice([1, 2]),
+        num_pools=rng.choice([1, 2, 2]),
+        window_len=rng.choice([1, 2, 5, 12, 100]),
+        spare_window_pages=rng.choice([0, 2, 20]),
         prefill_pages=rng.choice([24, 40, 100]),
         decode_pages=rng.choice([24, 40, 100]),
         max_running=rng.choice([1, 2, 4, 8]),

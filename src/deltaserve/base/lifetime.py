@@ -45,5 +45,16 @@ class Retention:
             case Lifetime.STATE:
                 return max(0, -(-num_tokens // page_size) - 1)
 
+    def most_pages(self, num_tokens: int, ahead_len: int, page_size: int) -> int:
+        """Most pages that a sequence of `num_tokens` has to hold at once when it computes `ahead_len` at a time."""
+        all_pages = -(-num_tokens // page_size)
+        match self.lifetime:
+            case Lifetime.FULL:
+                return all_pages
+            case Lifetime.WINDOW:
+                return min(all_pages, -(-((self.window_len or 1) - 1 + ahead_len) // page_size) + 1)
+            case Lifetime.STATE:
+                return min(all_pages, 1)
+
 
 KEEP_ALL = Retention(Lifetime.FULL)

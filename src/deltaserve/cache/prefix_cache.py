@@ -38,8 +38,8 @@ class PrefixCache:
         self.pools = pools
         self.retentions = (KEEP_ALL,) * len(pools) if retentions is None else retentions
         lifetimes = [retention.lifetime for retention in self.retentions]
-        if len(lifetimes) != len(pools) or Lifetime.FULL not in lifetimes:
-            raise ValueError("each pool needs a retention, and one of them must be FULL: its pages are the path")
+        if len(lifetimes) != len(pools) or lifetimes[0] is not Lifetime.FULL:
+            raise ValueError("each pool needs a retention, and the first must be FULL: its pages are the path")
         self._page_bytes = page_size * TOKEN_BYTES
         self._full = tuple(index for index, lifetime in enumerate(lifetimes) if lifetime is Lifetime.FULL)
         self._tails = tuple(

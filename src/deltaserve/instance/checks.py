@@ -86,7 +86,8 @@ def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, 
     num_pools = config.cache.num_pools
     if sorted(c.pool for c in grant.coverage) != list(range(num_pools)) or len(pool_pages) != num_pools:
         return False
-    return all(_is_end(c, num_pages, pool_pages[c.pool]) for c in grant.coverage)
+    needed = [kept.first_needed(num_tokens, config.cache.page_size) for kept in config.cache.pools]
+    return all(c.first >= needed[c.pool] and _is_end(c, num_pages, pool_pages[c.pool]) for c in grant.coverage)
 
 
 def _is_end(component: Component, num_pages: int, arena_pages: int) -> bool:
@@ -117,6 +118,8 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:
     if num_tokens > config.max_context_len:
         return FailReason.TOO_LONG, f"{num_tokens} tokens, context of {config.max_context_len}"
-    if any(config.cache.num_pages(num_tokens) > n for n in config.num_pages):
+    size, ahead = config.cache.page_size, config.options.chunked_prefill_size
+    most = [kept.most_pages(num_tokens, ahead, size) for kept in config.cache.pools]
+    if any(count > num_pages for count, num_pages in zip(most, config.num_pages, strict=True)):
         return FailReason.TOO_LONG, f"{num_tokens} tokens exceed the pool of {config.role.value}"
     return None

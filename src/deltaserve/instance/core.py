@@ -102,12 +102,10 @@ class EngineCore:
 
     def turn(self, now: float) -> list[Action]:
         scheduler = self.parts.scheduler
-        self.serving.resume_retracted(now)
         for request in scheduler.admit(now):
             if not self.outflow.started(request):
                 self.serving.started(request, now)
-        for request in scheduler.take_yielded():
-            self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
+        self._queue_again(now)
         self.serving.turn()
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             self.links.tell_fronts(events)
@@ -118,7 +116,17 @@ class EngineCore:
     # ------------------------------------------------------------ steps
 
     def plan(self, now: float) -> StepPlan | None:
-        return self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+        plan = self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+        self._queue_again(now)
+        return plan
+
+    def _queue_again(self, now: float) -> None:
+        """Requests whose memory went to somebody else: before the next event, which may ask for what they had."""
+        for request in self.parts.scheduler.take_retracted():
+            if not self.outflow.yielded(request):
+                self.serving.resume(request, now)
+        for request in self.parts.scheduler.take_yielded():
+            self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
 
     def commit(self, result: StepResult, now: float) -> None:
         progress = self.parts.scheduler.commit(result)

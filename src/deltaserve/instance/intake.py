@@ -22,6 +22,7 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.queue import Verdict
+from deltaserve.sched.scheduler import Needs
 from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
@@ -155,7 +156,7 @@ class Intake:
         if request.lease is None:
             uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
             match = cache.match(request.namespace, request.tokens, request.keys, None if uses_tree else 0)
-            request.lease = cache.lease_kv(match, match.reach)
+            request.lease = cache.lease_kv(match, room.attempt_len)
         elif room.leased_version != cache.version and self._next_key(room):
             request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
         room.leased_version = cache.version
@@ -174,7 +175,7 @@ class Intake:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
 
-    def fetch(self, request: Request, reserve: int, now: float) -> Verdict:
+    def fetch(self, request: Request, reserve: Needs, now: float) -> Verdict:
         """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
         room = self._rooms.of_request(request)
         if room is None or room.prefill is None or self._waits_for_twin(room, now):
@@ -185,10 +186,10 @@ class Intake:
         self._take_lease(room)
         scheduler = self._parts.scheduler
         leased = request.lease.num_pages if request.lease else 0
-        need = self._config.cache.num_pages(room.attempt_len) - leased
-        if not scheduler.yield_to(request, need, reserve) or not self._parts.budget.make_room(need):
+        missing = self._missing(room)
+        needs = tuple(map(len, missing))
+        if not scheduler.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return Verdict.NO_ROOM
-        missing = [range(leased, leased + need)] * len(self._parts.pools)
         ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing)
         if ticket is None:
             return Verdict.NO_ROOM
@@ -202,6 +203,17 @@ class Intake:
         room.repeat_gap_s, room.next_repeat = 1.0, now
         self.repeat(room, now)
         return Verdict.TAKEN
+
+    def _missing(self, room: DecodeRoom) -> list[range]:
+        """Page indexes to be sent, per pool: what continuing behind the prompt needs and the lease does not hold."""
+        lease, num_pages = room.request.lease, self._config.cache.num_pages(room.attempt_len)
+        missing = []
+        for pool, kept in enumerate(self._config.cache.pools):
+            first = kept.first_needed(room.attempt_len, self._page_size)
+            if lease is not None and lease.first_page(pool) < lease.num_pages:
+                first = lease.num_pages
+            missing.append(range(first, num_pages))
+        return missing
 
     def _open(self, ticket: Ticket, room: DecodeRoom) -> None:
         room.ticket, room.sent_at = ticket, None
@@ -290,7 +302,8 @@ class Intake:
         if not 0 <= first.token < self._config.vocab_size:
             return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")]
         self._forget(ticket, room)
-        room.request.owned = tuple(list(pages) for pages in self._receiver.accept(ticket))
+        firsts = [missing.start for missing in ticket.coverage.missing]
+        room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
         num_bytes = self._bytes_of(ticket)
         room.transferred_bytes += num_bytes + len(payload)
         self._landed_bytes += num_bytes

@@ -98,15 +98,16 @@ class Outflow:
         self._send_ready(room)
         return True
 
-    def yielded(self, request: Request) -> None:
-        """What a prompt computed ahead is its own no more; it waits for its grant in the queue."""
+    def yielded(self, request: Request) -> bool:
+        """What a prompt has computed is its own no more, it waits in the queue again: True if it is of this desk."""
         room = self._by_request.get(request)
         if room is None:
-            return
+            return False
         self._move(room, PrefillEvent.YIELD)
         request.truncate(room.num_tokens)
         request.num_computed, room.first = 0, None
         self.parts.scheduler.add(request)
+        return True
 
     def advance(self, progress: Progress) -> bool:
         """One step's outcome: True if the request is of this desk."""

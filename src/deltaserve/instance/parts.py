@@ -29,7 +29,7 @@ class Parts:
 def build_parts(config: InstanceConfig) -> Parts:
     page_size, options = config.cache.page_size, config.options
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
-    cache = PrefixCache(page_size, pools)
+    cache = PrefixCache(page_size, pools, config.cache.pools)
     budget = Budget(cache, pools)
     sched = SchedConfig(
         page_size=page_size,

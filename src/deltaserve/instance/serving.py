@@ -90,12 +90,11 @@ class Serving:
             if (failed := self.intake.unanswered(room, now)) is not None:
                 self._attempt_failed(room, failed.reason, failed.message, now)
 
-    def resume_retracted(self, now: float) -> None:
-        """Rooms whose memory was taken start over: here, or by a new attempt."""
-        for request in self.parts.scheduler.take_retracted():
-            room = self.rooms.of_request(request)
-            if room is not None:
-                self._resume(room, now)
+    def resume(self, request: Request, now: float) -> None:
+        """A room whose memory was taken starts over: here, or by a new attempt."""
+        room = self.rooms.of_request(request)
+        if room is not None:
+            self._resume(room, now)
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""

@@ -38,8 +38,9 @@ class CacheSpec:
 
     @property
     def pools(self) -> tuple[Retention, ...]:
-        """Distinct retentions in order of first use; a PoolId indexes this tuple."""
-        return tuple(dict.fromkeys(group.retention for group in self.groups))
+        """Distinct retentions, FULL first, else in order of first use; a PoolId indexes this tuple."""
+        distinct = dict.fromkeys(group.retention for group in self.groups)
+        return tuple(sorted(distinct, key=lambda retention: retention != KEEP_ALL))
 
     @property
     def num_pools(self) -> int:

@@ -4,9 +4,12 @@ tokens   [0, num_computed)            KV is in its pages
          [num_computed, num_tokens)   known, to be computed
 pages    [0, lease.num_pages)         the tree's, shared, read only
          [lease.num_pages, ...)       `owned`, this request's alone
+That is pool 0, which keeps everything; of other pools the lease holds a tail or nothing, and `owned` may begin before
+or after the lease's end: `owned_first`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
@@ -42,7 +45,8 @@ class Request:
     cache: CacheUse = CacheUse.NORMAL
     lease: Lease | None = None
     owned: tuple[list[PageId], ...] = ()
-    """Per pool: pages after the lease's."""
+    """Per pool: this request's own pages, contiguous from page index `owned_first` on."""
+    owned_first: list[int] = field(default_factory=list)
     num_computed: int = 0
     row: RowId | None = None
     num_retractions: int = 0
@@ -75,15 +79,49 @@ class Request:
 
     @property
     def num_pages(self) -> int:
-        """Pages held, shared and owned, per pool."""
+        """End of the pages held in the pool that keeps everything."""
         leased = self.lease.num_pages if self.lease else 0
         return leased + (len(self.owned[0]) if self.owned else 0)
 
+    def own(self, pages: tuple[list[PageId], ...], firsts: Sequence[int]) -> None:
+        """Take pages; `firsts`: page index of the first one, per pool."""
+        self.owned, self.owned_first = pages, list(firsts)
+
+    def disown(self) -> tuple[list[PageId], ...]:
+        """Give up all own pages; they are the caller's to free."""
+        owned, self.owned, self.owned_first = self.owned, (), []
+        return owned
+
+    def give_up(self, pool: PoolId, end: int) -> list[PageId]:
+        """Take the own pages before page index `end` from it; they are the caller's."""
+        if not self.owned:
+            return []
+        owned, num_pages = self.owned[pool], max(0, end - self.owned_first[pool])
+        given_up = owned[:num_pages]
+        del owned[:num_pages]
+        self.owned_first[pool] += len(given_up)
+        return given_up
+
+    def first_page(self, pool: PoolId) -> int:
+        """First page index held."""
+        if self.lease is not None and self.lease.first_page(pool) < self.lease.num_pages:
+            return self.lease.first_page(pool)
+        return self.owned_first[pool] if self.owned else 0
+
+    def end_page(self, pool: PoolId) -> int:
+        """End of the page indexes held."""
+        if self.owned:
+            return self.owned_first[pool] + len(self.owned[pool])
+        return self.lease.num_pages if self.lease else 0
+
     def pages(self, pool: PoolId, first: int, end: int) -> tuple[PageId, ...]:
-        """Pages of page indexes [first, end)."""
-        leased = self.lease.num_pages if self.lease else 0
-        shared = self.lease.pages(pool)[first:end] if self.lease and first < leased else ()
-        owned = self.owned[pool][max(first - leased, 0) : max(end - leased, 0)]
+        """Pages of page indexes [first, end), all of them held."""
+        own_from = self.owned_first[pool] if self.owned else self.num_pages
+        shared: tuple[PageId, ...] = ()
+        if self.lease is not None and first < own_from:
+            start = self.lease.first_page(pool)
+            shared = self.lease.pages(pool)[first - start : end - start]
+        owned = self.owned[pool][max(first - own_from, 0) : max(end - own_from, 0)] if self.owned else []
         return (*shared, *owned)
 
     def append(self, token: int) -> None:

@@ -33,6 +33,7 @@ PREFILL_TABLE: Table[PrefillState, PrefillEvent] = {
     PrefillState.COMPUTING: {
         PrefillEvent.COMPUTE_AHEAD: PrefillState.AHEAD,
         PrefillEvent.SEND: PrefillState.SENDING,
+        PrefillEvent.YIELD: PrefillState.QUEUED,
         PrefillEvent.END: PrefillState.ENDED,
     },
     PrefillState.AHEAD: {

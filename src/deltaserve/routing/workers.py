@@ -81,8 +81,8 @@ class Worker:
 
     @property
     def pool_tokens(self) -> int:
-        """Of the smallest pool; 0 while the worker tells of none."""
-        return min(self.facts.pool_pages, default=0) * self.facts.page_size
+        """Of the pool that keeps every page, the first; 0 while the worker tells of none."""
+        return next(iter(self.facts.pool_pages), 0) * self.facts.page_size
 
     def report(self, now: float) -> LoadReport:
         return LoadReport(

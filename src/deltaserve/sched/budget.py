@@ -13,6 +13,7 @@ class Budget:
     def __init__(self, cache: PrefixCache, pools: Sequence[PagePool]) -> None:
         self._cache = cache
         self._pools = tuple(pools)
+        self._none = (0,) * len(self._pools)
 
     @property
     def num_pools(self) -> int:
@@ -22,28 +23,34 @@ class Budget:
         """Free now or after eviction."""
         return self._pools[pool].num_free + self._cache.evictable_pages(pool)
 
-    def fits(self, need: int, reserve: int = 0) -> bool:
-        """Whether `need` pages of every pool can be had with `reserve` left over."""
-        return all(self.available(PoolId(p)) >= need + reserve for p in range(len(self._pools)))
+    def fits(self, needs: Sequence[int], reserve: Sequence[int] | None = None) -> bool:
+        """Whether `needs[pool]` pages of each pool can be had with `reserve[pool]` left over."""
+        reserve = self._none if reserve is None else reserve
+        pools = enumerate(zip(needs, reserve, strict=True))
+        return all(self.available(PoolId(pool)) >= need + left for pool, (need, left) in pools)
 
-    def make_room(self, need: int) -> bool:
-        """Evict until `need` pages of every pool are free. False, with nothing allocated, if they cannot be had."""
-        missing = [max(0, need - pool.num_free) for pool in self._pools]
+    def make_room(self, needs: Sequence[int]) -> bool:
+        """Evict until `needs[pool]` pages of each pool are free. False if they cannot be had."""
+        missing = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
         if any(missing):
             self._cache.evict(missing)
-        return all(pool.num_free >= need for pool in self._pools)
+        return all(pool.num_free >= need for need, pool in zip(needs, self._pools, strict=True))
 
-    def allocate(self, need: int) -> tuple[list[PageId], ...] | None:
-        """`need` pages of every pool, or of none."""
-        if not self.make_room(need):
+    def allocate(self, needs: Sequence[int]) -> tuple[list[PageId], ...] | None:
+        """`needs[pool]` pages of each pool, or of none."""
+        if not self.fits(needs) or not self.make_room(needs):
             return None
         taken: list[list[PageId]] = []
-        for pool in self._pools:
+        for need, pool in zip(needs, self._pools, strict=True):
             pages = pool.allocate(need)
             if pages is None:
                 raise AssertionError("make_room promised pages the pool does not have")
             taken.append(list(pages))
         return tuple(taken)
+
+    def free_pages(self, pool: PoolId, pages: Sequence[PageId]) -> None:
+        if pages:
+            self._pools[pool].free(tuple(pages))
 
     def free(self, owned: Sequence[Sequence[PageId]]) -> None:
         for pool, pages in zip(self._pools, owned, strict=False):

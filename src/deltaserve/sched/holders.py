@@ -56,9 +56,16 @@ class Holders:
         return None
 
     def youngest_behind(self, request: Request) -> Request | None:
-        """The same, if it stands behind `request` in the queue."""
-        holder = self.youngest()
-        return holder if holder is not None and self._places[holder] < self._place(request) else None
+        """The same of all others, if it stands behind `request` in the queue, or beside it.
+
+        Of two samples that came at once either yields to the other: else each would wait for the other's pages.
+        """
+        own = []
+        while (holder := self.youngest()) is request:  # more than one entry if it has come back to this place
+            own.append(heapq.heappop(self._last_first))
+        for entry in own[:1]:
+            heapq.heappush(self._last_first, entry)
+        return holder if holder is not None and self._places[holder] <= self._place(request) else None
 
     def _place(self, request: Request) -> _Place:
         """Smaller: further behind."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from deltaserve.base.errors import IntegrityError, StateError
 from deltaserve.base.ids import Namespace, PoolId, RowId, StepIndex
+from deltaserve.base.lifetime import Lifetime
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES
 from deltaserve.cache.prefix_cache import Match, PrefixCache
@@ -47,6 +48,9 @@ _LOOK_AGAIN_S = 0.1
 """Waiting requests are tried again after so long although nothing changed: links come back, waits for twins end."""
 _MAX_RESERVE_SCALE = 16.0
 _RESERVE_DECAY = 0.98
+
+Needs = tuple[int, ...]
+"""Pages of each pool: had all, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,8 @@ class _Booking:
     """Tokens that may still be booked for the next steps."""
     has_long: bool
     """Whether somebody computes who needs more than a whole step."""
-    reserve: int
-    """Pages kept for the output of those running or entering, per pool."""
+    reserve: Needs
+    """Pages kept for what those running or entering have not taken yet, per pool."""
     num_rows: int
     """Rows nobody is promised."""
     frontier: dict[bytes, Request]
@@ -170,7 +174,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.gatekeeper: Gatekeeper = gatekeeper or OpenDoor()
-        self.fetch: Callable[[Request, int, float], Verdict] | None = None
+        self.fetch: Callable[[Request, Needs, float], Verdict] | None = None
         """(request of origin FETCHED, pages to leave, now): try to have its pages sent here. Set by whoever can."""
         self._cache = cache
         self._budget = budget
@@ -192,6 +196,8 @@ class Scheduler:
         """Steps that computed more than one token of a request: they open the horizon."""
         self._step = 0
         self._runs: tuple[SharedRun, ...] | None = None
+        self._more_pools = tuple(map(PoolId, range(1, budget.num_pools)))
+        self._stalled: set[Request] = set()
 
     # ------------------------------------------------------------ what is going on
 
@@ -285,7 +291,7 @@ class Scheduler:
         return _Booking(
             horizon_left=HORIZON_STEPS * step_len - booked,
             has_long=any(tokens > step_len for tokens in missing),
-            reserve=sum(self._reserve_of(r) for r in (*self._running, *self._entering)),
+            reserve=self._sum(map(self._reserve_of, (*self._running, *self._entering))),
             num_rows=self._rows.num_free - len(self._entering),
             frontier=self._twins.frontier(self._running),
         )
@@ -300,7 +306,7 @@ class Scheduler:
             verdict = self._try_computed(request, booking)
         if verdict is Verdict.TAKEN:
             booking.num_rows -= 1
-            booking.reserve += self._reserve_of(request)
+            booking.reserve = self._sum((booking.reserve, self._reserve_of(request)))
             booking.frontier |= self._twins.frontier((request,))
         return verdict
 
@@ -329,23 +335,32 @@ class Scheduler:
         booking.has_long |= missing > self.config.step_len
         return Verdict.TAKEN
 
-    def _start(self, request: Request, match: Match, claim: Claim, reserve: int) -> bool:
+    def _start(self, request: Request, match: Match, claim: Claim, reserve: Needs) -> bool:
         """Lease the match, take the other pages and a row; or nothing."""
         lease = self._cache.lease(match)
-        need = -(-request.num_tokens // self.config.page_size) - lease.num_pages
+        missing = -(-request.num_tokens // self.config.page_size) - lease.num_pages
+        leased = (lease.num_pages - lease.first_page(pool) for pool in range(self._budget.num_pools))
+        most = zip(self._most_pages(request.num_tokens), leased, strict=True)
+        needs = tuple(min(missing, max(0, count - held)) for count, held in most)
         if claim is Claim.FULL:
-            self.yield_to(request, need, reserve)
-        owned = self._budget.allocate(need) if self._budget.fits(need, reserve) else None
+            self.yield_to(request, needs, reserve)
+        owned = self._budget.allocate(needs) if self._budget.fits(needs, reserve) else None
         if owned is None:
             self._cache.release(lease)
             return False
-        request.lease, request.owned, request.num_computed = lease, owned, lease.num_tokens
+        request.lease, request.num_computed = lease, lease.num_tokens
+        request.own(owned, (lease.num_pages,) * len(owned))
         self._take_row(request)
         return True
 
-    def yield_to(self, request: Request, need: int, reserve: int) -> bool:
-        """Whether `need` pages of every pool can be had with `reserve` left over; requests behind it yield for them."""
-        while not self._budget.fits(need, reserve):
+    def _most_pages(self, num_tokens: int) -> Needs:
+        """Pages of each pool that a request of so many tokens holds at once: windows go on behind it."""
+        size, ahead = self.config.page_size, self.config.chunk_len
+        return tuple(kept.most_pages(num_tokens, ahead, size) for kept in self._cache.retentions)
+
+    def yield_to(self, request: Request, needs: Needs, reserve: Needs) -> bool:
+        """Whether `needs` can be had with `reserve` left over; requests behind it yield for them."""
+        while not self._budget.fits(needs, reserve):
             holder = self._holders.youngest_behind(request)
             if holder is None:
                 return False
@@ -354,27 +369,39 @@ class Scheduler:
 
     def _yield(self, holder: Request) -> None:
         self._holders.discard(holder)
-        self._budget.free(holder.owned)
-        holder.owned = ()
+        self._budget.free(holder.disown())
         if holder.lease is not None:
             self._cache.release(holder.lease)
             holder.lease = None
         self._yielded.append(holder)
 
-    def _reserve_beside(self, request: Request, booking: _Booking) -> int:
-        """Pages to leave, per pool, when `request` enters; a lone one need leave none."""
+    def _reserve_beside(self, request: Request, booking: _Booking) -> Needs:
+        """Pages to leave when `request` enters; a lone one need leave none."""
         is_alone = not self._running and not self._entering
-        return 0 if is_alone else booking.reserve + self._reserve_of(request)
+        return self._sum(()) if is_alone else self._sum((booking.reserve, self._reserve_of(request)))
 
-    def _reserve_of(self, request: Request) -> int:
+    def _sum(self, needs: Iterable[Needs]) -> Needs:
+        none = (0,) * self._budget.num_pools
+        return tuple(map(sum, zip(none, *needs, strict=True)))
+
+    def _reserve_of(self, request: Request) -> Needs:
         """Pages kept for a request's further output: what it can still use, at most the share each one gets.
 
         The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
-        whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise).
+        whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise). Of other
+        pools than the first a request needs no more than it holds once its window is full.
         """
         share = int(self.config.reserve_len * self._reserve_scale)
-        left = max(0, request.max_len - request.num_tokens)
-        return -(-min(share, left) // self.config.page_size)
+        output_len = min(share, max(0, request.max_len - request.num_tokens))
+        num_pages = -(-output_len // self.config.page_size)
+        if not self._more_pools:
+            return (num_pages,)
+        most = self._most_pages(request.num_tokens + output_len)
+        held = self._most_pages(request.num_tokens)
+        if request.owned:
+            pools = map(PoolId, range(len(most)))
+            held = tuple(request.end_page(pool) - request.first_page(pool) for pool in pools)
+        return (num_pages, *(max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True)))
 
     def _uses_tree(self, request: Request) -> bool:
         return self.config.radix_cache and request.cache is CacheUse.NORMAL
@@ -394,7 +421,8 @@ class Scheduler:
         """The next step: every decode row, then extends in admission order up to the step's budget."""
         if self._in_flight is not None:
             raise StateError("plan() before the last plan was committed")
-        self._grow_decode_rows()
+        self._free_behind()
+        self._grow_rows()
         items = self._items()
         if not items and not self._rows.has_news:
             return None
@@ -419,35 +447,63 @@ class Scheduler:
         """Whether plan() may be called, and would compute something."""
         return bool(self._running) and self._in_flight is None
 
-    def _grow_decode_rows(self) -> None:
-        """One page for each decode row whose next token starts a page."""
-        page_size = self.config.page_size
-        hungry = [r for r in self._running if r.num_computed >= r.num_pages * page_size]
-        if hungry:
-            self._budget.make_room(len(hungry))
-        for request in hungry:
-            while request in self._running:
-                grown = self._budget.allocate(1)
-                if grown is not None:
-                    request.pages_dirty_from = min(request.pages_dirty_from, request.num_pages)
-                    for owned, pages in zip(request.owned, grown, strict=True):
-                        owned.extend(pages)
-                    break
-                self._make_way()
+    def _free_behind(self) -> None:
+        """Give up the pages that no token to come can see."""
+        for index, kept in enumerate(self._cache.retentions):
+            if kept.lifetime is not Lifetime.WINDOW:
+                continue
+            for request in self._running:
+                first = kept.first_needed(request.num_computed, self.config.page_size)
+                self._budget.free_pages(PoolId(index), request.give_up(PoolId(index), first))
+                if request.lease is not None:
+                    self._cache.shrink_window(request.lease, request.num_computed)
 
-    def _make_way(self) -> None:
-        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one."""
+    def _grow_rows(self) -> None:
+        """Pages for what each row computes next: one now and then when it decodes; of a window also when it extends."""
+        self._stalled.clear()
+        rows: Iterable[Request] = self._running
+        if not self._more_pools:  # the first pool's pages are there for all tokens that were known
+            rows = [r for r in rows if r.num_computed >= r.num_pages * self.config.page_size]
+        hungry = {r: needs for r in rows if any(needs := self._lacking(r))}
+        if hungry:
+            self._budget.make_room(self._sum(hungry.values()))
+        for request, needs in hungry.items():
+            while request in self._running and request not in self._stalled:
+                grown = self._budget.allocate(needs)
+                if grown is None:
+                    self._make_way(request)
+                    continue
+                ends = (request.end_page(PoolId(pool)) for pool, pages in enumerate(grown) if pages)
+                request.pages_dirty_from = min(request.pages_dirty_from, *ends)
+                for owned, pages in zip(request.owned, grown, strict=True):
+                    owned.extend(pages)
+                break
+
+    def _lacking(self, request: Request) -> Needs:
+        """Pages of each pool that the request's next chunk needs and it does not hold."""
+        end = -(-min(request.num_tokens, request.num_computed + self.config.chunk_len) // self.config.page_size)
+        return (max(0, end - request.num_pages), *(max(0, end - request.end_page(p)) for p in self._more_pools))
+
+    def _make_way(self, request: Request) -> None:
+        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one.
+
+        A lone extend waits instead: what it lacks is a window's page that is still being sent.
+        """
         holder = self._holders.youngest()
         if holder is not None:
             self._yield(holder)
-            return
-        self.retract(max(self._running, key=lambda r: r.arrival))
-        self._reserve_scale = min(_MAX_RESERVE_SCALE, 2 * self._reserve_scale)
+        elif self.num_running == 1 and request.num_tokens - request.num_computed > 1:
+            self._stalled.add(request)
+        else:
+            self.retract(max(self._running, key=lambda r: r.arrival))
+            self._reserve_scale = min(_MAX_RESERVE_SCALE, 2 * self._reserve_scale)
 
     def _items(self) -> list[PlanItem]:
         decoding: list[Request] = []
         extending: list[Request] = []
         for request in self._running:
+            if request in self._stalled:
+                continue
             (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
         budget = self.config.step_len
         if decoding and self.config.extend_len_beside_decode is not None:
@@ -513,12 +569,13 @@ class Scheduler:
 
     def _page_updates(self) -> Iterable[PageUpdate]:
         for request in self._running:
-            first, end = request.pages_dirty_from, request.num_pages
-            if first < end and request.row is not None:
-                for pool in range(self._budget.num_pools):
-                    pages = request.pages(PoolId(pool), first, end)
-                    yield PageUpdate(request.row, PoolId(pool), first, pages)
-                request.pages_dirty_from = end
+            if request.row is None or request.pages_dirty_from >= request.num_pages:
+                continue
+            for pool in map(PoolId, range(self._budget.num_pools)):
+                first, end = max(request.pages_dirty_from, request.first_page(pool)), request.end_page(pool)
+                if first < end:
+                    yield PageUpdate(request.row, pool, first, request.pages(pool, first, end))
+            request.pages_dirty_from = request.num_pages
 
     # ------------------------------------------------------------ commit
 
@@ -556,18 +613,12 @@ class Scheduler:
         if full <= first:
             return
         request.grow_keys(self._seed_of(request.namespace), page_size, full)
-        insertion = self._cache.insert(
-            lease,
-            request.namespace,
-            request.tokens,
-            request.keys,
-            tuple(tuple(pages[: full - first]) for pages in request.owned),
-        )
+        firsts = tuple(request.owned_first)
+        pages = tuple(tuple(request.give_up(PoolId(pool), full)) for pool in range(len(firsts)))
+        insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
         request.lease = insertion.lease
-        for pages in request.owned:
-            del pages[: full - first]
-        if insertion.num_adopted_pages:
-            request.pages_dirty_from = min(request.pages_dirty_from, first)
+        if insertion.num_adopted_pages or len(firsts) > 1:
+            request.pages_dirty_from = min(request.pages_dirty_from, *firsts)  # a twin's pages instead of its own
         self._runs = None
 
     def leave(self, request: Request) -> None:
@@ -605,8 +656,7 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         self._running.pop(request, None)
         self._drop_row(request)
-        self._budget.free(request.owned)
-        request.owned = ()
+        self._budget.free(request.disown())
         if request.lease is not None:
             self._cache.release(request.lease)
             request.lease = None

@@ -9,6 +9,7 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.api import InstanceConfig, InstanceOptions
+from deltaserve.layout.spec import CacheSpec
 from deltaserve.request.client import Generation
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.sim.memory import STAMP_BYTES
@@ -34,6 +35,10 @@ class Shape:
     num_unified: int = 0
     page_size: int = 4
     num_pools: int = 1
+    window_len: int = 9
+    """Of the second pool."""
+    spare_window_pages: int | None = None
+    """Pages of the second pool beyond what one request needs; None: as many as the first pool has."""
     prefill_pages: int = 64
     decode_pages: int = 64
     more_pages: tuple[int, ...] = ()
@@ -67,6 +72,20 @@ class Shape:
         return dict(names)
 
     @property
+    def cache(self) -> CacheSpec:
+        return stamp_spec(self.page_size, self.num_pools, self.window_len)
+
+    def num_pages(self, role: Role) -> tuple[int, ...]:
+        """Of each pool of a worker."""
+        full = self.prefill_pages if role is Role.PREFILL else self.decode_pages
+        pages = [full] * self.num_pools
+        if self.spare_window_pages is not None:
+            most = [kept.most_pages(self.context_len, self.chunk_len, self.page_size) for kept in self.cache.pools]
+            pages[1:] = [count + self.spare_window_pages for count in most[1:]]
+        more = self.more_pages or (0,) * self.num_pools
+        return tuple(count + extra for count, extra in zip(pages, more, strict=False))
+
+    @property
     def pool_tokens(self) -> int:
         """What a request may need at most: its smallest pool, or the context."""
         return min(self.prefill_pages * self.page_size, self.decode_pages * self.page_size, self.context_len)
@@ -78,13 +97,12 @@ def window_bytes(shape: Shape) -> int:
 
 
 def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
-    pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
     return InstanceConfig(
         name=name,
         role=role,
         boot=boot_of(name, life),
-        cache=stamp_spec(shape.page_size, shape.num_pools),
-        num_pages=tuple(pages + (shape.more_pages[pool] if shape.more_pages else 0) for pool in range(shape.num_pools)),
+        cache=shape.cache,
+        num_pages=shape.num_pages(role),
         max_running_requests=shape.max_running,
         max_context_len=shape.context_len,
         vocab_size=VOCAB,

@@ -87,7 +87,13 @@ def draw_plain_knobs(seed: int) -> Knobs:
     page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
     largest = _largest(chance, page_size)
     shape = _shape(chance, page_size, largest, evidence)
-    shape = replace(shape, peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s)
+    windows = Chance(seed, "windows")
+    shape = replace(
+        shape,
+        peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s,
+        window_len=windows.between(1, max(1, largest)) if windows.hits(0.8) else 2 * largest,
+        spare_window_pages=windows.choose((0, 2, shape.decode_pages)),
+    )
     traffic = Traffic(
         num_requests=chance.between(2, 9),
         window_s=chance.log_uniform(0.01, 1.5),

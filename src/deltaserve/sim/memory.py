@@ -1,6 +1,6 @@
 """Pages of a simulated rank, as bytearrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
@@ -42,8 +42,8 @@ class StampMemory:
         at = (page * self._page_size + offset) * STAMP_BYTES
         self.memory[RegionId(pool)][at : at + STAMP_BYTES] = stamp
 
-    def write_stamps(self, pool: PoolId, table: Sequence[PageId], start: int, stamps: bytes) -> None:
-        """Stamps of positions start, start + 1, ... into the pages of a row."""
+    def write_stamps(self, pool: PoolId, table: Mapping[int, PageId], start: int, stamps: bytes) -> None:
+        """Stamps of positions start, start + 1, ... into the pages of a row. `table`: page index |-> page."""
         size = self._page_size
         for index in range(len(stamps) // STAMP_BYTES):
             stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]

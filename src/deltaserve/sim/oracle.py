@@ -2,7 +2,9 @@
 
     stamp(pool, i) = H(stamp(pool, i - 1) as read from its page, token i)        16 bytes, in the page like any KV
     stamp(pool, -1) = H(namespace)
-    next token     = H(all stamps of the row, read from its pages) mod vocab, and its log-probabilities from the same H
+    next token     = H(all stamps that its last position sees, read from its pages) mod vocab, and its log-probabilities
+                     from the same H
+A FULL pool's stamps are all seen, a WINDOW pool's only while in the window.
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
 of the prompt: `oracle_answer`.
 """
@@ -25,9 +27,9 @@ from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 DEFAULT_NAMESPACE = Namespace("")
 
 
-def stamp_spec(page_size: int, num_pools: int = 1) -> CacheSpec:
-    """A model whose only layer keeps one stamp per token, in one or two pools."""
-    retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, 1 << 20))[:num_pools]
+def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9) -> CacheSpec:
+    """A model whose only layer keeps one stamp per token, in one pool or also in one with a window."""
+    retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, window_len))[:num_pools]
     groups = tuple(
         PageGroup(f"stamps-{kept.lifetime.value}", 1, 1, STAMP_BYTES // 4, DType.FLOAT32, kept, planes=1)
         for kept in retentions
@@ -58,8 +60,13 @@ class Chain:
         return bytes(self.stamps[at * STAMP_BYTES : (at + 1) * STAMP_BYTES])
 
 
+def first_seen(kept: Retention, position: int) -> int:
+    """First position that the token at `position` sees."""
+    return 0 if kept.window_len is None else max(0, position + 1 - kept.window_len)
+
+
 def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None, flavour: int = 0) -> Sampled:
-    """`stamps`: all stamps of the row, one concatenation per pool."""
+    """`stamps`: all stamps that the last position sees, one concatenation per pool."""
     digest = xxhash.xxh3_64_intdigest(b"".join(stamps), flavour)
     return Sampled(digest % vocab_size, None if num_top is None else _logprobs(digest, vocab_size, num_top))
 
@@ -89,19 +96,21 @@ def oracle_answer(
     prompt: bytes,
     sampling: SamplingParams,
     vocab_size: int,
-    num_pools: int = 1,
+    pools: tuple[Retention, ...] = (KEEP_ALL,),
     namespace: Namespace = DEFAULT_NAMESPACE,
     heard: Sequence[Sampled] = (),
     flavours: int = 1,
 ) -> OracleAnswer:
     """`heard`: what came. Of each token the flavour that explains it is taken, for what comes next depends on it."""
-    tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(num_pools)]
+    tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(len(pools))]
     output: list[Sampled] = []
     while len(output) < sampling.max_tokens:
+        num_tokens = len(tokens) // TOKEN_BYTES
         for chain in chains:
-            chain.grow(tokens, len(tokens) // TOKEN_BYTES)
-        stamps = [bytes(chain.stamps) for chain in chains]
-        choices = [next_token(stamps, vocab_size, sampling.logprobs, flavour) for flavour in range(flavours)]
+            chain.grow(tokens, num_tokens)
+        firsts = (first_seen(kept, num_tokens - 1) * STAMP_BYTES for kept in pools)
+        seen = [bytes(chain.stamps[first:]) for chain, first in zip(chains, firsts, strict=True)]
+        choices = [next_token(seen, vocab_size, sampling.logprobs, flavour) for flavour in range(flavours)]
         wanted = heard[len(output)] if len(output) < len(heard) else None
         sampled = wanted if wanted in choices else choices[0]
         output.append(sampled)
@@ -117,11 +126,15 @@ def oracle_answer(
 
 
 def oracle_output(
-    prompt: bytes, num_output: int, vocab_size: int, num_pools: int = 1, namespace: Namespace = DEFAULT_NAMESPACE
+    prompt: bytes,
+    num_output: int,
+    vocab_size: int,
+    pools: tuple[Retention, ...] = (KEEP_ALL,),
+    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> tuple[int, ...]:
     """The tokens alone, of a request that asks for nothing else."""
     sampling = SamplingParams(max_tokens=num_output, seed=0)
-    return oracle_answer(prompt, sampling, vocab_size, num_pools, namespace).tokens
+    return oracle_answer(prompt, sampling, vocab_size, pools, namespace).tokens
 
 
 @dataclass(slots=True)
@@ -129,7 +142,8 @@ class _Row:
     sampling: SamplingParams
     tokens: bytearray
     chains: list[Chain]
-    tables: list[list[PageId]] = field(default_factory=list)
+    tables: list[dict[int, PageId]] = field(default_factory=list)
+    """Per pool: page index |-> page."""
 
 
 class OracleExecutor:
@@ -155,7 +169,7 @@ class OracleExecutor:
             self._open(opened)
         for update in plan.pages:
             table = self._rows[update.row].tables[update.pool]
-            table[update.first_index : update.first_index + len(update.pages)] = update.pages
+            table.update(enumerate(update.pages, update.first_index))
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
         if self.spoil_next and any(result.sampled is not None for result in results):
@@ -167,7 +181,7 @@ class OracleExecutor:
         pools = range(self._cache.num_pools)
         namespace = self.namespaces.get(opened.row, Namespace(""))
         chains = [Chain(pool, namespace) for pool in pools]
-        self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [[] for _ in pools])
+        self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools])
 
     def _compute(self, item: PlanItem, flavour: int) -> ItemResult:
         row = self._rows[item.row]
@@ -198,15 +212,19 @@ class OracleExecutor:
         return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
 
     def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
-        """Read the stamps before the item's positions, write theirs; returns all stamps [0, end) as they now stand."""
-        table, chain = row.tables[pool], row.chains[pool]
+        """Read the stamps that the item's positions see, write theirs; returns what the last of them sees."""
+        table, chain, kept, size = row.tables[pool], row.chains[pool], self._cache.pools[pool], self._cache.page_size
         end = item.q_start + item.q_len
         chain.grow(row.tokens, end)
-        first = item.q_start * STAMP_BYTES
-        stood = self._memory.pages(pool, table[: self._cache.num_pages(item.q_start)])[:first]
-        if stood != chain.stamps[:first]:
-            wrong = next(i for i in range(first) if stood[i] != chain.stamps[i]) // STAMP_BYTES
-            page = table[wrong // self._cache.page_size]
+        start = first_seen(kept, item.q_start)
+        pages = [table[index] for index in range(start // size, self._cache.num_pages(item.q_start))]
+        offset = start % size * STAMP_BYTES
+        stood = self._memory.pages(pool, pages)[offset : offset + (item.q_start - start) * STAMP_BYTES]
+        right = chain.stamps[start * STAMP_BYTES : item.q_start * STAMP_BYTES]
+        if stood != right:
+            wrong = start + next(i for i in range(len(right)) if stood[i] != right[i]) // STAMP_BYTES
+            page = table[wrong // size]
             raise IntegrityError(f"I6: row {item.row} reads foreign bytes at position {wrong}, pool {pool} page {page}")
-        self._memory.write_stamps(pool, table, item.q_start, bytes(chain.stamps[first : end * STAMP_BYTES]))
-        return stood + bytes(chain.stamps[first : end * STAMP_BYTES])
+        computed = bytes(chain.stamps[item.q_start * STAMP_BYTES : end * STAMP_BYTES])
+        self._memory.write_stamps(pool, table, item.q_start, computed)
+        return (stood + computed)[(first_seen(kept, end - 1) - start) * STAMP_BYTES :]

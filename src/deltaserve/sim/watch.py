@@ -100,8 +100,10 @@ class Watch:
         parts, size = worker.instance.parts, worker.config.cache.page_size
         for request in parts.scheduler.running:
             total = request.prompt_len + request.sampling.max_tokens
-            needed = -(-min(total, worker.config.max_context_len) // size)
-            _claim(all(needed <= pool.num_pages for pool in parts.pools), "I22", f"{total} tokens admitted")
+            longest, ahead = min(total, worker.config.max_context_len), worker.config.options.chunked_prefill_size
+            needed = (kept.most_pages(longest, ahead, size) for kept in worker.config.cache.pools)
+            fits = all(need <= pool.num_pages for need, pool in zip(needed, parts.pools, strict=True))
+            _claim(fits, "I22", f"{total} tokens admitted")
             lease = request.lease
             _claim(lease is None or lease.namespace == request.namespace, "I16", "a lease of another namespace")
 

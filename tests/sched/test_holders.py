@@ -1,0 +1,43 @@
+"""Who gives up what it holds while it waits, and for whom."""
+
+from deltaserve.request.request import Request
+from deltaserve.sched.holders import Holders
+from tests.sched.toys import make_request
+
+
+def holders_of(*requests: Request) -> Holders:
+    holders = Holders(lambda request: True)
+    for request in requests:
+        holders.add(request)
+    return holders
+
+
+def test_the_youngest_yields_to_those_before_it() -> None:
+    old, middle, young = (make_request(range(8), max_tokens=1, arrival=at) for at in (1.0, 2.0, 3.0))
+    holders = holders_of(old, young, middle)
+    assert holders.youngest() is young
+    assert holders.youngest_behind(old) is young
+    assert holders.youngest_behind(middle) is young
+    assert holders.youngest_behind(young) is None
+
+
+def test_of_two_that_came_at_once_either_yields_to_the_other() -> None:
+    """Two samples of one request: if neither did, both would wait for each other's pages for ever."""
+    one, other = (make_request(range(8), max_tokens=1, arrival=1.0) for _ in range(2))
+    holders = holders_of(one, other)
+    assert holders.youngest_behind(one) is other
+    assert holders.youngest_behind(other) is one
+    assert holders_of(one).youngest_behind(one) is None
+
+
+def test_one_that_has_come_back_to_its_place_does_not_yield_to_itself() -> None:
+    queued: set[Request] = set()
+    request = make_request(range(8), max_tokens=1, arrival=1.0)
+    holders = Holders(queued.__contains__)
+    holders.add(request)
+    queued.add(request)
+    holders.add(request)
+    queued.clear()
+    holders.add(request)
+    assert holders.youngest_behind(request) is None
+    assert holders.youngest() is request
