@@ -113,6 +113,17 @@ def test_the_mark_forgets_tombstones_and_goes_forward_only() -> None:
     assert verdicts == [GrantVerdict.CLOSED, GrantVerdict.CLOSED, GrantVerdict.OPENED, GrantVerdict.CLOSED]
 
 
+@pytest.mark.parametrize("mark", [7, 1 << 70])
+def test_a_mark_may_leap(mark: int) -> None:
+    prefill, decode = PrefillSide(), DecodeSide()
+    first = decode.message(decode.grant(0))
+    for seq in (2, 5, 6):
+        prefill.sender.revoked(DECODE, DECODE_BOOT, seq)
+    prefill.sender.advance_mark(DECODE, DECODE_BOOT, mark)
+    assert prefill.sender.num_tombstones == 0
+    assert prefill.sender.accept(DECODE, DECODE_BOOT, first)[1] is GrantVerdict.CLOSED
+
+
 def test_marks_and_tombstones_die_with_the_boot_they_belong_to() -> None:
     prefill, decode = PrefillSide(), DecodeSide()
     grant = decode.message(decode.grant(0))

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Namespace, Role
 from deltaserve.base.keys import KEY_BYTES, extend_keys, seed_key
@@ -104,7 +106,7 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
         return "the prompt is not a list of token ids"
     if not 0 < asked.prompt_len <= token_len(asked.prompt):
         return "the prompt's length is not inside the prompt"
-    if max(unpack_u32(asked.prompt)) >= config.vocab_size:
+    if np.frombuffer(asked.prompt, np.dtype("<u4")).max() >= config.vocab_size:  # no object per token: it may be long
         return "token id beyond the vocabulary"
     # Computed anew: a tree that took a wrong key would refuse everybody who comes with the right one.
     page_size = config.cache.page_size

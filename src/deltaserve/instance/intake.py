@@ -29,6 +29,8 @@ from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
 from deltaserve.wire.messages import Ask, CacheUse, Cancel, Component, Grant, Offer, Revoke
 
+_UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED)
+"""An attempt's states in which prefill was asked for something."""
 _MAX_GAP_S = 8.0
 _ARRIVAL_S = 1.0
 """After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
@@ -100,16 +102,17 @@ class Intake:
     def repeat(self, room: DecodeRoom, now: float) -> None:
         """Send what the peer has not answered yet, with growing gaps. Safe at any time: repeats change nothing."""
         prefill = room.prefill
-        if prefill is None or now < room.next_repeat or not self._links.is_ready(prefill):
+        if now < room.next_repeat or room.state not in _UNANSWERED or prefill is None:
             return
-        if room.state is DecodeState.OFFERED and room.is_queued:
-            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
-        elif room.state is DecodeState.OFFERED:
-            self._links.send(prefill, self._offer(room, now))
-        elif room.state is DecodeState.GRANTED and room.ticket is not None:
+        if not self._links.is_ready(prefill):
+            return
+        if room.state is DecodeState.GRANTED:
+            assert room.ticket is not None
             self._links.send(prefill, self._grant_message(room.ticket))
+        elif room.is_queued:
+            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
         else:
-            return
+            self._links.send(prefill, self._offer(room, now))
         room.next_repeat = now + room.repeat_gap_s
         room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
 

@@ -346,6 +346,10 @@ class RoomBook:
     def of_request(self, request: Request) -> DecodeRoom | None:
         return self._by_request.get(request)
 
+    def fronts(self) -> set[PeerName]:
+        """Who has rooms here."""
+        return {room.front for room in self._rooms.values()}
+
     def __iter__(self) -> Iterator[DecodeRoom]:
         return iter(list(self._rooms.values()))
 

@@ -76,14 +76,15 @@ class Serving:
     def tick(self, now: float) -> None:
         for name in self.receiver.overdue(now):
             self._lose(name, now)
+        deserted = {front for front in self.rooms.fronts() if self.links.is_deserted(front, now)}
         for room in self.rooms:
-            self._tick_room(room, now)
+            self._tick_room(room, deserted, now)
         self.rooms.ended.expire(now)
 
-    def _tick_room(self, room: DecodeRoom, now: float) -> None:
+    def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], now: float) -> None:
         if now >= room.request.deadline:
             self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
-        elif self.links.is_deserted(room.front, now):
+        elif room.front in deserted:
             self._fail(room, FailReason.CANCELLED, "the front was lost", now)
         elif room.state in _REMOTE:
             self.intake.repeat(room, now)

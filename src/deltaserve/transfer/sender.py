@@ -116,9 +116,12 @@ class Sender:
         if closed_below <= 1:
             return
         pair = self._pair(peer, reader_boot)
-        if closed_below > pair.closed_below:
-            pair.closed_below = closed_below
+        before, pair.closed_below = pair.closed_below, max(pair.closed_below, closed_below)
+        if closed_below - before > len(pair.tombstones):  # a mark may leap, by any number
             pair.tombstones = {seq: end for seq, end in pair.tombstones.items() if seq >= closed_below}
+            return
+        for seq in range(before, closed_below):
+            pair.tombstones.pop(seq, None)
 
     def _pair(self, peer: PeerName, reader_boot: Boot) -> _Pair:
         return self._pairs.setdefault((peer, reader_boot), _Pair())
