@@ -1,6 +1,7 @@
 """Little memory: retraction, eviction, aborted requests. Answers stay those of transformers, nothing stays held."""
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_retracted_requests_go_on_as_if_nothing_had_happened(
     """8 requests that grow to 28 pages each in a pool of 40. Resumed through prefill, or extended on decode."""
     model = tiny_models / "llama"
     flags = [*FLAGS, "--num-pages", "40", "--num-reserved-decode-tokens", "0", "--decode-extend-tokens", str(extend)]
-    flags += [] if cache else ["--disable-radix-cache"]
+    flags += ["--log-dir", "logs"] if cache else ["--log-dir", "logs", "--disable-radix-cache"]
     with serving(folder, model, *flags) as server:
         prompts = [random_prompt(40 + i, seed=i) for i in range(8)]
         answers = at_once(server, prompts, 400)
@@ -44,6 +45,29 @@ def test_retracted_requests_go_on_as_if_nothing_had_happened(
         for prompt, answer in zip(prompts[:2], answers[:2], strict=True):
             turn = [*prompt, *answer.tokens, 1, 2, 3]
             assert_true(model, turn, server.complete(turn, 4))
+        check_told(server, cache)
+
+
+def check_told(server: Server, cache: bool) -> None:
+    """The operator sees what the shortage has cost, in metrics and in the log."""
+    for _ in range(2):
+        server.complete(random_prompt(40, seed=99), 2)
+    server.wait_quiet()
+    samples = server.http.get("/metrics").text
+
+    def value(name: str, labels: str = 'instance="decode-0"') -> float:
+        found = re.search(rf"^{name}\{{[^}}]*{labels}[^}}]*\}} (\S+)$", samples, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+    for name in ("deltaserve_retractions_total", "deltaserve_admissions_blocked_total"):
+        assert value(name) > 0
+    assert (value("deltaserve_pages_evicted_total") > 0) == cache
+    assert (value("deltaserve_cached_tokens_total", 'side="decode"') > 0) == cache
+    for name in ("pages_usage", "num_running_reqs", "num_queue_reqs", "blocked_need_pages"):
+        assert value(f"deltaserve_{name}") == 0
+    (log,) = server.folder.glob("logs/decode-0.log")
+    assert re.search(r"\d+ running, \d+ waiting, \d+ pages needed .*; pool 0: \d+% used, \d+ free, ", log.read_text())
 
 
 def test_eviction_pressure(tiny_models: Path, folder: Path) -> None:

@@ -563,3 +563,20 @@ def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses
     assert bench.scheduler.admit(0.0) == [first]
     bench.scheduler.discard(entering)
     assert bench.scheduler.admit(0.0) == [second]
+
+
+# ---------------------------------------------------------------- what shortage has cost
+
+
+def test_refusals_of_memory_and_retractions_are_counted() -> None:
+    bench = Bench(config(), num_pages=(6,))
+    old = make_request(range(14), max_tokens=8, arrival=1.0)
+    young = make_request(range(50, 62), max_tokens=2, arrival=2.0)
+    bench.add(old, young)
+    assert bench.scheduler.admit(0.0) == [old]
+    assert (bench.scheduler.num_blocked, bench.scheduler.blocked_need) == (1, 3)
+    bench.scheduler.finish(old)
+    assert bench.scheduler.admit(0.0) == [young]
+    assert (bench.scheduler.num_blocked, bench.scheduler.blocked_need) == (1, 0)
+    bench.scheduler.retract(young)
+    assert bench.scheduler.num_retractions == 1

@@ -8,7 +8,7 @@ when the result of the one before is committed.
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -16,6 +16,7 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import PeerName
 from deltaserve.engine.exits import Exit, end_stuck
 from deltaserve.engine.interrupts import stop_signals
+from deltaserve.engine.load_line import LoadLine
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
 from deltaserve.engine.step_thread import StepThread
@@ -57,6 +58,8 @@ class LoopOptions:
     """Between two self-checks of a busy one."""
     look_every_s: float = 1.0
     """Between two looks at pages in quarantine and at a step that does not end."""
+    tell_every_s: float = 10.0
+    """Between two lines about the load, while there is any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Loop:
         self._next_check = 0.0
         self._next_look = 0.0
         self._num_steps = 0
+        self._load_line = LoadLine(options.tell_every_s)
 
     # ------------------------------------------------------------ from outside
 
@@ -217,12 +221,15 @@ class Loop:
             self._check(now)
         if now >= self._next_look:
             self._next_look = now + self._options.look_every_s
-            self._check_quarantine(now)
+            metrics = self._instance.metrics()
+            self._check_quarantine(metrics, now)
+            if line := self._load_line.due(metrics, now):
+                _log.info("%s", line)
             if self._computing_since is not None and now - self._computing_since > self._options.step_stuck_after_s:
                 end_stuck(f"a step did not end within {self._options.step_stuck_after_s:.0f} s")
 
-    def _check_quarantine(self, now: float) -> None:
-        reason = why_restart(self._instance.metrics(), self._options.fence_after_s)
+    def _check_quarantine(self, metrics: Mapping[str, float], now: float) -> None:
+        reason = why_restart(metrics, self._options.fence_after_s)
         if reason is not None and self._exit is Exit.OK:
             _log.critical("%s, and no fence frees them: draining, then ending", reason)
             self._exit = Exit.QUARANTINE

@@ -7,7 +7,7 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, Role
 from deltaserve.base.keys import seed_key
 from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.pages import PageState
+from deltaserve.cache.pages import PageEvent, PageState
 from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.instance.api import InstanceConfig
 from deltaserve.request.request import Request
@@ -76,16 +76,22 @@ def snapshot_events(cache: PrefixCache) -> Events:
 
 
 def pool_metrics(parts: Parts) -> dict[str, float]:
-    """Pages by state, tree pages by protection, leases, rows."""
+    """Pages by state, tree pages by protection, leases, rows, and what shortage of memory has cost."""
     metrics: dict[str, float] = {}
     for index, pool in enumerate(parts.pools):
         for state in PageState:
             metrics[f'deltaserve_pages{{pool="{index}",state="{state.name.lower()}"}}'] = pool.count(state)
         metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = parts.cache.evictable_pages(index)
         metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
+        spare = pool.num_free + parts.cache.evictable_pages(index)
+        metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - spare / pool.num_pages
+        metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT]
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = parts.scheduler.num_running
     metrics["deltaserve_num_queue_reqs"] = parts.scheduler.num_waiting
+    metrics["deltaserve_blocked_need_pages"] = parts.scheduler.blocked_need
+    metrics["deltaserve_admissions_blocked_total"] = parts.scheduler.num_blocked
+    metrics["deltaserve_retractions_total"] = parts.scheduler.num_retractions
     return metrics
 
 

@@ -191,6 +191,10 @@ class Scheduler:
         self._retracted: list[Request] = []
         self._yielded: list[Request] = []
         self._reserve_scale = 1.0
+        self.num_retractions = 0
+        self.num_blocked = 0
+        """How often a waiting request was refused memory."""
+        self._blocked_need = 0
         self._seen: _Seen | None = None
         self._num_extended = 0
         """Steps that computed more than one token of a request: they open the horizon."""
@@ -213,6 +217,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests without a row: for their turn, or landed and for a row only."""
         return len(self.waiting) + len(self._landed)
+
+    @property
+    def blocked_need(self) -> int:
+        """Pages of pool 0 that the first request refused memory needs; 0 when none was."""
+        return self._blocked_need if self.waiting else 0
 
     @property
     def ending(self) -> Iterable[Request]:
@@ -262,6 +271,7 @@ class Scheduler:
             return admitted
         booking = self._book()
         if not booking.is_full and (self.fetch is not None or not booking.is_late):
+            self._blocked_need = 0
             admitted += self.waiting.take(lambda request: self._try(request, booking, now), now)
         self._seen = self._look(now)
         return [request for request in admitted if request in self._running]
@@ -308,7 +318,15 @@ class Scheduler:
             booking.num_rows -= 1
             booking.reserve = self._sum((booking.reserve, self._reserve_of(request)))
             booking.frontier |= self._twins.frontier((request,))
+        elif verdict is Verdict.NO_ROOM:
+            self._count_blocked(request)
         return verdict
+
+    def _count_blocked(self, request: Request) -> None:
+        page_size = self.config.page_size
+        num_cached = request.lease.num_pages if request.lease else request.matched_len // page_size
+        self.num_blocked += 1
+        self._blocked_need = self._blocked_need or -(-request.num_tokens // page_size) - num_cached
 
     def _try_computed(self, request: Request, booking: _Booking) -> Verdict:
         waits_for_long = booking.has_long and request.num_tokens - request.matched_len > self.config.step_len
@@ -650,6 +668,7 @@ class Scheduler:
         self._give_back(request)
         request.num_computed = 0
         request.num_retractions += 1
+        self.num_retractions += 1
         request.is_urgent = True
         self._retracted.append(request)
 
