@@ -24,6 +24,12 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:
     return load_weights(folder, load_spec(folder), dtype, CPU)
 
 
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests look into the matrices; packed ones are opaque."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+
+
 @pytest.fixture
 def folder(tiny_models: Path, tmp_path: Path) -> Path:
     """A model folder to damage: one layer of `llama`."""

@@ -21,6 +21,16 @@ def test_packed_product(dtype: torch.dtype, num_tokens: int, biased: bool) -> No
     torch.testing.assert_close(got, functional.linear(x, weight, bias))
 
 
-def test_float32_stays_plain() -> None:
-    weight = torch.ones(8, 4)
-    assert pack(weight) is weight
+@pytest.mark.parametrize(
+    ("capability", "packed"),
+    [
+        ("AVX512", {torch.bfloat16, torch.float32}),
+        ("AVX2", {torch.float32}),
+        ("DEFAULT", set()),
+    ],
+)
+def test_what_is_packed(capability: str, packed: set[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
+    weights = [torch.ones(8, 4, dtype=dtype) for dtype in dtypes]
+    assert {weight.dtype for weight in weights if pack(weight) is not weight} == packed

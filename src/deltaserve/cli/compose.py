@@ -83,8 +83,8 @@ class Checkpoint:
         spec = self.spec
 
         def weight_bytes(dtype: str) -> int:
-            # A tied output matrix in bfloat16 is packed into a second copy (models/packing.py).
-            packed = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and dtype == "bfloat16" else 0
+            # On most CPUs a tied output matrix is packed into a second copy, but for float16 (models/packing.py).
+            packed = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and dtype != "float16" else 0
             return (self.num_values + packed) * DType(dtype).itemsize
 
         def page_bytes(page_size: int, kv_dtype: str) -> tuple[int, ...]:
