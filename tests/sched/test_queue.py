@@ -1,5 +1,6 @@
 """Order of admission: urgent ones, then arrival, with overtaking bounded in number and in time."""
 
+import random
 from collections.abc import Callable
 
 from deltaserve.request.request import Request
@@ -69,11 +70,53 @@ def test_a_long_queue_costs_a_bounded_number_of_tries() -> None:
     assert len(tried) == MAX_TRIES
 
 
+def test_those_tried_before_are_not_tried_for_a_new_one() -> None:
+    queue = FairQueue()
+    for request in requests(5):
+        queue.push(request)
+    tried: list[Request] = []
+
+    def refuse(request: Request) -> Verdict:
+        tried.append(request)
+        return Verdict.NO_ROOM if request.num_tokens == 2 else Verdict.HELD_BACK
+
+    queue.take(refuse, 0.0)
+    assert len(tried) == 5
+    late, urgent = make_request(range(50), max_tokens=1), make_request(range(60), max_tokens=1)
+    queue.push(late)
+    queue.take_new(refuse, 0.0)
+    queue.take_new(refuse, 0.0)
+    assert tried[5:] == [late]
+    urgent.is_urgent = True
+    queue.push(urgent)
+    queue.take_new(refuse, 0.0)
+    assert tried[6:] == list(queue), "it goes before the others: all are tried in their order"
+
+
+def test_new_ones_pass_one_that_found_no_room_as_often_as_if_all_were_tried() -> None:
+    """The same requests are taken in the same order, whichever way they are tried."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        whole, part = FairQueue(), FairQueue()
+        verdicts: dict[Request, Verdict] = {}
+        now = 0.0
+        for turn in range(60):
+            now += draw.choice((0.0, 0.1))
+            for _ in range(draw.randrange(3)):
+                request = make_request(range(3), max_tokens=1, arrival=now)
+                verdicts[request] = draw.choices(list(Verdict), (2, draw.choice((0, 1)), 3))[0]
+                whole.push(request)
+                part.push(request)
+            expected = whole.take(verdicts.__getitem__, now)
+            taken = (part.take_new if turn else part.take)(verdicts.__getitem__, now)
+            assert taken == expected, (seed, turn)
+
+
 def test_discarding_what_is_not_queued_changes_nothing() -> None:
     queue = FairQueue()
     (request,) = requests(1)
     queue.discard(request)
-    assert (len(queue), queue.version) == (0, 0)
+    assert (len(queue), queue.num_discarded) == (0, 0)
 
 
 def test_ranked_requests_go_best_first_and_starved_ones_before_all() -> None:

@@ -46,8 +46,14 @@ class FairQueue:
         self._rank = rank
         self._urgent: dict[Request, _Wait] = {}
         self._normal: dict[Request, _Wait] = {}
-        self.version = 0
-        """Changes whenever a request comes or goes."""
+        self.num_pushed = 0
+        self.num_discarded = 0
+        self._new: dict[Request, None] = {}
+        """Not tried since they came."""
+        self._refused: list[_Wait] = []
+        """Of those that found no room when they were tried last, in order."""
+        self._is_blocked = False
+        """None behind the last of these was tried."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._normal)
@@ -68,29 +74,43 @@ class FairQueue:
         """By arrival, or before all that are not urgent."""
         queue = self._urgent if request.is_urgent else self._normal
         queue[request] = _Wait()
-        self.version += 1
+        self._new[request] = None
+        self.num_pushed += 1
 
     def discard(self, request: Request) -> None:
         """Forget a request; one that is not queued is left alone."""
+        self._new.pop(request, None)
         for queue in (self._urgent, self._normal):
             if queue.pop(request, None) is not None:
-                self.version += 1
+                self.num_discarded += 1
 
     def take(self, attempt: Attempt, now: float) -> list[Request]:
         """Try requests in order and return those taken, which are queued no longer."""
+        self._refused, self._is_blocked = [], False
+        return self._take(self._in_order(), attempt, now)
+
+    def take_new(self, attempt: Attempt, now: float) -> list[Request]:
+        """The same, where those tried before would fare as before, and none of them has gone: they are not tried."""
+        if self._rank is not None or any(request in self._urgent for request in self._new):
+            return self.take(attempt, now)
+        is_blocked = self._is_blocked or not all(_may_be_overtaken(wait, now) for wait in self._refused)
+        return self._take([] if is_blocked else list(self._new), attempt, now)
+
+    def _take(self, requests: list[Request], attempt: Attempt, now: float) -> list[Request]:
+        self._new.clear()
         taken: list[Request] = []
-        refused: list[_Wait] = []
-        for request in self._in_order():
+        for request in requests:
             match attempt(request):
                 case Verdict.TAKEN:
                     self.discard(request)
                     taken.append(request)
-                    for wait in refused:
+                    for wait in self._refused:
                         wait.overtaken += 1
                 case Verdict.NO_ROOM:
                     wait = self._wait_of(request)
-                    refused.append(wait)
-                    if len(refused) == MAX_TRIES or not _may_be_overtaken(wait, now):
+                    self._refused.append(wait)
+                    if len(self._refused) == MAX_TRIES or not _may_be_overtaken(wait, now):
+                        self._is_blocked = True
                         break
                 case Verdict.HELD_BACK:
                     pass

@@ -57,13 +57,19 @@ Needs = tuple[int, ...]
 class _Seen:
     """What the last try of all waiting requests depended on."""
 
+    num_pushed: int
+    """Requests queued so far: a new one is to be tried, and lets in nobody else."""
     others: tuple[int, ...]
-    """Versions of queue and cache, rows, steps, time: each may let in somebody who was not let in."""
+    """Who left, version of the cache, rows, steps, time: each may let in somebody who was not let in."""
     available: tuple[int, ...]
     """Pages per pool: only more of them may."""
 
     def forestalls(self, later: "_Seen") -> bool:
         """Whether trying again can come to nothing else."""
+        return self.num_pushed == later.num_pushed and self.settles(later)
+
+    def settles(self, later: "_Seen") -> bool:
+        """Whether trying those again who were there can come to nothing else."""
         is_no_more = all(now <= then for now, then in zip(later.available, self.available, strict=True))
         return self.others == later.others and is_no_more
 
@@ -266,13 +272,16 @@ class Scheduler:
     def admit(self, now: float) -> list[Request]:
         """Give rows and pages to waiting requests: those landed, then the queue in its order."""
         admitted = self._admit_landed()
-        seen = self._look(now)
-        if not self.waiting or (self._seen is not None and self._seen.forestalls(seen)):
+        before, seen = self._seen, self._look(now)
+        if not self.waiting or (before is not None and before.forestalls(seen)):
             return admitted
         booking = self._book()
         if not booking.is_full and (self.fetch is not None or not booking.is_late):
-            self._blocked_need = 0
-            admitted += self.waiting.take(lambda request: self._try(request, booking, now), now)
+            only_new = before is not None and before.settles(seen)
+            if not only_new:
+                self._blocked_need = 0
+            take = self.waiting.take_new if only_new else self.waiting.take
+            admitted += take(lambda request: self._try(request, booking, now), now)
         self._seen = self._look(now)
         return [request for request in admitted if request in self._running]
 
@@ -282,8 +291,13 @@ class Scheduler:
 
     def _look(self, now: float) -> _Seen:
         rows = self._rows.num_free - len(self._entering)
-        moves = (self.waiting.version, self._cache.version, rows, self._num_extended, int(now / _LOOK_AGAIN_S))
-        return _Seen(moves, tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)))
+        time = int(now / _LOOK_AGAIN_S)
+        moves = (self.waiting.num_discarded, self._cache.version, rows, self._num_extended, time)
+        return _Seen(
+            self.waiting.num_pushed,
+            moves,
+            tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)),
+        )
 
     def _admit_landed(self) -> list[Request]:
         admitted = []
