@@ -109,6 +109,12 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--disaggregation-mode", "prefill"], ("--disaggregation-mode prefill", "`deltaserve prefill`")),
     ("decode", [M, "--disaggregation-mode", "prefill"], ("--disaggregation-mode prefill", "`deltaserve decode`")),
     ("serve", [M, "--disaggregation-mode", "null", "--prefill", "2"], ("--prefill 2", "null")),
+    (
+        "serve",
+        [M, "--disaggregation-mode", "null", "--disable-decode-radix-cache"],
+        ("one cache", "--disable-radix-cache"),
+    ),
+    ("decode", [M, "--disable-decode-radix-cache"], ("--disable-decode-radix-cache", "only `deltaserve serve`")),
     ("decode", [M, "--prefill", "2"], ("--prefill", "only `deltaserve serve`")),
     ("serve", [M, "--workers", "decode@h:1"], ("--workers", "only `deltaserve router`")),
     ("router", [M], ("--workers", "prefill@10.0.0.1:8998")),

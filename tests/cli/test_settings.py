@@ -28,6 +28,7 @@ EXAMPLES: dict[str, str] = {
     "mem-fraction-static": "0.5",
     "kv-cache-dtype": "fp8_e4m3",
     "disable-radix-cache": "true",
+    "disable-decode-radix-cache": "true",
     "max-running-requests": "8",
     "chunked-prefill-size": "256",
     "max-prefill-tokens": "1024",

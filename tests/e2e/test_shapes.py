@@ -96,6 +96,20 @@ def test_keys_of_two_tenants_do_not_share(tiny_models: Path, folder: Path) -> No
         server.kill()
 
 
+def test_without_decodes_cache_every_prompt_is_moved_whole(tiny_models: Path, folder: Path) -> None:
+    """Prefill finds the prefix all the same: the two halves of an A/B run differ in decode's cache alone."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--disable-decode-radix-cache") as server:
+        prompt = random_prompt(100, seed=1)
+        for prefill_cached in (0, 96):
+            answer = server.complete(prompt, 6)
+            assert_true(model, prompt, answer)
+            assert answer.timings["decode_cached_tokens"] == 0
+            assert answer.timings["prefill_cached_tokens"] == prefill_cached
+            assert answer.timings["transferred_bytes"] > moved(model, 100, 0, DType.FLOAT32)
+        assert server.wait_quiet()["decode-0"]["status"]["metrics"]['deltaserve_pages{pool="0",state="cached"}'] == 0
+
+
 def test_bfloat16(tiny_models: Path, folder: Path) -> None:
     model = tiny_models / "llama_bf16"
     with serving(folder, model, *FLAGS) as server:

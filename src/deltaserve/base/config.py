@@ -152,6 +152,11 @@ class MemorySettings(Group):
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
     )
+    disable_decode_radix_cache: bool = option(
+        False,
+        "decode workers alone share no pages: every prompt is moved whole; for comparison only",
+        commands=("serve",),
+    )
 
 
 class SchedulingSettings(Group):

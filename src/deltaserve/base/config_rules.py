@@ -54,6 +54,8 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
     if command == "serve" and mode == "null" and settings.disaggregation.prefill > 1:
         count = settings.disaggregation.prefill
         yield f"--prefill {count}: with --disaggregation-mode null no prefill worker is started"
+    if command == "serve" and mode == "null" and settings.memory.disable_decode_radix_cache:
+        yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
     if command == "router" and settings.network.workers is None:
         yield "no workers: deltaserve router needs --workers, such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
     if command == "router" and settings.network.workers is not None:

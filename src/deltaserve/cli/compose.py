@@ -200,7 +200,7 @@ def worker_spec(
             decode_extend_tokens=scheduling.decode_extend_tokens,
             max_queued_requests=scheduling.max_queued_requests * 8,
             schedule_policy=scheduling.schedule_policy,
-            radix_cache=not settings.memory.disable_radix_cache,
+            radix_cache=_has_radix_cache(role, settings),
             verify_checksums=disaggregation.verify == "crc",
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
@@ -210,6 +210,11 @@ def worker_spec(
         drain_grace_s=settings.process.shutdown_grace_s,
         log=log_spec(settings),
     )
+
+
+def _has_radix_cache(role: Role, settings: Settings) -> bool:
+    memory = settings.memory
+    return not memory.disable_radix_cache and not (role is Role.DECODE and memory.disable_decode_radix_cache)
 
 
 def log_spec(settings: Settings) -> LogSpec:
