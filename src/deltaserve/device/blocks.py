@@ -30,7 +30,7 @@ class Block:
     """Keys per item."""
     kv_rows: Tensor  # [items * H * width / S] int64, see KvArena.gather
     passes: tuple[Pass, ...]
-    hidden: Tensor | None = None  # [items, 1, R, width] bool
+    hidden: Tensor | None = None  # [items, 1, R, n] bool: of the last n keys; those before are hidden from nobody
     stale: Tensor | None = None  # [n] int64: keys, among items * H * width, that are not written yet
 
 
@@ -136,11 +136,20 @@ def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
 
 
 def _tail_blocks(indexer: _Indexer, tails: TailItems) -> Iterator[Block]:
-    width = tails.pages.shape[1] * indexer.arena.layout.page_size
-    step = indexer.items_per_block(width)
-    for start in range(0, len(tails.pages), step):
-        pages, units = tails.pages[start : start + step], tails.units[start : start + step]
-        tails_pass = indexer.one_pass([units], tails.parts[start : start + step])
-        hidden = indexer.tensor(tails.hidden[start : start + step])[:, None]
-        stale = indexer.tensor(np.flatnonzero(indexer.per_head(tails.stale[start : start + step])))
-        yield Block(width, indexer.kv_rows(pages), (tails_pass,), hidden, stale)
+    """Each as wide as its own longest tail."""
+    start = 0
+    while start < len(tails.pages):
+        num_pages = int(tails.num_pages[start])
+        width = num_pages * indexer.arena.layout.page_size
+        here = slice(start, start + indexer.items_per_block(width))
+        tails_pass = indexer.one_pass([tails.units[here]], tails.parts[here])
+        hidden, stale = tails.hidden[here, :, :width], tails.stale[here, :width]
+        first = int(hidden.any((0, 1)).argmax())
+        yield Block(
+            width,
+            indexer.kv_rows(tails.pages[here, :num_pages]),
+            (tails_pass,),
+            indexer.tensor(hidden[:, None, :, first:]) if hidden.any() else None,
+            indexer.tensor(np.flatnonzero(indexer.per_head(stale))),
+        )
+        start = here.stop

@@ -127,7 +127,7 @@ class _PassRun:
     def __init__(
         self, tiles: Pass, k: Tensor, v: Tensor, hidden: Tensor | None, heads: int, parts: _Parts, scratch: Workspace
     ) -> None:
-        """k, v [items * H, width, D] of the block, hidden [items, 1, R, width]"""
+        """k, v [items * H, width, D] of the block, hidden [items, 1, R, n]"""
         num, width, dim = sum(tiles.counts) * heads, *k.shape[1:]
         self._rows, self._targets, self._parts, self._hidden = tiles.queries, tiles.targets, parts, hidden
         self._q = scratch.take("tile", (len(tiles.queries), dim), torch.float32)
@@ -135,7 +135,8 @@ class _PassRun:
         q, out = self._q.view(num, -1, dim), self._out.view(num, -1, dim)  # [n * H, R, D]
         shape = (num, q.shape[1], width)
         self._scores, self._weights = (scratch.take(name, shape, torch.float32) for name in ("scores", "weights"))
-        self._by_item = self._scores.view(-1, heads, *shape[1:])
+        num_hidden = 0 if hidden is None else hidden.shape[-1]
+        self._last_scores = self._scores.view(-1, heads, *shape[1:])[..., width - num_hidden :]
         self._key_products, self._value_products = [], []
         for start, end in pairwise(accumulate((count * heads for count in tiles.counts), initial=0)):
             keys, values = k[: end - start].transpose(1, 2), v[: end - start]
@@ -148,7 +149,7 @@ class _PassRun:
         for q, keys, scores in self._key_products:
             _multiply_keys(q, keys, scores)
         if self._hidden is not None:
-            self._by_item.masked_fill_(self._hidden, float("-inf"))
+            self._last_scores.masked_fill_(self._hidden, float("-inf"))
         torch.softmax(self._scores, -1, out=self._weights)
         for weights, values, out in self._value_products:
             torch.bmm(weights, values, out=out)

@@ -36,9 +36,10 @@ class SplitItems:
 
 @dataclass(frozen=True, slots=True)
 class TailItems:
-    """Tails of some tiled queries."""
+    """Tails of some tiled queries, the longest first."""
 
     pages: Ints  # [B, width / page_size]; beyond a tail's end its last page is repeated
+    num_pages: Ints  # [B] of each
     parts: Ints  # [B] which partial result of its query rows a tail is: their last
     units: Ints  # [B, R]; `padding` fills up
     hidden: Bools  # [B, R, width]: key after the query's position
@@ -108,11 +109,15 @@ def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> T
 
 
 def _by_length(batch: Batch, queries: Sequence[int]) -> list[tuple[int, ...]]:
-    """Queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions."""
+    """Queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, each with those of the longest tails first."""
     buckets: dict[int, list[int]] = {}
-    for index in queries:
+    for index in sorted(queries, key=lambda index: -_tail_len(batch.queries[index], batch.split_tokens)):
         buckets.setdefault((batch.queries[index].q_len - 1).bit_length(), []).append(index)
     return [tuple(buckets[size]) for size in sorted(buckets)]
+
+
+def _tail_len(query: Query, split_tokens: int) -> int:
+    return query.q_start % split_tokens + query.q_len
 
 
 def _groups(batch: Batch, units: dict[int, Ints], padding: int) -> list[_Group]:
@@ -164,9 +169,9 @@ def _tail_items(
     q_starts = np.array([query.q_start for query in queries])
     lines = np.array([query.line for query in queries])
     first = q_starts // split * split  # [B] position of the tail's first key
-    lens = np.array([query.q_end for query in queries]) - first  # [B]
+    lens = np.array([_tail_len(query, split) for query in queries])  # [B]
     num_pages = -(-lens // page_size)
-    offsets = np.minimum(np.arange(num_pages.max()), num_pages[:, None] - 1)
+    offsets = np.minimum(np.arange(num_pages[0]), num_pages[:, None] - 1)
     pages = table[lines[:, None], (first // page_size)[:, None] + offsets]
     max_rows = max(len(units[index]) for index in indexes)
     rows = np.full((len(indexes), max_rows), padding, np.int64)
@@ -178,4 +183,5 @@ def _tail_items(
     keys = np.arange(pages.shape[1] * page_size)  # [width]
     last_seen = (q_starts - first)[:, None] + positions  # [B, R]
     parts = q_starts // split
-    return TailItems(pages.astype(np.int64), parts, rows, keys > last_seen[:, :, None], keys >= lens[:, None])
+    hidden, stale = keys > last_seen[:, :, None], keys >= lens[:, None]
+    return TailItems(pages.astype(np.int64), num_pages, parts, rows, hidden, stale)
