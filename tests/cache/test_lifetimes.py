@@ -121,7 +121,6 @@ def test_a_lease_holds_of_each_pool_what_continuing_needs() -> None:
     lease = toy.lease("abcdef")
     assert [lease.first_page(pool) for pool in range(3)] == [0, 4, 5]
     assert [len(lease.pages(pool)) for pool in range(3)] == [6, 2, 1]
-    assert lease.state(STATE_POOL) == lease.pages(STATE_POOL)[0]
     assert [toy.cache.protected_pages(pool) for pool in range(3)] == [6, 2, 1]
     assert [toy.cache.evictable_pages(pool) for pool in range(3)] == [0, 4, 0]
     kept = [lease.pages(pool) for pool in range(3)]
@@ -137,12 +136,12 @@ def test_a_shrunken_window_gives_pages_up_one_by_one() -> None:
     lease = toy.lease("abcdef")
     pages = lease.pages(WINDOW_POOL)
     for num_tokens, num_left in [(24, 3), (27, 3), (28, 2), (33, 1), (36, 0), (99, 0)]:
-        toy.cache.shrink_window(lease, num_tokens)
+        toy.cache.shrink(lease, num_tokens)
         assert lease.pages(WINDOW_POOL) == pages[3 - num_left :]
         assert lease.first_page(WINDOW_POOL) == 6 - num_left
         assert toy.cache.protected_pages(WINDOW_POOL) == num_left
         toy.cache.check_integrity()
-    toy.cache.shrink_window(lease, 24)
+    toy.cache.shrink(lease, 24)
     assert lease.pages(WINDOW_POOL) == (), "what was given up is not taken again"
     assert len(lease.pages(FULL_POOL)) == 6
     toy.cache.release(lease)
@@ -153,9 +152,9 @@ def test_two_leases_lock_a_window_as_far_as_the_longer_one() -> None:
     toy = Hybrid(window_pages=3)
     toy.keep("abcdef")
     one, other = toy.lease("abcdef"), toy.lease("abcdef")
-    toy.cache.shrink_window(one, 32)
+    toy.cache.shrink(one, 32)
     assert toy.cache.evictable_pages(WINDOW_POOL) == 3
-    toy.cache.shrink_window(other, 28)
+    toy.cache.shrink(other, 28)
     assert toy.cache.evictable_pages(WINDOW_POOL) == 4
     toy.cache.check_integrity()
     toy.cache.release(other)
@@ -168,8 +167,8 @@ def test_a_released_state_may_go_while_its_kv_is_leased() -> None:
     toy = Hybrid()
     toy.keep("abcd")
     lease = toy.lease("abcd")
-    toy.cache.release_state(lease)
-    assert lease.state(STATE_POOL) is None
+    toy.cache.shrink(lease, 17)
+    assert lease.pages(STATE_POOL) == ()
     assert toy.cache.evict((0, 0, 1)) == (0, 0, 1)
     assert toy.hit("abcd") == ""
     assert toy.reach("abcd") == "abcd"
@@ -296,7 +295,7 @@ def test_a_split_keeps_the_state_at_its_end() -> None:
     held = toy.lease("abcd")
     toy.keep("abxy")
     assert len(held.path()) == 2
-    assert held.state(STATE_POOL) is not None
+    assert len(held.pages(STATE_POOL)) == 1
     assert toy.hit("abcd") == "abcd"
     assert held.pages(WINDOW_POOL) == toy.lease("abcd").pages(WINDOW_POOL)
     toy.cache.check_integrity()

@@ -10,7 +10,7 @@ from deltaserve.sim.memory import STAMP_BYTES
 from deltaserve.wire.messages import Component, Grant
 from tests.instance.duo import DECODE, PREFILL, Duo
 
-SHAPE = Shape(num_pools=2, window_len=9, spare_window_pages=0)
+SHAPE = Shape(num_pools=2, window_len=9, spare_pages=0)
 PAGE_BYTES = 4 * STAMP_BYTES
 
 
@@ -53,7 +53,7 @@ def test_prefill_computes_again_what_it_lacks_the_window_for() -> None:
 
 
 def test_many_long_prompts_share_small_window_pools() -> None:
-    duo = Duo(Shape(num_pools=2, window_len=20, spare_window_pages=1, prefill_pages=200, decode_pages=200))
+    duo = Duo(Shape(num_pools=2, window_len=20, spare_pages=1, prefill_pages=200, decode_pages=200))
     asked = [duo.ask([i, *range(60 + 5 * i)], 20) for i in range(6)]
     duo.settle(*asked)
 

@@ -295,23 +295,16 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), beyond=st.integers(0, 100))
-    def shrink_window(self, data: st.DataObject, beyond: int) -> None:
+    def shrink(self, data: st.DataObject, beyond: int) -> None:
         held = data.draw(st.sampled_from(self.held))
+        firsts, pages = held.firsts, held.pages
         num_tokens = held.lease.num_tokens + beyond
-        self.cache.shrink_window(held.lease, num_tokens)
-        needed = self.cache.retentions[WINDOW_POOL].first_needed(num_tokens, self.toy.page_size)
-        first = max(held.firsts[WINDOW_POOL], min(len(held.word), needed))
-        kept = held.pages[WINDOW_POOL][first - held.firsts[WINDOW_POOL] :]
+        self.cache.shrink(held.lease, num_tokens)
         held.note()
-        assert (held.firsts[WINDOW_POOL], held.pages[WINDOW_POOL]) == (first, kept)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release_state(self, data: st.DataObject) -> None:
-        held = data.draw(st.sampled_from(self.held))
-        self.cache.release_state(held.lease)
-        held.note()
-        assert held.lease.state(STATE_POOL) is None
+        for pool in POOLS:
+            needed = self.cache.retentions[pool].first_needed(num_tokens, self.toy.page_size)
+            first = max(firsts[pool], min(len(held.word), needed))
+            assert (held.firsts[pool], held.pages[pool]) == (first, pages[pool][first - firsts[pool] :])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

@@ -18,9 +18,10 @@ from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, Tok
 from deltaserve.sched.scheduler import SchedConfig
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs, possible_positions, shared_positions
-from tests.sched.toys import Bench, make_request, page_lists
+from tests.sched.toys import Bench, held_pages, make_request, page_lists
 
 WINDOW = st.integers(1, 24)
+SPARE = st.integers(0, 12)
 NAMESPACES = st.sampled_from([Namespace("alice"), Namespace("bob")])
 
 
@@ -42,13 +43,18 @@ def configs(draw: st.DrawFn) -> SchedConfig:
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        config=configs(), spare=st.tuples(st.integers(0, 12), st.integers(0, 12)), windows=st.lists(WINDOW, max_size=1)
+        config=configs(),
+        spare=st.tuples(SPARE, SPARE, SPARE),
+        windows=st.lists(WINDOW, max_size=1),
+        states=st.sampled_from([(), (Retention(Lifetime.STATE),)]),
     )
-    def start(self, config: SchedConfig, spare: tuple[int, int], windows: list[int]) -> None:
-        """One pool that keeps everything, or beside it one with a window; each may be as small as can be."""
+    def start(
+        self, config: SchedConfig, spare: tuple[int, ...], windows: list[int], states: tuple[Retention, ...]
+    ) -> None:
+        """A pool that keeps everything, beside it one with a window, one of states; each may be as small as can be."""
         self.config = config
         self.max_len = 8 * config.page_size
-        retentions = (KEEP_ALL, *(Retention(Lifetime.WINDOW, window_len) for window_len in windows))
+        retentions = (KEEP_ALL, *(Retention(Lifetime.WINDOW, window_len) for window_len in windows), *states)
         sizes = zip(map(self.most, retentions), spare, strict=False)
         self.bench = Bench(self.config, [most + more for most, more in sizes], retentions)
         self.scheduler = self.bench.scheduler
@@ -170,13 +176,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert shared_positions(plan.work.shared) == possible, "rows share less, or more, than their leases"
 
     def check_pages(self, request: Request, start: int, end: int) -> None:
-        """What the positions [start, end) see and write is there, and of a window not much more."""
+        """What the positions [start, end) see and write is there, and not much more. The tables look into states."""
         size = self.config.page_size
-        for pool, kept in enumerate(self.bench.cache.retentions):
-            first, behind = request.first_page(PoolId(pool)), request.end_page(PoolId(pool))
-            assert first <= kept.first_needed(start, size)
-            assert behind * size >= end
-            assert behind - first <= kept.most_pages(request.num_tokens, self.config.chunk_len, size)
+        for index, kept in enumerate(self.bench.cache.retentions):
+            held = held_pages(request, PoolId(index))
+            first = (end - 1) // size if kept.lifetime is Lifetime.STATE else kept.first_needed(start, size)
+            assert held.keys() >= set(range(first, -(-end // size)))
+            assert len(held) == request.num_held(PoolId(index))
+            assert len(held) <= kept.most_pages(request.num_tokens, self.config.chunk_len, size)
 
     @precondition(lambda self: self.in_flight is not None)
     @rule(token=st.integers(0, 2))

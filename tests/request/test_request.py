@@ -58,11 +58,13 @@ def test_a_window_is_given_up_from_its_head_and_may_begin_anywhere() -> None:
     request = make_request(range(20), max_tokens=1)
     request.own(([PageId(4), PageId(9), PageId(2)], [PageId(7), PageId(8)]), (0, 2))
     full, window = PoolId(0), PoolId(1)
-    assert [(request.first_page(pool), request.end_page(pool)) for pool in (full, window)] == [(0, 3), (2, 4)]
+    assert [list(request.spans(pool, 0)) for pool in (full, window)] == [[(0, (4, 9, 2))], [(2, (7, 8))]]
+    assert [request.end_page(pool) for pool in (full, window)] == [3, 4]
     assert request.pages(window, 3, 4) == (8,)
     assert request.give_up(window, 3) == [7]
     assert request.give_up(window, 3) == []
-    assert [(request.first_page(pool), request.end_page(pool)) for pool in (full, window)] == [(0, 3), (3, 4)]
+    assert [list(request.spans(pool, 1)) for pool in (full, window)] == [[(1, (9, 2))], [(3, (8,))]]
+    assert [request.end_page(pool) for pool in (full, window)] == [3, 4]
     assert request.give_up(window, 9) == [8]
     assert request.disown() == ([4, 9, 2], [])
     assert (request.num_pages, request.give_up(full, 3)) == (0, [])

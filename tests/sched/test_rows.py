@@ -3,6 +3,7 @@
 import pytest
 
 from deltaserve.base.errors import StateError
+from deltaserve.base.ids import PoolId
 from deltaserve.sched.rows import Rows
 from tests.sched.toys import make_request
 
@@ -47,9 +48,9 @@ def test_a_reused_row_is_closed_and_opened_in_one_plan() -> None:
 def test_taking_a_row_makes_all_pages_news() -> None:
     rows = Rows(1)
     request = make_request([1], max_tokens=1)
-    request.pages_dirty_from = 7
+    request.tabled[PoolId(0)] = 7
     rows.take(request)
-    assert request.pages_dirty_from == 0
+    assert not request.tabled
 
 
 def test_giving_back_no_row_is_fine_and_a_full_house_raises() -> None:

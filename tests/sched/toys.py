@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.base.lifetime import Retention
+from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, token_len
 from deltaserve.cache.allocator import PagePool
@@ -14,7 +14,7 @@ from deltaserve.cache.pages import PageState
 from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
-from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
 from deltaserve.sched.scheduler import Progress, SchedConfig, Scheduler
 from deltaserve.wire.messages import CacheUse
 
@@ -57,18 +57,21 @@ def taken_pages(pages: Sequence[Sequence[PageId]]) -> tuple[list[PageId], ...]:
 
 @dataclass
 class Tables:
-    """The executor's half of a plan, page tables and tokens only; refuses plans that do not add up."""
+    """The executor's half of a plan: page tables, tokens and states; refuses plans that do not add up."""
 
-    num_pools: int
+    retentions: tuple[Retention, ...]
+    page_size: int
     rows: dict[RowId, list[list[PageId | None]]] = field(default_factory=dict)
     tokens: dict[RowId, bytearray] = field(default_factory=dict)
+    states: dict[tuple[int, PageId], bytes] = field(default_factory=dict)
+    """(pool, slot) |-> the tokens that the state in it has taken in."""
 
     def apply(self, plan: StepPlan) -> None:
         for row in plan.closes:
             del self.rows[row], self.tokens[row]
         for opened in plan.opens:
             assert opened.row not in self.rows, "a row is opened twice"
-            self.rows[opened.row] = [[] for _ in range(self.num_pools)]
+            self.rows[opened.row] = [[] for _ in self.retentions]
             self.tokens[opened.row] = bytearray(opened.tokens)
         for update in plan.pages:
             table = self.rows[update.row][update.pool]
@@ -82,6 +85,21 @@ class Tables:
             tokens = self.tokens[item.row]
             assert len(tokens) >= item.q_start * 4, "inputs leave a hole"
             tokens[item.q_start * 4 : (item.q_start + item.q_len) * 4] = item.inputs.tokens
+            self.compute_states(item)
+
+    def compute_states(self, item: PlanItem) -> None:
+        """Go on from the state before the item, which must be that of exactly those tokens."""
+        table, tokens, size = self.rows[item.row], self.tokens[item.row], self.page_size
+        end = item.q_start + item.q_len
+        for pool, kept in enumerate(self.retentions):
+            if kept.lifetime is not Lifetime.STATE:
+                continue
+            read, written = (None if at < 0 else table[pool][at // size] for at in (item.q_start - 1, end - 1))
+            if item.q_start:
+                assert read is not None
+                assert self.states[pool, read] == tokens[: item.q_start * 4], "a foreign state"
+            assert written is not None
+            self.states[pool, written] = bytes(tokens[: end * 4])
 
 
 class Bench:
@@ -98,7 +116,7 @@ class Bench:
         self.budget = Budget(self.cache, self.pools)
         self.scheduler = Scheduler(config, self.cache, self.budget, lambda ns: seed_of(ns, config.page_size))
         self.config = config
-        self.tables = Tables(len(self.pools))
+        self.tables = Tables(self.cache.retentions, config.page_size)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -151,6 +169,11 @@ def page_lists(bench: Bench, request: Request) -> list[list[PageId | None]]:
     """Per pool: the pages the scheduler says a request has; None where it has given up its own."""
     lists: list[list[PageId | None]] = []
     for pool in map(PoolId, range(len(bench.pools))):
-        first, end = request.first_page(pool), request.end_page(pool)
-        lists.append([*[None] * first, *request.pages(pool, first, end)])
+        held = held_pages(request, pool)
+        lists.append([held.get(index) for index in range(max(held, default=-1) + 1)])
     return lists
+
+
+def held_pages(request: Request, pool: PoolId) -> dict[int, PageId]:
+    """Page index |-> page, of what a request has in one pool."""
+    return {first + index: page for first, pages in request.spans(pool, 0) for index, page in enumerate(pages)}

@@ -29,7 +29,7 @@ def settle(cluster: Cluster, pairs: list[tuple[Answer, tuple[int, ...]]], limit_
     assert cluster.is_quiet()
 
 
-@pytest.mark.parametrize("num_pools", [1, 2])
+@pytest.mark.parametrize("num_pools", [1, 2, 3])
 @pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 8, 31, 32])
 def test_one_request_through_prefill_and_decode(prompt_len: int, num_pools: int) -> None:
     cluster = Cluster(Shape(num_pools=num_pools))
@@ -77,9 +77,9 @@ def test_random_traffic_under_memory_pressure(seed: int) -> None:
         num_prefill=rng.choice([1, 2]),
         num_decode=rng.choice([1, 2]),
         page_size=rng.choice([1, 2, 4, 8]),
-        num_pools=rng.choice([1, 2, 2]),
+        num_pools=rng.choice([1, 2, 3]),
         window_len=rng.choice([1, 2, 5, 12, 100]),
-        spare_window_pages=rng.choice([0, 2, 20]),
+        spare_pages=rng.choice([0, 2, 20]),
         prefill_pages=rng.choice([24, 40, 100]),
         decode_pages=rng.choice([24, 40, 100]),
         max_running=rng.choice([1, 2, 4, 8]),

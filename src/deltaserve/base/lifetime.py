@@ -2,8 +2,9 @@
 
     to continue at page index e    FULL [0, e)    WINDOW [page of the oldest visible token, e)    STATE [e - 1, e)
 
-A recurrent state is filed under the last page index before its position, so one rule serves all three: a prefix of e
-pages is usable iff every pool has all of [first_needed, e).
+A recurrent state is filed under the page index of the last token it has taken in, so one rule serves all three: a
+prefix of e pages is usable iff every pool has all of [first_needed, e). A step that computes positions [start, end)
+reads the state of start - 1 and writes that of end - 1; within a page, and where nobody keeps it, that is one slot.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Retention:
             case Lifetime.WINDOW:
                 return min(all_pages, -(-((self.window_len or 1) - 1 + ahead_len) // page_size) + 1)
             case Lifetime.STATE:
-                return min(all_pages, 1)
+                return min(all_pages, 2)  # the checkpoint it goes on from, and the state it writes
 
 
 KEEP_ALL = Retention(Lifetime.FULL)

@@ -61,11 +61,6 @@ class Lease:
         pages = tuple(chain.from_iterable(node.pages[pool] for node in nodes))
         return pages[len(pages) - (self.num_pages - first) :]
 
-    def state(self, pool: int) -> PageId | None:
-        """Slot of the state at `num_tokens`, in a STATE pool; None when this lease holds none."""
-        pages = self.pages(pool)
-        return pages[0] if pages else None
-
     def path(self) -> tuple[tuple[int, int, int], ...]:
         """(node id, start, end) in tokens, root to leaf, gapless. Equal node ids of two leases mean equal pages.
 

@@ -148,17 +148,10 @@ class PrefixCache:
         self._end(lease)
         return longer
 
-    def shrink_window(self, lease: Lease, num_tokens: int) -> None:
-        """Give up the window pages that continuing at `num_tokens` no longer needs."""
+    def shrink(self, lease: Lease, num_tokens: int) -> None:
+        """Give up the window pages, or the state, that continuing at `num_tokens` no longer needs."""
         for tail in self._tails:
-            if tail.lifetime is Lifetime.WINDOW:
-                self._give_up(lease, tail, self.retentions[tail.index].first_needed(num_tokens, self.page_size))
-
-    def release_state(self, lease: Lease) -> None:
-        """Give up the state at the lease's end: its reader has copied it."""
-        for tail in self._tails:
-            if tail.lifetime is Lifetime.STATE:
-                self._give_up(lease, tail, lease.num_pages)
+            self._give_up(lease, tail, self.retentions[tail.index].first_needed(num_tokens, self.page_size))
 
     def release(self, lease: Lease) -> None:
         """Unlock a path: what no other lease locks becomes evictable, most recently used. A second time raises."""

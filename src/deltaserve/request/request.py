@@ -5,10 +5,10 @@ tokens   [0, num_computed)            KV is in its pages
 pages    [0, lease.num_pages)         the tree's, shared, read only
          [lease.num_pages, ...)       `owned`, this request's alone
 That is pool 0, which keeps everything; of other pools the lease holds a tail or nothing, and `owned` may begin before
-or after the lease's end: `owned_first`.
+or after the lease's end: `owned_first`. Of a STATE pool a request owns one slot at most, which moves on with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -55,8 +55,8 @@ class Request:
     """Queued before all that are not: it was retracted, or its reader holds memory for it."""
     matched_len: int = 0
     """Tokens found in the cache when it was last tried."""
-    pages_dirty_from: int = 0
-    """First page index the executor's table does not hold yet."""
+    tabled: dict[PoolId, int] = field(default_factory=dict)
+    """Pool |-> end of the page indexes that the executor's table holds; absent: none."""
 
     @property
     def num_tokens(self) -> int:
@@ -102,11 +102,14 @@ class Request:
         self.owned_first[pool] += len(given_up)
         return given_up
 
-    def first_page(self, pool: PoolId) -> int:
-        """First page index held."""
-        if self.lease is not None and self.lease.first_page(pool) < self.lease.num_pages:
-            return self.lease.first_page(pool)
-        return self.owned_first[pool] if self.owned else 0
+    def move_state(self, pool: PoolId, index: int) -> None:
+        """The own slot will be the state at the end of page index `index`, or of what is computed of that page."""
+        self.owned_first[pool] = index
+
+    def num_held(self, pool: PoolId) -> int:
+        """Pages held, leased and own."""
+        leased = self.lease.num_pages - self.lease.first_page(pool) if self.lease else 0
+        return leased + (len(self.owned[pool]) if self.owned else 0)
 
     def end_page(self, pool: PoolId) -> int:
         """End of the page indexes held."""
@@ -123,6 +126,17 @@ class Request:
             shared = self.lease.pages(pool)[first - start : end - start]
         owned = self.owned[pool][max(first - own_from, 0) : max(end - own_from, 0)] if self.owned else []
         return (*shared, *owned)
+
+    def spans(self, pool: PoolId, start: int) -> Iterator[tuple[int, tuple[PageId, ...]]]:
+        """(page index of the first, pages) of what is held from page index `start` on: leased, then own."""
+        if self.lease is not None:
+            first = max(start, self.lease.first_page(pool))
+            if first < self.lease.num_pages:
+                yield first, self.lease.pages(pool)[first - self.lease.num_pages :]
+        if self.owned:
+            first = max(start, self.owned_first[pool])
+            if pages := self.owned[pool][first - self.owned_first[pool] :]:
+                yield first, tuple(pages)
 
     def append(self, token: int) -> None:
         self.tokens += pack_u32((token,))

@@ -26,7 +26,7 @@ class Rows:
 
     def take(self, request: Request) -> None:
         request.row = self._free.pop()
-        request.pages_dirty_from = 0
+        request.tabled.clear()
         self._opens.append(request)
 
     def give_back(self, request: Request) -> None:

@@ -206,7 +206,9 @@ class Scheduler:
         """Steps that computed more than one token of a request: they open the horizon."""
         self._step = 0
         self._runs: tuple[SharedRun, ...] | None = None
-        self._more_pools = tuple(map(PoolId, range(1, budget.num_pools)))
+        self._pools = tuple(map(PoolId, range(budget.num_pools)))
+        self._more_pools = self._pools[1:]
+        self._states = tuple(p for p in self._pools if cache.retentions[p].lifetime is Lifetime.STATE)
         self._stalled: set[Request] = set()
 
     # ------------------------------------------------------------ what is going on
@@ -293,11 +295,7 @@ class Scheduler:
         rows = self._rows.num_free - len(self._entering)
         time = int(now / _LOOK_AGAIN_S)
         moves = (self.waiting.num_discarded, self._cache.version, rows, self._num_extended, time)
-        return _Seen(
-            self.waiting.num_pushed,
-            moves,
-            tuple(self._budget.available(PoolId(pool)) for pool in range(self._budget.num_pools)),
-        )
+        return _Seen(self.waiting.num_pushed, moves, tuple(map(self._budget.available, self._pools)))
 
     def _admit_landed(self) -> list[Request]:
         admitted = []
@@ -371,12 +369,13 @@ class Scheduler:
         """Lease the match, take the other pages and a row; or nothing."""
         lease = self._cache.lease(match)
         missing = -(-request.num_tokens // self.config.page_size) - lease.num_pages
-        leased = (lease.num_pages - lease.first_page(pool) for pool in range(self._budget.num_pools))
+        leased = (lease.num_pages - lease.first_page(pool) for pool in self._pools)
         most = zip(self._most_pages(request.num_tokens), leased, strict=True)
         needs = tuple(min(missing, max(0, count - held)) for count, held in most)
         if claim is Claim.FULL:
             self.yield_to(request, needs, reserve)
-        owned = self._budget.allocate(needs) if self._budget.fits(needs, reserve) else None
+        at_once = tuple(min(1, need) if pool in self._states else need for pool, need in enumerate(needs))
+        owned = self._budget.allocate(at_once) if self._budget.fits(needs, reserve) else None
         if owned is None:
             self._cache.release(lease)
             return False
@@ -386,7 +385,7 @@ class Scheduler:
         return True
 
     def _most_pages(self, num_tokens: int) -> Needs:
-        """Pages of each pool that a request of so many tokens holds at once: windows go on behind it."""
+        """Pages of each pool that a request of so many tokens holds at once: windows and states go on with it."""
         size, ahead = self.config.page_size, self.config.chunk_len
         return tuple(kept.most_pages(num_tokens, ahead, size) for kept in self._cache.retentions)
 
@@ -421,7 +420,7 @@ class Scheduler:
 
         The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
         whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise). Of other
-        pools than the first a request needs no more than it holds once its window is full.
+        pools than the first a request needs no more than it holds once its window is full, or its state is kept.
         """
         share = int(self.config.reserve_len * self._reserve_scale)
         output_len = min(share, max(0, request.max_len - request.num_tokens))
@@ -431,8 +430,7 @@ class Scheduler:
         most = self._most_pages(request.num_tokens + output_len)
         held = self._most_pages(request.num_tokens)
         if request.owned:
-            pools = map(PoolId, range(len(most)))
-            held = tuple(request.end_page(pool) - request.first_page(pool) for pool in pools)
+            held = tuple(map(request.num_held, self._pools))
         return (num_pages, *(max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True)))
 
     def _uses_tree(self, request: Request) -> bool:
@@ -464,7 +462,7 @@ class Scheduler:
             items=tuple(items),
             work=WorkList(self.config.split_tokens, self._shared(items)),
             opens=self._rows.take_opens(),
-            pages=tuple(self._page_updates()),
+            pages=(*self._page_updates(), *self._move_states(items)),
             closes=self._rows.take_closes(),
         )
         by_row = {item.row: item for item in items}
@@ -480,18 +478,18 @@ class Scheduler:
         return bool(self._running) and self._in_flight is None
 
     def _free_behind(self) -> None:
-        """Give up the pages that no token to come can see."""
-        for index, kept in enumerate(self._cache.retentions):
-            if kept.lifetime is not Lifetime.WINDOW:
-                continue
-            for request in self._running:
-                first = kept.first_needed(request.num_computed, self.config.page_size)
-                self._budget.free_pages(PoolId(index), request.give_up(PoolId(index), first))
-                if request.lease is not None:
-                    self._cache.shrink_window(request.lease, request.num_computed)
+        """Give up the pages that no token to come can see, and the states that are gone on from."""
+        if not self._more_pools:
+            return
+        for request in self._running:
+            for pool in self._more_pools:
+                first = self._cache.retentions[pool].first_needed(request.num_computed, self.config.page_size)
+                self._budget.free_pages(pool, request.give_up(pool, first))
+            if request.lease is not None:
+                self._cache.shrink(request.lease, request.num_computed)
 
     def _grow_rows(self) -> None:
-        """Pages for what each row computes next: one now and then when it decodes; of a window also when it extends."""
+        """Pages for what each row computes next: one now and then when it decodes; of other pools also in an extend."""
         self._stalled.clear()
         rows: Iterable[Request] = self._running
         if not self._more_pools:  # the first pool's pages are there for all tokens that were known
@@ -505,8 +503,6 @@ class Scheduler:
                 if grown is None:
                     self._make_way(request)
                     continue
-                ends = (request.end_page(PoolId(pool)) for pool, pages in enumerate(grown) if pages)
-                request.pages_dirty_from = min(request.pages_dirty_from, *ends)
                 for owned, pages in zip(request.owned, grown, strict=True):
                     owned.extend(pages)
                 break
@@ -514,7 +510,23 @@ class Scheduler:
     def _lacking(self, request: Request) -> Needs:
         """Pages of each pool that the request's next chunk needs and it does not hold."""
         end = -(-min(request.num_tokens, request.num_computed + self.config.chunk_len) // self.config.page_size)
-        return (max(0, end - request.num_pages), *(max(0, end - request.end_page(p)) for p in self._more_pools))
+        return tuple(
+            int(not request.owned[pool]) if pool in self._states else max(0, end - request.end_page(pool))
+            for pool in self._pools
+        )
+
+    def _move_states(self, items: list[PlanItem]) -> Iterable[PageUpdate]:
+        """An item's own slot takes the state at its end. One that it goes on from is the tree's by now, or is lost.
+
+        After the other updates: the slot of a state that nobody keeps is read and written under two page indexes.
+        """
+        if not self._states:
+            return ()
+        requests = {request.row: request for request in self._running}
+        for item in items:
+            for pool in self._states:
+                requests[item.row].move_state(pool, (item.q_start + item.q_len - 1) // self.config.page_size)
+        return self._page_updates()
 
     def _make_way(self, request: Request) -> None:
         """Memory is short for a running row: the youngest waiting request yields, or the youngest running one.
@@ -566,11 +578,17 @@ class Scheduler:
         return [(oldest, q_len), *shares] if q_len else shares
 
     def _chunk(self, request: Request, budget: int) -> int:
-        """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple."""
+        """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple.
+
+        A state is kept only where a chunk ends: with one, the last page multiple that a match may reach ends a chunk.
+        """
         missing = request.num_tokens - request.num_computed
         allowed = min(self.config.chunk_len, budget)
         if missing <= allowed:
-            return missing
+            whole = (missing - 1 + request.num_computed % self.config.page_size) // self.config.page_size
+            if not whole or not self._states or not self._uses_tree(request):
+                return missing
+            allowed = missing - 1
         end = (request.num_computed + allowed) // self.config.page_size * self.config.page_size
         return max(0, end - request.num_computed)
 
@@ -601,13 +619,14 @@ class Scheduler:
 
     def _page_updates(self) -> Iterable[PageUpdate]:
         for request in self._running:
-            if request.row is None or request.pages_dirty_from >= request.num_pages:
+            if request.row is None:
                 continue
-            for pool in map(PoolId, range(self._budget.num_pools)):
-                first, end = max(request.pages_dirty_from, request.first_page(pool)), request.end_page(pool)
-                if first < end:
-                    yield PageUpdate(request.row, pool, first, request.pages(pool, first, end))
-            request.pages_dirty_from = request.num_pages
+            for pool in self._pools:
+                known, end = request.tabled.get(pool, 0), request.end_page(pool)
+                if known < end:
+                    for first, pages in request.spans(pool, known):
+                        yield PageUpdate(request.row, pool, first, pages)
+                    request.tabled[pool] = end
 
     # ------------------------------------------------------------ commit
 
@@ -646,11 +665,11 @@ class Scheduler:
             return
         request.grow_keys(self._seed_of(request.namespace), page_size, full)
         firsts = tuple(request.owned_first)
-        pages = tuple(tuple(request.give_up(PoolId(pool), full)) for pool in range(len(firsts)))
+        pages = tuple(tuple(request.give_up(pool, full)) for pool in self._pools)
         insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
         request.lease = insertion.lease
-        if insertion.num_adopted_pages or len(firsts) > 1:
-            request.pages_dirty_from = min(request.pages_dirty_from, *firsts)  # a twin's pages instead of its own
+        for pool in self._pools if insertion.num_adopted_pages else self._more_pools:  # a twin's instead of its own
+            request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
         self._runs = None
 
     def leave(self, request: Request) -> None:

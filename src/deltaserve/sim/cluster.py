@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from deltaserve.base.ids import Namespace, PeerName, Role, Room
@@ -35,10 +36,11 @@ class Shape:
     num_unified: int = 0
     page_size: int = 4
     num_pools: int = 1
+    """One that keeps everything; 2: beside it one with a window; 3: and one of recurrent states."""
     window_len: int = 9
     """Of the second pool."""
-    spare_window_pages: int | None = None
-    """Pages of the second pool beyond what one request needs; None: as many as the first pool has."""
+    spare_pages: int | None = None
+    """Pages of each further pool beyond what one request needs; None: as many as the first pool has."""
     prefill_pages: int = 64
     decode_pages: int = 64
     more_pages: tuple[int, ...] = ()
@@ -79,11 +81,11 @@ class Shape:
         """Of each pool of a worker."""
         full = self.prefill_pages if role is Role.PREFILL else self.decode_pages
         pages = [full] * self.num_pools
-        if self.spare_window_pages is not None:
+        if self.spare_pages is not None:
             most = [kept.most_pages(self.context_len, self.chunk_len, self.page_size) for kept in self.cache.pools]
-            pages[1:] = [count + self.spare_window_pages for count in most[1:]]
-        more = self.more_pages or (0,) * self.num_pools
-        return tuple(count + extra for count, extra in zip(pages, more, strict=False))
+            pages[1:] = [count + self.spare_pages for count in most[1:]]
+        more = zip_longest(pages, self.more_pages[: self.num_pools], fillvalue=0)
+        return tuple(count + extra for count, extra in more)
 
     @property
     def pool_tokens(self) -> int:

@@ -92,7 +92,7 @@ def draw_plain_knobs(seed: int) -> Knobs:
         shape,
         peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s,
         window_len=windows.between(1, max(1, largest)) if windows.hits(0.8) else 2 * largest,
-        spare_window_pages=windows.choose((0, 2, shape.decode_pages)),
+        spare_pages=windows.choose((0, 2, shape.decode_pages)),
     )
     traffic = Traffic(
         num_requests=chance.between(2, 9),
@@ -125,7 +125,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         return knobs
     shape = replace(
         knobs.shape,
-        more_pages=chance.choose(((), (0, 1 + chance.below(3)), (1 + chance.below(9), 0)))[: knobs.shape.num_pools],
+        more_pages=chance.choose(((), (0, 1 + chance.below(3)), (1 + chance.below(9), 0))),
         schedule_policy=chance.choose(sorted(SCHEDULE_POLICIES)),
         load_balance_method=chance.choose(sorted(BALANCE_METHODS)),
         conditional_prefill=chance.hits(0.3),
@@ -175,7 +175,7 @@ def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> 
         num_decode=chance.choose((1, 1, 2)),
         num_unified=int(chance.hits(0.05)),
         page_size=page_size,
-        num_pools=chance.choose((1, 1, 2)),
+        num_pools=chance.choose((1, 2, 3)),
         prefill_pages=pool(),
         decode_pages=pool(),
         max_running=max_running,

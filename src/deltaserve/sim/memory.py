@@ -49,6 +49,10 @@ class StampMemory:
             stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]
             self.write_stamp(pool, table[(start + index) // size], (start + index) % size, stamp)
 
+    def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
+        """All over the slot, so that no part of another one passes for it."""
+        self.memory[RegionId(pool)][slot * self.page_bytes : (slot + 1) * self.page_bytes] = stamp * self._page_size
+
     def poison(self, pool: PoolId, page: PageId) -> None:
         """What stood there is of no use to anybody any more."""
         self.memory[RegionId(pool)][page * self.page_bytes : (page + 1) * self.page_bytes] = self._poison

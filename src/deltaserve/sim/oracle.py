@@ -4,7 +4,8 @@
     stamp(pool, -1) = H(namespace)
     next token     = H(all stamps that its last position sees, read from its pages) mod vocab, and its log-probabilities
                      from the same H
-A FULL pool's stamps are all seen, a WINDOW pool's only while in the window.
+A FULL pool's stamps are all seen, a WINDOW pool's only while in the window. A STATE pool has one slot per state: the
+stamp of the last token taken in, all over the slot, read where an item begins and written where it ends.
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
 of the prompt: `oracle_answer`.
 """
@@ -28,8 +29,8 @@ DEFAULT_NAMESPACE = Namespace("")
 
 
 def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9) -> CacheSpec:
-    """A model whose only layer keeps one stamp per token, in one pool or also in one with a window."""
-    retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, window_len))[:num_pools]
+    """A model of one layer that keeps every stamp, beside it one with a window, beside those a recurrent one."""
+    retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, window_len), Retention(Lifetime.STATE))[:num_pools]
     groups = tuple(
         PageGroup(f"stamps-{kept.lifetime.value}", 1, 1, STAMP_BYTES // 4, DType.FLOAT32, kept, planes=1)
         for kept in retentions
@@ -61,8 +62,14 @@ class Chain:
 
 
 def first_seen(kept: Retention, position: int) -> int:
-    """First position that the token at `position` sees."""
-    return 0 if kept.window_len is None else max(0, position + 1 - kept.window_len)
+    """First position whose stamp the token at `position` sees: of a STATE pool its own, it has taken in the rest."""
+    match kept.lifetime:
+        case Lifetime.FULL:
+            return 0
+        case Lifetime.WINDOW:
+            return max(0, position + 1 - (kept.window_len or 1))
+        case Lifetime.STATE:
+            return position
 
 
 def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None, flavour: int = 0) -> Sampled:
@@ -189,7 +196,10 @@ class OracleExecutor:
             raise ValueError("the oracle runs at overlap depth 0")
         end = item.q_start + item.q_len
         row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
-        stamps = [self._extend(row, PoolId(pool), item) for pool in range(self._cache.num_pools)]
+        stamps = [
+            (self._advance if kept.lifetime is Lifetime.STATE else self._extend)(row, PoolId(pool), item)
+            for pool, kept in enumerate(self._cache.pools)
+        ]
         of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
         if not item.samples:
             return ItemResult(item.row, prompt_logprobs=of_prompt)
@@ -207,8 +217,12 @@ class OracleExecutor:
         """Logits that are not finite come from KV that is not: what this item wrote must never be read."""
         if result.sampled is None:
             return result
-        for pool, table in enumerate(self._rows[item.row].tables):
-            self._memory.write_stamps(PoolId(pool), table, item.q_start, b"\xff" * (STAMP_BYTES * item.q_len))
+        size, end = self._cache.page_size, item.q_start + item.q_len
+        for pool, (kept, table) in enumerate(zip(self._cache.pools, self._rows[item.row].tables, strict=True)):
+            if kept.lifetime is Lifetime.STATE:
+                self._memory.write_state(PoolId(pool), table[(end - 1) // size], b"\xff" * STAMP_BYTES)
+            else:
+                self._memory.write_stamps(PoolId(pool), table, item.q_start, b"\xff" * (STAMP_BYTES * item.q_len))
         return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
 
     def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
@@ -228,3 +242,15 @@ class OracleExecutor:
         computed = bytes(chain.stamps[item.q_start * STAMP_BYTES : end * STAMP_BYTES])
         self._memory.write_stamps(pool, table, item.q_start, computed)
         return (stood + computed)[(first_seen(kept, end - 1) - start) * STAMP_BYTES :]
+
+    def _advance(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
+        """Go on from the state before the item's positions, write the one after them; returns its stamp."""
+        table, chain, size = row.tables[pool], row.chains[pool], self._cache.page_size
+        end = item.q_start + item.q_len
+        chain.grow(row.tokens, end)
+        if item.q_start:
+            slot = table[(item.q_start - 1) // size]
+            if self._memory.pages(pool, [slot]) != chain.stamp(item.q_start - 1) * size:
+                raise IntegrityError(f"I6: row {item.row} goes on from a foreign state at {item.q_start}, slot {slot}")
+        self._memory.write_state(pool, table[(end - 1) // size], chain.stamp(end - 1))
+        return chain.stamp(end - 1)
