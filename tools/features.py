@@ -147,7 +147,7 @@ def run_tests(nodes: Sequence[str], limit_s: float) -> dict[str, Verdict]:
         if found := _OUTCOME.match(line):
             name, outcome = found.groups()
             outcomes[name] = outcome if outcomes.get(name, "PASSED") == "PASSED" else outcomes[name]
-            tell(f"   {line}")
+            tell(f"   {' '.join(line.split())}")
         elif found := _REASON.match(line):
             name, _, why = found[1].partition(" - ")
             reasons[name] = f"{name}: {why}"

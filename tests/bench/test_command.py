@@ -123,6 +123,28 @@ def test_each_workload_and_the_names_sglang_gives_its_options() -> None:
     assert set(make_traffic(narrow)[0].turns[0].tokens) == {7}
 
 
+def test_the_line_of_sglangs_benchmark_runs_and_names_what_it_ignores(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--backend sglang --dataset-name generated-shared-prefix --gsp-num-groups 4 --gsp-prompts-per-group 2"
+    line += " --gsp-system-prompt-len 70 --gsp-question-len 10 --gsp-output-len 4 --gsp-range-ratio 0.5"
+    line += " --max-concurrency 8 --request-rate inf --num-prompts 16"
+    with serving(AnsweringServer(Manners())) as url:
+        assert run(parse("--base-url", url, *line.split())) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines()[:2] == [
+        "bench: --backend sglang is ignored: every server is spoken to as OpenAI's is",
+        "bench: --num-prompts 16 is ignored: the workload has 8 conversations",
+    ]
+    assert "4 groups of 2 prompts, 8 requests in all" in told.out
+
+
+def test_fewer_prompts_than_the_workload_has() -> None:
+    assert len(make_traffic(parse("--num-groups", "4", "--prompts-per-group", "4", "--num-prompts", "5"))) == 5
+    with pytest.raises(ValueError, match="num_prompts is 0"):
+        make_traffic(parse("--num-prompts", "0"))
+    with pytest.raises(ValueError, match="give one of them"):
+        make_traffic(parse("--workload", "recall", "--dataset-name", "generated-shared-prefix"))
+
+
 @pytest.mark.parametrize("options", [["--workload", "x"], ["--token-range", "9"], ["--extra-body", "[]"]])
 def test_unreadable_options_are_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,28 @@ def test_summary_counts_completed_requests_only() -> None:
     assert summary.latencies_s["ttft_first_turn"].mean == 0.5
     assert summary.latencies_s["ttft_later_turns"].mean == 0.25
     assert summary.latencies_s["itl"].count == 5
+    assert summary.latencies_s["ttft"].max == 0.5
+    assert summary.total_tokens_per_s == 51.75
+
+
+def test_peaks_of_output_and_of_requests_in_flight() -> None:
+    """EVEN has 3 tokens before its first second is over; BUNCHED 1, and 3 in the next second."""
+    waves = [replace(record(0, EVEN), sent_s=at_s) for at_s in (0.0, 0.05, 2.0)]
+    waves += [replace(record(1, BUNCHED), sent_s=4.0), replace(record(2, (), error="gone"), sent_s=4.0)]
+    summary = summarize(Measurement(tuple(waves), duration_s=6.0))
+    assert summary.peak_output_tokens_per_s == 6
+    assert summary.peak_concurrency == 2, "those of the first wave end as the third begins"
+    assert summarize(Measurement((), duration_s=0.0)).peak_concurrency == 0
+
+
+def test_output_is_counted_by_the_local_tokenizer_too() -> None:
+    records = tuple(replace(record(0, EVEN), retokenized_len=length) for length in (4, 5))
+    summary = summarize(Measurement(records, duration_s=1.0))
+    assert (summary.output_len, summary.retokenized_len) == (6, 9)
+    assert summarize(Measurement((record(0, EVEN),), duration_s=1.0)).retokenized_len is None
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), summary)
+    assert "output tokens, retokenized" in out.getvalue()
 
 
 def test_an_empty_run_has_no_rates() -> None:

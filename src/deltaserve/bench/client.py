@@ -96,6 +96,7 @@ class Client:
                     tokens_right=num_right(answer, turn.expected),
                     tokens_expected=len(turn.expected or ()),
                     error=error,
+                    retokenized_len=self._retokenized_len(completion),
                     usage=completion.usage,
                 )
             )
@@ -112,6 +113,11 @@ class Client:
         except (ServerError, httpx.HTTPError) as error:
             return f"{type(error).__name__}: {error}"
         return None
+
+    def _retokenized_len(self, completion: Completion) -> int | None:
+        """As SGLang's benchmark counts output: servers differ in what they call a token of it."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else len(tokenizer.encode(completion.text, add_special_tokens=False))
 
     def _answer_ids(self, completion: Completion) -> list[int] | None:
         """The answer's ids: from the server, else by tokenizing its text; None if there is no tokenizer either."""

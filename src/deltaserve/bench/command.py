@@ -77,10 +77,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", choices=("shared-prefix", "multi-turn", "recall"), default="shared-prefix", help="what to send"
     )
+    _add_sglang(parser.add_argument_group("as sglang.bench_serving names them"))
     _add_server(parser.add_argument_group("server"))
     _add_load(parser.add_argument_group("load"))
     _add_lengths(parser.add_argument_group("lengths in tokens (shared-prefix and multi-turn)"))
     _add_workloads(parser)
+
+
+def _add_sglang(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--backend", help="ignored: every server is spoken to as OpenAI's is")
+    group.add_argument(
+        "--dataset-name", choices=("generated-shared-prefix",), help="the same as --workload shared-prefix"
+    )
+    group.add_argument(
+        "--num-prompts", type=int, help="at most so many conversations; it adds none to those of the workload"
+    )
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
@@ -159,6 +170,24 @@ def _token_range(text: str) -> TokenRange:
 
 def make_traffic(args: argparse.Namespace) -> list[Conversation]:
     """The conversations the options describe. Raises ValueError for options that make no sense."""
+    if args.num_prompts is not None and args.num_prompts < 1:
+        raise ValueError(f"num_prompts is {args.num_prompts}; it must be positive")
+    return _all_traffic(args)[: args.num_prompts]
+
+
+def ignored_options(args: argparse.Namespace, num_conversations: int) -> list[str]:
+    """One line for each option that was given and changes nothing."""
+    lines = []
+    if args.backend is not None:
+        lines.append(f"--backend {args.backend} is ignored: every server is spoken to as OpenAI's is")
+    if args.num_prompts is not None and args.num_prompts > num_conversations:
+        lines.append(f"--num-prompts {args.num_prompts} is ignored: the workload has {num_conversations} conversations")
+    return lines
+
+
+def _all_traffic(args: argparse.Namespace) -> list[Conversation]:
+    if args.dataset_name is not None and args.workload != "shared-prefix":
+        raise ValueError(f"--dataset-name {args.dataset_name} and --workload {args.workload}: give one of them")
     if args.workload == "recall":
         shape = DocumentShape(args.num_facts, args.num_noise)
         return RecallTraffic(
@@ -181,6 +210,8 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, ConfigError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    for line in ignored_options(args, len(conversations)):
+        print(f"bench: {line}", file=sys.stderr)
     try:
         model, measurement = asyncio.run(_benchmark(args, headers, conversations, load, tokenizer))
     except (ServerError, httpx.HTTPError) as error:

@@ -39,6 +39,8 @@ class RequestRecord:
     tokens_expected: int
     """0 where no right answer can be computed."""
     error: str | None
+    retokenized_len: int | None = None
+    """Tokens that the local tokenizer makes of the answer's text; None without one."""
     usage: Mapping[str, Any] | None = None
     """As the server sent it, timings included where it tells them."""
 

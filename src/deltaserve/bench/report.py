@@ -1,8 +1,10 @@
 """From records to figures: throughput, latency percentiles, cache use, right answers; as a table and as JSON."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +26,7 @@ class Distribution:
     p90: float
     p95: float
     p99: float
+    max: float
     count: int
 
 
@@ -42,7 +45,13 @@ class Summary:
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
+    total_tokens_per_s: float
+    """Input and output."""
+    peak_output_tokens_per_s: int
+    """In the best whole second after the start."""
     mean_concurrency: float
+    peak_concurrency: int
+    """Requests in flight, those that failed among them."""
     latencies_s: Mapping[str, Distribution]
     """ttft, tpot, itl, e2e; with several turns also ttft_first_turn and ttft_later_turns."""
     tokens_right: int
@@ -52,6 +61,8 @@ class Summary:
     answers_expected: int
     num_bunched: int = 0
     """Output tokens that came together with the one before, so that the time between them is not known."""
+    retokenized_len: int | None = None
+    """Output tokens by the local tokenizer; None without one."""
     client_lag_s: Distribution | None = None
     """How late this client itself was: TTFT may read as much too long, TPOT and ITL too short."""
 
@@ -81,7 +92,7 @@ def distribution(samples: Iterable[float | None]) -> Distribution | None:
         return None
     mean = math.fsum(ordered) / len(ordered)
     p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
-    return Distribution(mean, p50, p90, p95, p99, len(ordered))
+    return Distribution(mean, p50, p90, p95, p99, ordered[-1], len(ordered))
 
 
 def summarize(measurement: Measurement) -> Summary:
@@ -91,6 +102,7 @@ def summarize(measurement: Measurement) -> Summary:
     seconds = measurement.duration_s
     input_len, output_len = sum(r.prompt_len for r in done), sum(r.output_len for r in done)
     told = [record.cached_len for record in done if record.cached_len is not None]
+    retokenized = [record.retokenized_len for record in done if record.retokenized_len is not None]
 
     def rate(amount: float) -> float:
         return amount / seconds if seconds else 0.0
@@ -105,6 +117,9 @@ def summarize(measurement: Measurement) -> Summary:
         requests_per_s=rate(len(done)),
         input_tokens_per_s=rate(input_len),
         output_tokens_per_s=rate(output_len),
+        total_tokens_per_s=rate(input_len + output_len),
+        peak_output_tokens_per_s=_peak_output(done),
+        peak_concurrency=_peak_concurrency(measurement.records),
         mean_concurrency=rate(math.fsum(record.e2e_s for record in done)),
         latencies_s=_latencies(done),
         tokens_right=sum(record.tokens_right or 0 for record in judged),
@@ -112,8 +127,24 @@ def summarize(measurement: Measurement) -> Summary:
         answers_right=sum(record.tokens_right == record.tokens_expected for record in judged),
         answers_expected=len(judged),
         num_bunched=sum(record.num_bunched for record in done),
+        retokenized_len=sum(retokenized) if retokenized else None,
         client_lag_s=distribution(measurement.lags_s),
     )
+
+
+def _peak_output(done: Iterable[RequestRecord]) -> int:
+    """Most tokens that arrived within one second of the clock that started with the measurement."""
+    seconds: Counter[int] = Counter()
+    for record in done:
+        for arrival in record.arrivals:
+            seconds[int(record.sent_s + arrival.at_s)] += arrival.num_tokens
+    return max(seconds.values(), default=0)
+
+
+def _peak_concurrency(records: Iterable[RequestRecord]) -> int:
+    """Most requests that were in flight at one moment; one that ends makes room for one that begins then."""
+    moves = [move for record in records for move in ((record.sent_s, 1), (record.sent_s + record.e2e_s, -1))]
+    return max(accumulate(step for _, step in sorted(moves)), default=0)
 
 
 def _latencies(done: Sequence[RequestRecord]) -> dict[str, Distribution]:
@@ -137,10 +168,10 @@ def print_summary(console: Console, summary: Summary) -> None:
     console.print(totals)
     latencies = Table(title="latency, ms", title_justify="left")
     latencies.add_column("")
-    for heading in ("mean", "p50", "p90", "p95", "p99"):
+    for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
         latencies.add_column(heading, justify="right")
     for name, figures in summary.latencies_s.items():
-        values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99)
+        values = (figures.mean, figures.p50, figures.p90, figures.p95, figures.p99, figures.max)
         latencies.add_row(LABELS[name], *(f"{value * 1e3:,.1f}" for value in values))
     console.print(latencies)
     if summary.distrust is not None:
@@ -164,7 +195,12 @@ def _totals(summary: Summary) -> Iterable[tuple[str, str]]:
     yield "requests/s", f"{summary.requests_per_s:,.2f}"
     yield "input tokens/s", f"{summary.input_tokens_per_s:,.1f}"
     yield "output tokens/s", f"{summary.output_tokens_per_s:,.1f}"
+    yield "output tokens, best second", f"{summary.peak_output_tokens_per_s:,}"
+    yield "total tokens/s", f"{summary.total_tokens_per_s:,.1f}"
     yield "mean concurrency", f"{summary.mean_concurrency:,.1f}"
+    yield "peak concurrency", f"{summary.peak_concurrency:,}"
+    if summary.retokenized_len is not None:
+        yield "output tokens, retokenized", f"{summary.retokenized_len:,}"
     if summary.cached_len is not None and summary.input_len:
         yield "prompt tokens cached", f"{summary.cached_len:,} ({summary.cached_len / summary.input_len:.1%})"
     if summary.tokens_expected:
