@@ -336,6 +336,42 @@ MUTANTS = (
         "room.request.pages(PoolId(pool), first,",
         "room.request.pages(PoolId(0), first,",
     ),
+    # lifetimes
+    Mutant(
+        "window_given_up_early",
+        "H3",
+        "deltaserve.base.lifetime",
+        "return max(0, num_tokens + 1 - (self.window_len or 1)) // page_size",
+        "return max(0, num_tokens + 1 + page_size - (self.window_len or 1)) // page_size",
+    ),
+    Mutant(
+        "tail_taken_for_leased",
+        "H3",
+        _INTAKE,
+        "if lease is not None and lease.first_page(pool) < lease.num_pages:",
+        "if lease is not None:",
+    ),
+    Mutant(
+        "hit_without_a_state",
+        "H3",
+        _TREE,
+        "for tail in self._tails)\n            if shorter",
+        "for tail in self._tails[:1])\n            if shorter",
+    ),
+    Mutant(
+        "state_filed_where_its_step_began",
+        "H3",
+        _SCHED,
+        "move_state(pool, (item.q_start + item.q_len - 1) // self.config.page_size)",
+        "move_state(pool, item.q_start // self.config.page_size)",
+    ),
+    Mutant(
+        "state_told_only_after_it_moved",
+        "H3",
+        _SCHED,
+        "pages=(*self._page_updates(), *self._move_states(items)),",
+        "pages=tuple(self._move_states(items) or self._page_updates()),",
+    ),
     # what is asked for besides tokens
     Mutant(
         "first_token_without_logprobs",
