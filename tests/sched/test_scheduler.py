@@ -580,3 +580,18 @@ def test_refusals_of_memory_and_retractions_are_counted() -> None:
     assert (bench.scheduler.num_blocked, bench.scheduler.blocked_need) == (1, 0)
     bench.scheduler.retract(young)
     assert bench.scheduler.num_retractions == 1
+
+
+def test_an_idle_scheduler_is_taken_over_with_the_rows_its_executor_is_still_to_close() -> None:
+    bench = Bench(config())
+    request = make_request(range(8), max_tokens=1)
+    bench.add(request)
+    with pytest.raises(StateError):
+        bench.scheduler.become(config(reserve_len=0))
+    plan, _ = bench.step()
+    assert not bench.scheduler.is_idle
+    bench.scheduler.finish(request)
+    assert bench.scheduler.is_idle
+    bench.scheduler.become(config(reserve_len=0))
+    bench.add(make_request(range(100, 108), max_tokens=1))
+    assert bench.step()[0].closes == (plan.items[0].row,)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Room
+from deltaserve.base.ids import Role, Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import unpack_u32
-from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.wire.messages import FinishReason, Usage
 
 VOCAB = 272
@@ -63,6 +63,7 @@ class OracleEngine:
     evictable: dict[str, int] = field(default_factory=lambda: {"decode-0": 7})
     """What a flush would find; empty: no worker is there."""
     num_flushes: int = 0
+    asked_roles: list[tuple[str, Role, float]] = field(default_factory=list)
 
     async def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
         """The answer in deltas; stop ids end it."""
@@ -129,6 +130,17 @@ class OracleEngine:
         """As set."""
         self.num_flushes += 1
         return dict(self.evictable)
+
+    def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
+        """decode-0 and decode-1 are there; once asked, there is nobody else to serve."""
+        if worker not in ("decode-0", "decode-1"):
+            raise UnknownWorker(f"no worker {worker!r} here, but: decode-0, decode-1")
+        if role is Role.DECODE:
+            return RoleAnswer.HELD
+        if self.asked_roles:
+            raise RoleRefused(f"{worker} is the only decode worker")
+        self.asked_roles.append((worker, role, grace_s))
+        return RoleAnswer.CHANGING
 
     def limits(self) -> Limits | None:
         """As set."""

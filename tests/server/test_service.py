@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.ids import Role
 from deltaserve.request.client import Limits
 from deltaserve.server.errors import FAIL_STATUS
 from deltaserve.server.settings import ServerSettings
@@ -187,6 +188,32 @@ async def test_flush_cache_tells_what_may_go(codec: TextCodec) -> None:
         engine.evictable.clear()
         reply = await case.client.post("/flush_cache")
         assert (reply.status_code, _code(reply.text)) == (503, "not_ready")
+
+
+async def test_a_workers_role_is_changed_by_call(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+
+        async def ask(**body: object) -> tuple[int, str]:
+            reply = await case.client.post("/admin/role", json=body)
+            return reply.status_code, reply.text
+
+        assert (await ask(worker="decode-0", role="decode"))[0] == 200
+        status, text = await ask(worker="decode-1", role="prefill", grace_s=5)
+        assert (status, json.loads(text)) == (202, {"worker": "decode-1", "role": "prefill", "changing": True})
+        assert engine.asked_roles == [("decode-1", Role.PREFILL, 5.0)]
+        for code, body in (
+            (409, {"worker": "decode-0", "role": "prefill"}),
+            (404, {"worker": "nobody", "role": "prefill"}),
+            (400, {"worker": "decode-0", "role": "unified"}),
+            (400, {"worker": "decode-0", "role": "prefill", "grace_s": -1}),
+            (400, {"worker": "decode-0"}),
+            (400, {"worker": 0, "role": "prefill"}),
+        ):
+            status, text = await ask(**body)
+            assert (status, "error" in json.loads(text)) == (code, True), body
+        refused = await case.client.post("/admin/role", headers={"origin": "http://evil.example"})
+        assert (refused.status_code, len(engine.asked_roles)) == (403, 1)
 
 
 async def test_the_one_model_need_not_be_named(codec: TextCodec) -> None:

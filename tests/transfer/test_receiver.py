@@ -5,7 +5,7 @@ import pytest
 from deltaserve.base.errors import IntegrityError, StateError
 from deltaserve.base.ids import Attempt, Boot, PageId, PeerName
 from deltaserve.cache.pages import PageState
-from deltaserve.transfer.receiver import Heard
+from deltaserve.transfer.receiver import Heard, Receiver
 from deltaserve.transfer.tables import ReceiverState
 from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Drain
@@ -283,3 +283,27 @@ def test_integrity_sees_a_page_in_two_tickets() -> None:
     with pytest.raises(IntegrityError):
         side.receiver.check_integrity()
     assert first.pages[0] != (PageId(99),)
+
+
+# ---------------------------------------------------------------- another engine takes over
+
+
+def test_what_is_stranded_is_inherited_under_its_own_numbers() -> None:
+    """The next life numbers its tickets anew: an old one of an equal number hinders none, and its end ends none."""
+    side = DecodeSide((8, 8))
+    stranded = side.grant(2)
+    side.receiver.revoke(stranded, now=1.0)
+    assert not side.receiver.is_settled
+    side.receiver.strand(PREFILL)
+    assert side.receiver.is_settled
+    heir = Receiver(Boot(side.receiver._boot + 1), side.pools, DRAIN_TIMEOUT_S)
+    heir.inherit(side.receiver)
+    heir.check_integrity()
+    assert heir.closed_below(PREFILL, PREFILL_BOOT) == 1
+    assert heir.overdue(1000.0) == set()
+    assert heir.quarantine_age_s == 999.0
+    again = heir.grant(PREFILL, PREFILL_BOOT, ROOM, Attempt(1), [range(1), range(1)])
+    assert again is not None and again.id.seq == stranded.id.seq
+    assert heir.fenced(PREFILL) == [stranded]
+    heir.check_integrity()
+    assert (heir.closed_below(PREFILL, PREFILL_BOOT), list(heir)) == (1, [again])

@@ -17,7 +17,8 @@ StepIndex = NewType("StepIndex", int)
 RegionId = NewType("RegionId", int)
 
 Boot = NewType("Boot", int)
-"""64-bit number of one process start; later starts of a name have higher ones. What is known of a peer dies with it."""
+"""64-bit number of one process start, or change of role; later ones of a name are higher. What is known of a peer dies
+with it."""
 PeerName = NewType("PeerName", str)
 """Name of an instance, unique in the cluster: `prefill-0`, `decode-1`, `front`."""
 Room = NewType("Room", bytes)

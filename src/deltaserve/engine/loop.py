@@ -1,5 +1,7 @@
 """The control plane thread: one blocking poll, then a turn of the instance. Never calls torch or the transport.
 
+An instance that was asked for another role ends by handing over: the next one goes on in the same threads.
+
 A turn: what the supervisor, the threads and the peers have said -> the timer -> the instance's answer to all of it
 -> a plan when the step thread is free. Actions are performed at once and in order. The loop has depth 0: a plan is made
 when the result of the one before is committed.
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import PeerName
+from deltaserve.base.ids import Boot, PeerName
+from deltaserve.engine.boots import new_boot
 from deltaserve.engine.exits import Exit, end_stuck
 from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.load_line import LoadLine
@@ -72,19 +75,21 @@ class Threads:
 
 
 class Loop:
-    """Drives one instance until it is drained."""
+    """Drives an instance, and what takes over from it, until it is drained."""
 
     def __init__(
         self,
         instance: Instance,
+        boot: Boot,
         links: Links,
         threads: Threads,
         parent: Parent | None,
         options: LoopOptions,
         on_turn: Callable[[], None],
     ) -> None:
-        """`on_turn` is called once a turn: the watchdog's proof of life."""
+        """`boot` is the instance's; `on_turn` is called once a turn: the watchdog's proof of life."""
         self._instance = instance
+        self._boot = boot
         self._links = links
         self._threads = threads
         self._parent = parent
@@ -152,6 +157,8 @@ class Loop:
         if timer is not None and timer <= now:
             self._instance.tick(now)
         self._perform(self._instance.turn(now))
+        if self._instance.may_hand_over():
+            self._hand_over(now)
         self._plan(now)
         self._tell_active()
         self._look_after(now)
@@ -204,6 +211,14 @@ class Loop:
                     self._links.hang_up(peer)
                 case command:
                     self._threads.transfer.submit(command)
+
+    def _hand_over(self, now: float) -> None:
+        self._boot = new_boot(self._boot)
+        self._instance = self._instance.successor(self._boot)
+        _log.warning("this worker has another role now, boot %016x; its cache stays", self._boot)
+        if self._parent is not None:
+            self._parent.rebooted(self._boot)
+        self._perform(self._instance.turn(now))
 
     # ------------------------------------------------------------ draining, self-check, metrics
 

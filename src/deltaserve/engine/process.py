@@ -84,7 +84,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
         fence_after_s=spec.options.drain_timeout_s,
         step_stuck_after_s=spec.step_stuck_after_s,
     )
-    loop = Loop(parts.instance, links, threads, parent, options, watchdog.alive)
+    loop = Loop(parts.instance, boot, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
     _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
     if parent is not None:

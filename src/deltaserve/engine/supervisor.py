@@ -32,7 +32,7 @@ from deltaserve.engine.kept_files import KeptFiles
 from deltaserve.engine.log_file import LogFile, OwnOutput
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
-from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Refused, ToChild, Welcome
+from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Rebooted, Refused, ToChild, Welcome
 
 LAST_WORDS_S = 5.0
 """What a child needs to end when its own grace is over."""
@@ -204,6 +204,8 @@ class Supervisor:
                     watched.refusal = message
                 case Ready(url, boot):
                     self._on_ready(watched, url, boot)
+                case Rebooted(boot):
+                    watched.boot = boot
         if child.is_mute:
             self._selector.unregister(child.channel_fd)
 

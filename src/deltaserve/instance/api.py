@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from deltaserve.base.ids import PeerName, Role
+from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkBroken, LinkEvent, PeerDied, SendFrame
 from deltaserve.sched.plan import StepPlan, StepResult
@@ -102,6 +102,8 @@ class InstanceConfig:
     """Of this rank, in registration order."""
     options: InstanceOptions
     evidence: Evidence = Evidence.COMPLETION
+    configured_role: Role | None = None
+    """What the process was started as; None: `role`."""
 
 
 class Instance(Protocol):
@@ -128,6 +130,17 @@ class Instance(Protocol):
         ...
 
     def is_drained(self) -> bool: ...
+
+    def may_hand_over(self) -> bool:
+        """Whether an engine of another role is to take over, and this one holds nothing for anybody any more."""
+        ...
+
+    def successor(self, boot: Boot) -> "Instance":
+        """The engine that takes over: another role and boot, the same memory and tree. Drive it instead of this one.
+
+        Precondition: may_hand_over().
+        """
+        ...
 
     def metrics(self) -> dict[str, float]:
         """Name (Prometheus, with unit) |-> value; label sets as `name{label="x"}`."""

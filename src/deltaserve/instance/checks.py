@@ -14,6 +14,7 @@ from deltaserve.sched.plan import ItemOutcome
 from deltaserve.wire.messages import (
     Ask,
     Cancel,
+    ChangeRole,
     Component,
     Drained,
     Draining,
@@ -41,7 +42,7 @@ STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
-    Role.FRONT.value: (Submit, Cancel, Finish, Flush, Hello),
+    Role.FRONT.value: (Submit, Cancel, Finish, Flush, ChangeRole, Hello),
     Role.PREFILL.value: (Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs),
     **dict.fromkeys(_DECODES, (Offer, Ask, Grant, Revoke, Cancel)),
 }

@@ -5,10 +5,15 @@
     outflow   prompts computed for other workers: the writer's side of a transfer (outflow.py)
 
 A role is which desks are open. All of them share the scheduler's rows, steps and memory.
+
+A change of role is a change of engines: this one drains, ends its endpoints, and `successor` is a new one, with a boot
+of its own, over the same pools and tree. What carries the boot is new: links, tickets, rooms. Memory is what stays.
 """
 
+from dataclasses import dataclass, replace
+
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import PeerName, Role
+from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Backlog, Meter
@@ -19,27 +24,40 @@ from deltaserve.instance.parts import (
     check_parts,
     drain_events,
     facts_of,
+    inherit_parts,
     pool_metrics,
     snapshot_events,
 )
 from deltaserve.instance.serving import Serving
 from deltaserve.sched.plan import StepPlan, StepResult
-from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened
-from deltaserve.wire.messages import Flush
+from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened, PeerFenced
+from deltaserve.wire.messages import ChangeRole, Flush
 
 SERVES = frozenset({Role.DECODE, Role.UNIFIED})
 """Roles whose serving desk (with its intake) is open."""
 WRITES = frozenset({Role.PREFILL})
 """Roles whose outflow desk is open."""
+_CHANGEABLE = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(slots=True)
+class _Change:
+    """Another engine is to take over."""
+
+    role: Role
+    ends_rooms_at: float
+    """What still runs then goes elsewhere."""
+    has_left: bool = False
+    """Everything ended here; the endpoints are being fenced, and nobody is listened to any more."""
 
 
 class EngineCore:
     """See instance/api.py for how it is driven."""
 
     def __init__(self, config: InstanceConfig, parts: Parts | None = None) -> None:
-        """`parts`: memory, cache and scheduler of an engine before this one; None: new ones."""
+        """`parts`: of an engine before this one, whose scheduler is idle; None: new ones."""
         self.config = config
-        self.parts = parts or build_parts(config)
+        self.parts = build_parts(config) if parts is None else inherit_parts(config, parts)
         self._out: list[Action] = []
         options = config.options
         silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s
@@ -48,13 +66,15 @@ class EngineCore:
         self.outflow = Outflow(config, self.parts, self.links, self._meter, self._out)
         self.serving = Serving(config, self.parts, self.links, self._out)
         self._is_draining = False
+        self._change: _Change | None = None
 
     # ------------------------------------------------------------ driving
 
     def handle(self, event: Event, now: float) -> None:
         match event:
             case FrameIn():
-                self._on_frame(event, now)
+                if self._change is None or not self._change.has_left:
+                    self._on_frame(event, now)
             case PeerDied():
                 self.links.died(event.peer)
                 self._drop_peer(event.peer, FailReason.PEER_LOST, now)
@@ -62,13 +82,19 @@ class EngineCore:
                 self.links.table.broke(event.peer, now)
             case DrainRequested():
                 self._is_draining = True
-                self.outflow.is_draining = self.serving.is_draining = True
+                self._close_desks()
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(event)
                 self.serving.on_endpoint(event.peer, now)
             case _:
+                if isinstance(event, PeerFenced):
+                    self.links.on_fenced()
                 self.outflow.on_report(event)
                 self.serving.on_report(event, now)
+
+    def _close_desks(self) -> None:
+        """Nothing new is taken."""
+        self.outflow.is_draining = self.serving.is_draining = True
 
     def _on_frame(self, event: FrameIn, now: float) -> None:
         heard = self.links.receive(event.envelope, now)
@@ -81,16 +107,22 @@ class EngineCore:
             self.outflow.on_frame(peer, event.envelope, heard.message, now)
         if self.config.role in SERVES and heard.message is not None:
             self.serving.on_frame(peer, heard.message, now)
-        if isinstance(heard.message, Flush):
-            self.parts.cache.clear()
+        match heard.message:
+            case Flush():
+                self.parts.cache.clear()
+            case ChangeRole():
+                self._on_change(heard.message, now)
 
     def tick(self, now: float) -> None:
+        if self._change is not None and self._change.has_left:
+            return
         if self._meter.is_due(now):
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, now)
             backlog = Backlog.of([*self.outflow.waiting(), *self.serving.requests()], self.serving.granted())
-            self.links.tell_fronts(self._meter.status(self.parts, backlog, self._is_draining, self.metrics()))
+            is_leaving = self._is_draining or self._change is not None
+            self.links.tell_fronts(self._meter.status(self.parts, backlog, is_leaving, self.metrics()))
             self.serving.intake.repeat_revokes()
         self.outflow.tick(now)
         self.serving.tick(now)
@@ -107,11 +139,49 @@ class EngineCore:
                 self.serving.started(request, now)
         self._queue_again(now)
         self.serving.turn()
+        self._go_on_changing(now)
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             self.links.tell_fronts(events)
         actions = list(self._out)
         self._out.clear()
         return actions
+
+    # ------------------------------------------------------------ another role
+
+    def _on_change(self, asked: ChangeRole, now: float) -> None:
+        """Asked again it changes nothing; asked for another role, that one is the next."""
+        if {asked.role, self.config.role}.difference(_CHANGEABLE):
+            return
+        if self._change is not None:
+            self._change.role = asked.role
+        elif asked.role is not self.config.role:
+            self._change = _Change(asked.role, now + asked.grace_ms / 1000)
+            self._close_desks()
+
+    def _go_on_changing(self, now: float) -> None:
+        change = self._change
+        if change is None or change.has_left:
+            return
+        if now >= change.ends_rooms_at:
+            self.outflow.leave_rooms()
+            self.serving.leave_rooms(now)
+        is_idle = self.parts.scheduler.is_idle and not self.num_rooms
+        if is_idle and not len(self.outflow.sender) and self.serving.receiver.is_settled:
+            change.has_left = True
+            self.links.leave()
+
+    def may_hand_over(self) -> bool:
+        is_over = self._change is not None and self._change.has_left and self.links.has_left
+        return is_over and not self._is_draining
+
+    def successor(self, boot: Boot) -> "EngineCore":
+        assert self._change is not None and self.may_hand_over()
+        configured = self.config.configured_role or self.config.role
+        config = replace(self.config, role=self._change.role, boot=boot, configured_role=configured)
+        engine = EngineCore(config, self.parts)
+        engine.serving.receiver.inherit(self.serving.receiver)
+        engine.links.succeed(self.links)
+        return engine
 
     # ------------------------------------------------------------ steps
 
@@ -142,6 +212,8 @@ class EngineCore:
         return len(self.outflow.sender) + len(self.serving.receiver)
 
     def next_timer(self) -> float | None:
+        if self._change is not None and self._change.has_left:
+            return None
         return self._meter.next_timer(is_busy=bool(self.num_rooms) or len(self.serving.receiver) > 0)
 
     @property
@@ -158,6 +230,7 @@ class EngineCore:
         metrics = pool_metrics(self.parts) | self._meter.metrics()
         metrics |= self.serving.metrics() if self.config.role in SERVES else self.outflow.metrics()
         metrics["deltaserve_tickets_open"] = self._num_tickets
+        metrics["deltaserve_quarantine_age_seconds"] = self.serving.receiver.quarantine_age_s
         metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
         return metrics
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.instance.api import Action, Dial, InstanceConfig, SendFrame
-from deltaserve.instance.checks import are_pair, may_say
+from deltaserve.instance.api import Action, Dial, HangUp, InstanceConfig, SendFrame
+from deltaserve.instance.checks import Refusal, are_pair, may_say
 from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -103,8 +104,12 @@ class Greeter:
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
         self._marks: dict[PeerName, int] = {}
+        self._num_fencing = 0
+        """Fences that were asked for and are not there yet."""
         self.refusals: dict[PeerName, str] = {}
         """Peers refused for unequal compat fields, with both values named."""
+        self._of_other_roles: set[PeerName] = set()
+        """Those of them that are refused for their role alone."""
         self.stale_frames = 0
 
     # ------------------------------------------------------------ sending
@@ -147,7 +152,7 @@ class Greeter:
             places.remember(address)
             return
         places.put_first(address, now)
-        self.refusals.pop(name, None)  # it was of whoever was at the other address
+        self._forgive(name)  # it was of whoever was at the other address
         self._out.append(Dial(address))
         self.greet(name, now)
 
@@ -184,7 +189,7 @@ class Greeter:
             is_gone = peer.boot is not None
             self._end_life(peer)
             self._marks.pop(peer.name, None)  # tickets are numbered per pair of boots
-            self.refusals.pop(peer.name, None)  # and another start may have another configuration
+            self._forgive(peer.name)  # and another start may have another configuration
             self.table.rebooted(peer, Boot(envelope.src_boot), now)
         if hello is not None:
             return self._on_hello(peer, hello, now, is_gone)
@@ -247,20 +252,33 @@ class Greeter:
             self.greet(peer.name, peer.last_heard)
         return FromPeer(peer, None, is_gone)
 
+    def refusal(self, name: PeerName) -> Refusal | None:
+        """Why pages will not move between us, however long one waits. A peer of another role may take it up again."""
+        text = self.refusals.get(name)
+        if text is None:
+            return None
+        return FailReason.NO_PEER if name in self._of_other_roles else FailReason.INCOMPATIBLE, text
+
     def _refuses(self, peer: Peer, hello: Hello) -> bool:
         differences = unequal_fields(self._compat, dict(hello.compat))
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
+        if not differences:
+            self._of_other_roles.add(peer.name)
         if not are_pair(self.config.role, hello.role):
             differences.append(f"role: ours {self.config.role.value}, theirs {hello.role[:80]!r}")
         if not differences:
-            self.refusals.pop(peer.name, None)
+            self._forgive(peer.name)
             return False
         if peer.name not in self._dialled:
             self.send(peer.name, self._hello(b"", hello))  # so that the other side can name both values as well
         self.refusals[peer.name] = "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         return True
+
+    def _forgive(self, name: PeerName) -> None:
+        self.refusals.pop(name, None)
+        self._of_other_roles.discard(name)
 
     def _hello(self, endpoint: bytes, answered: Hello | None = None) -> Hello:
         return Hello(
@@ -271,9 +289,37 @@ class Greeter:
             endpoint=endpoint,
             answers=_digest(answered.endpoint) if answered is not None else b"",
             regions=self.config.regions if endpoint else (),
+            configured_role=(self.config.configured_role or self.config.role).value,
         )
 
+    # ------------------------------------------------------------ another engine takes over
+
+    def leave(self) -> None:
+        """End every endpoint, also one that is being opened; hang up whom we dialled."""
+        for peer in self.table:
+            if _role(peer) != Role.FRONT.value:
+                self._end_endpoint(peer.name)
+                self.lose(peer.name)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether, after `leave`, nothing that was commanded is still to be reported on: reports come in order."""
+        return self._num_fencing == 0
+
+    def succeed(self, former: "Greeter") -> None:
+        """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
+        for peer in former.table:
+            if peer.boot is not None:
+                ours, theirs = self.config.boot, peer.boot
+                envelope = Envelope(src=self.config.name, src_boot=ours, dst_boot=theirs, body=_NOT_READY)
+                self._out.append(SendFrame(peer.name, envelope))
+        self._out.extend(HangUp(name) for name in former._dialled)
+
     # ------------------------------------------------------------ reports and time
+
+    def on_fenced(self) -> None:
+        """The transfer thread is done with a FencePeer."""
+        self._num_fencing -= 1
 
     def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed) -> None:
         """Progress of a greeting: send our Hello, or be ready."""
@@ -345,13 +391,17 @@ class Greeter:
                 self.table.forget(peer.name)
                 self._greetings.pop(peer.name, None)
                 self._marks.pop(peer.name, None)
-                self.refusals.pop(peer.name, None)
+                self._forgive(peer.name)
 
     def _end_life(self, peer: Peer) -> None:
         """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""
         if peer.boot is not None and _role(peer) != Role.FRONT.value:
-            self._greetings.pop(peer.name, None)
-            self._out.append(FencePeer(peer.name))
+            self._end_endpoint(peer.name)
+
+    def _end_endpoint(self, name: PeerName) -> None:
+        self._greetings.pop(name, None)
+        self._num_fencing += 1
+        self._out.append(FencePeer(name))
 
     def fence(self, name: PeerName) -> None:
         """End the peer's endpoint here; a dialled peer is greeted again with the next beat."""

@@ -132,9 +132,9 @@ class Intake:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
         if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):
             return None
-        refusal = self._links.refusals.get(room.prefill)
+        refusal = self._links.refusal(room.prefill)
         if refusal is not None:
-            return AttemptFailed(room, FailReason.INCOMPATIBLE, refusal)
+            return AttemptFailed(room, *refusal)
         if now - room.offered_at > _BOOTSTRAP_S:
             return AttemptFailed(room, FailReason.NO_PEER, "the prefill worker does not answer")
         return None
@@ -340,8 +340,12 @@ class Intake:
                 self._revoke(ticket)
 
     def _revoke(self, ticket: Ticket) -> None:
-        """Tell the process that holds the ticket; another life of that name would answer for numbers of its own."""
-        if self._links.table.get(ticket.peer).boot == ticket.id.writer_boot:
+        """Tell the process that holds the ticket; another life of that name would answer for numbers of its own.
+
+        Nor is one asked about that was handed out under an earlier boot of ours: its writer has been fenced.
+        """
+        theirs = self._links.table.get(ticket.peer).boot
+        if (self._config.boot, theirs) == (ticket.id.reader_boot, ticket.id.writer_boot):
             self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
 
     def update_mark(self, peer: PeerName) -> None:

@@ -277,6 +277,11 @@ class Outflow:
             self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer")
         self.links.fence(peer)
 
+    def leave_rooms(self) -> None:
+        """All rooms end without a word: their readers offer them elsewhere when they hear that this engine is over."""
+        for room in list(self.rooms.values()):
+            self._end(room)
+
     def drop_peer(self, peer: PeerName) -> None:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:

@@ -27,11 +27,26 @@ class Parts:
 
 
 def build_parts(config: InstanceConfig) -> Parts:
-    page_size, options = config.cache.page_size, config.options
+    page_size = config.cache.page_size
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
     cache = PrefixCache(page_size, pools, config.cache.pools)
     budget = Budget(cache, pools)
-    sched = SchedConfig(
+
+    def seed_of(namespace: Namespace) -> bytes:
+        return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
+
+    return Parts(pools, cache, budget, Scheduler(_sched_config(config), cache, budget, seed_of))
+
+
+def inherit_parts(config: InstanceConfig, former: Parts) -> Parts:
+    """For an engine over the memory of one that holds nothing for anybody: the tree stays, with its pages."""
+    former.scheduler.become(_sched_config(config))
+    return former
+
+
+def _sched_config(config: InstanceConfig) -> SchedConfig:
+    page_size, options = config.cache.page_size, config.options
+    return SchedConfig(
         page_size=page_size,
         max_running=config.max_running_requests,
         chunk_len=options.chunked_prefill_size,
@@ -42,11 +57,6 @@ def build_parts(config: InstanceConfig) -> Parts:
         radix_cache=options.radix_cache,
         policy=options.schedule_policy,
     )
-
-    def seed_of(namespace: Namespace) -> bytes:
-        return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
-
-    return Parts(pools, cache, budget, Scheduler(sched, cache, budget, seed_of))
 
 
 def facts_of(config: InstanceConfig) -> Facts:

@@ -371,6 +371,11 @@ class Serving:
             elif room.front == peer:
                 self._fail(room, FailReason.CANCELLED, "the front was lost", now)
 
+    def leave_rooms(self, now: float) -> None:
+        """All rooms end without a word: their fronts submit them elsewhere when they hear that this engine is over."""
+        for room in self.rooms:
+            self._drop(room, now)
+
     def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
         answer = self._outbox.finished(room, finish, now)
         if room.state in _REMOTE:  # a resumed room, ended by a stop string
@@ -399,5 +404,4 @@ class Serving:
         return self.intake.metrics() | {
             "deltaserve_late_dones_total": self.receiver.late_dones,
             "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
-            "deltaserve_quarantine_age_seconds": self.receiver.quarantine_age_s,
         }

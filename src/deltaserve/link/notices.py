@@ -17,6 +17,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Number of this process start."""
 
 
+class Rebooted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Child: it goes on under another number; the next process start must have a higher one."""
+
+    boot: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Child: its configuration is wrong; it ends with exit code 2. One line a user can act on."""
 
@@ -48,7 +54,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Of the start of this child that served last: the new one must be higher. 0: none did."""
 
 
-ToSupervisor = Progress | Ready | Refused
+ToSupervisor = Progress | Ready | Rebooted | Refused
 ToChild = Welcome | PeerUp | PeerDown
 
 MAX_NOTICE_BYTES = 1 << 16
@@ -56,7 +62,7 @@ PARENT_VARIABLE = "DS_PARENT"
 """Environment of a child: `<descriptor>:<process id of the supervisor>`. Not a DELTASERVE_ name: those are settings."""
 
 _encoder = msgspec.msgpack.Encoder()
-_to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(Progress | Ready | Refused)
+_to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(Welcome | PeerUp | PeerDown)
 
 

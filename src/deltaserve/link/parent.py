@@ -12,6 +12,7 @@ from deltaserve.link.notices import (
     PARENT_VARIABLE,
     Progress,
     Ready,
+    Rebooted,
     Refused,
     ToChild,
     ToSupervisor,
@@ -82,6 +83,10 @@ class Parent:
 
     def ready(self, url: str, boot: int) -> None:
         self._tell(Ready(url, boot))
+
+    def rebooted(self, boot: int) -> None:
+        """It goes on under another number, without having ended."""
+        self._tell(Rebooted(boot))
 
     def refuse(self, message: str) -> None:
         """The configuration is wrong; the process ends with exit code 2 next."""

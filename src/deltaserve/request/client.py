@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Namespace, Room
+from deltaserve.base.ids import Namespace, Role, Room
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.wire.messages import CacheUse, FinishReason, Usage
 
@@ -48,6 +49,23 @@ class Limits:
     """Prompt plus output that fit the smallest pool that holds output. None: not told; the worker checks alone."""
 
 
+class RoleAnswer(Enum):
+    """To whoever asks for a worker's role to be changed."""
+
+    HELD = "held"
+    """It has that role."""
+    CHANGING = "changing"
+    """It drains, and takes up that role then."""
+
+
+class UnknownWorker(Exception):
+    """There is no worker of that name. The message names those there are."""
+
+
+class RoleRefused(Exception):
+    """The worker cannot have that role now. The message says why, and what to do."""
+
+
 class Engine(Protocol):
     """Serves generations. All methods are called from the event loop's thread."""
 
@@ -68,6 +86,13 @@ class Engine(Protocol):
 
     def flush_cache(self) -> dict[str, int]:
         """Every worker there is drops the pages no request holds: name |-> how many those were by its last report."""
+        ...
+
+    def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
+        """A worker drains and takes up another role over the same memory. What still runs after `grace_s` is moved.
+
+        Raises UnknownWorker, RoleRefused.
+        """
         ...
 
     def limits(self) -> Limits | None: ...

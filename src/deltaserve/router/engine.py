@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import assert_never
 
 from deltaserve.base.errors import FailReason, IntegrityError
-from deltaserve.base.ids import PeerName, Room
+from deltaserve.base.ids import PeerName, Role, Room
 from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
-from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer
 from deltaserve.router.stream import Stream
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
 from deltaserve.routing.front_core import FrontCore
@@ -78,6 +78,12 @@ class RouterEngine:
         self._handle(FlushAsked())
         ready = [worker for worker in self._core.workers if worker.is_ready]
         return {w.name: sum(w.status.evictable_pages) if w.status else 0 for w in ready}
+
+    def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
+        """As request.client.Engine."""
+        answer, actions = self._core.change_role(PeerName(worker), role, grace_s)
+        self._perform(actions)
+        return answer
 
     def limits(self) -> Limits | None:
         return self._core.limits()

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import msgspec
 
 from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, RequestFailed
-from deltaserve.base.ids import Room
+from deltaserve.base.ids import PeerName, Role, Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
-from deltaserve.request.client import Generation, Limits, OutputDelta
+from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer, UnknownWorker
 from deltaserve.routing.balance import POLICIES, Choice
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
@@ -28,6 +28,7 @@ from deltaserve.routing.streams import Echoes, KeyedSample, LiveRoom, RoomEvent,
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
     Cancel,
+    ChangeRole,
     Envelope,
     Events,
     Finish,
@@ -156,6 +157,14 @@ class FrontCore:
             if live.placement is None:  # nobody has a last word to say
                 self._complete(live, FinishReason.STOP, live.own_usage())
         return self._flush()
+
+    def change_role(self, name: PeerName, role: Role, grace_s: float) -> tuple[RoleAnswer, list[FrontAction]]:
+        """A worker is to take up another role. Raises UnknownWorker, RoleRefused."""
+        worker = self.workers.get(name)
+        if worker is None:
+            raise UnknownWorker(f"no worker {name[:80]!r} here, but: {', '.join(w.name for w in self.workers)}")
+        answer = self.workers.change_role(worker, ChangeRole(role=role, grace_ms=int(1000 * grace_s)))
+        return answer, self._flush()
 
     def drain(self) -> None:
         """Take no more samples; those on their way end as they would."""

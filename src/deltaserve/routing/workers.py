@@ -12,10 +12,11 @@ from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp, LinkAction, SendFrame
 from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.request.client import RoleAnswer, RoleRefused
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.routing.load import LoadReport, Unseen
 from deltaserve.routing.wellness import Wellness
-from deltaserve.wire.messages import Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
+from deltaserve.wire.messages import ChangeRole, Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
 
 STATE_WORDS = {
     PeerState.UNKNOWN: "not connected",
@@ -50,14 +51,17 @@ class Worker:
     """Since when the worker, in the same life, takes us for lost: it may still have our rooms."""
     next_hello: float = 0.0
     hello_pause_s: float = 0.0
+    role: Role = field(init=False)
+    """As configured, until its Hello says that it was changed since."""
+    asked: ChangeRole | None = None
+    """What it is to become: repeated until it has."""
+
+    def __post_init__(self) -> None:
+        self.role = self.member.role
 
     @property
     def name(self) -> PeerName:
         return self.peer.name
-
-    @property
-    def role(self) -> Role:
-        return self.member.role
 
     @property
     def is_found(self) -> bool:
@@ -72,7 +76,7 @@ class Worker:
     def takes_rooms(self) -> bool:
         """Ready, and not about to leave."""
         is_staying = self.status is None or (self.status.ready and not self.status.draining)
-        return self.is_ready and is_staying and self.complaint is None
+        return self.is_ready and is_staying and self.complaint is None and self.asked is None
 
     @property
     def facts(self) -> Facts:
@@ -104,6 +108,8 @@ class Worker:
             return f"{self.name}: not started yet"
         if not self.is_ready:
             return f"{self.name}: {STATE_WORDS[self.peer.state]}"
+        if self.asked is not None:
+            return f"{self.name}: changing from {self.role.value} to {self.asked.role.value}"
         return f"{self.name}: {self.complaint or ('draining' if self.status and self.status.draining else 'not ready')}"
 
 
@@ -176,8 +182,8 @@ class Workers:
         worker = self._workers.get(name)
         if worker is None:
             worker = self._workers[name] = Worker(member, self._table.get(name))
-        elif worker.role is not member.role:
-            raise ValueError(f"{name} is a {worker.role.value} worker, not {member.role.value}")
+        elif worker.member.role is not member.role:
+            raise ValueError(f"{name} is a {worker.member.role.value} worker, not {member.role.value}")
         elif worker.member == member and worker.peer.state in _THERE:
             return
         worker.member = member
@@ -186,9 +192,38 @@ class Workers:
             self._reset(worker)
             self._greet(worker, now)
         if member.role is Role.PREFILL:
-            for decode in self._workers.values():
-                if decode.role is Role.DECODE and decode.is_found:  # also one whose answer is on its way
-                    self._send_hello(decode)  # tells it where the prefill worker is
+            self._tell_decodes()
+
+    def _tell_decodes(self) -> None:
+        """Where the prefill workers are."""
+        for decode in self._workers.values():
+            if decode.role is Role.DECODE and decode.is_found:  # also one whose answer is on its way
+                self._send_hello(decode)
+
+    def change_role(self, worker: Worker, asked: ChangeRole) -> RoleAnswer:
+        """Have it drain and take up another role. Raises RoleRefused."""
+        if worker.role is asked.role and worker.asked is None:
+            return RoleAnswer.HELD
+        problem = self._keeps_role(worker, asked.role)
+        if problem is not None:
+            raise RoleRefused(problem)
+        worker.asked = asked
+        self.send(worker, asked)
+        return RoleAnswer.CHANGING
+
+    def _keeps_role(self, worker: Worker, role: Role) -> str | None:
+        """Why its role cannot be changed now."""
+        if {worker.role, role}.difference(CHANGEABLE):
+            return f"{worker.name} is a {worker.role.value} worker: only prefill and decode change into each other"
+        if worker.asked is not None:
+            return None
+        if not worker.takes_rooms:
+            return f"{worker.describe()}; a worker changes its role while it takes requests"
+        others = [w.name for w in self.of(worker.role) if w is not worker and w.status is not None]
+        if not others:
+            kind = worker.role.value
+            return f"{worker.name} is the only {kind} worker that takes requests: make another one {kind} first"
+        return None
 
     def flush(self) -> None:
         """Everyone who is there drops what no lease protects."""
@@ -271,6 +306,16 @@ class Workers:
         worker.hello_pause_s = 0.0
         self._judge(worker)
         self._reconsider()
+        if worker.is_ready:
+            self._learn_role(worker, Role(hello.role))
+
+    def _learn_role(self, worker: Worker, role: Role) -> None:
+        if worker.asked is not None and worker.asked.role is role:
+            worker.asked = None
+        if role is not worker.role:
+            worker.role = role
+            if role is Role.PREFILL:
+                self._tell_decodes()
 
     def _judge(self, worker: Worker) -> None:
         """Take the worker, or refuse it."""
@@ -288,8 +333,10 @@ class Workers:
         hello = worker.peer.hello
         if hello is None:
             return "said nothing about itself"
-        if hello.role != worker.role.value:
-            return f"role: configured {worker.role.value}, it says {hello.role[:80]}"
+        configured, its_own = worker.member.role, hello.configured_role or hello.role
+        if its_own != configured.value or not _may_become(configured, hello.role):
+            says = hello.role if its_own == configured.value else its_own
+            return f"role: configured {configured.value}, it says {says[:80]}"
         if hello.facts.page_size <= 0:
             return f"page size {hello.facts.page_size} is not above 0"
         check = hello.facts.keys_seed_check
@@ -337,7 +384,7 @@ class Workers:
             self._next_beat = now + self._config.heartbeat_s
             for worker in self._workers.values():
                 if worker.peer.state in _THERE:
-                    self.send(worker, Heartbeat())
+                    self.send(worker, worker.asked or Heartbeat())
                 elif now >= worker.next_hello:
                     self._greet(worker, now)
         return silent
@@ -373,6 +420,14 @@ _MAX_REPORTED = 1 << 53
 _MIN_MEASURED = 1e-9
 """Tokens per second, or seconds. Zero means not measured yet; a rate near it would price everything at infinity."""
 _THERE = (PeerState.READY, PeerState.REFUSED)
+
+
+CHANGEABLE = frozenset({Role.PREFILL, Role.DECODE})
+
+
+def _may_become(configured: Role, role: str) -> bool:
+    """Whether a process that was started in one role may be found in another."""
+    return role == configured.value or {configured.value, role} == {changeable.value for changeable in CHANGEABLE}
 
 
 def _identity(hello: Hello) -> dict[str, str]:

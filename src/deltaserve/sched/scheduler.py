@@ -246,6 +246,21 @@ class Scheduler:
         taken, self._yielded = self._yielded, []
         return taken
 
+    # ------------------------------------------------------------ another role
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits, runs, or is ending. (Rows that the executor is still to close are told with the next plan.)"""
+        has_requests = self.num_waiting or self._running or self._ended_in_flight or self._retracted or self._yielded
+        return self._in_flight is None and not has_requests
+
+    def become(self, config: SchedConfig) -> None:
+        """Another engine takes over, with desks of its own. Raises StateError unless idle."""
+        if not self.is_idle or config.max_running != self.config.max_running:
+            raise StateError("a scheduler is taken over while it holds requests, or with other rows")
+        self.config = config
+        self.gatekeeper, self.fetch = OpenDoor(), None
+
     # ------------------------------------------------------------ admission
 
     def add(self, request: Request) -> None:

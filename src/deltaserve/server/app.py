@@ -87,6 +87,7 @@ def _admin_routes(front: Front) -> list[Route]:
         ("GET", "/get_server_info", info.server_info),
         ("POST", "/flush_cache", info.flush_cache),
         ("POST", "/admin/drain", info.drain),
+        ("POST", "/admin/role", info.change_role),
         ("GET", "/admin/requests/{id}", info.past_request),
     ]
 

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from deltaserve import __version__
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Room
+from deltaserve.base.ids import Role, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.request.client import Generation
+from deltaserve.request.client import Generation, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.server.caller import caller_of
 from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.errors import ApiError, from_failure, invalid, not_ready, retry_after
+from deltaserve.server.errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.fields import Body, Items, parse
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import check_model
@@ -28,6 +28,8 @@ from deltaserve.wire.messages import CacheUse
 
 _log = logging.getLogger("deltaserve.server")
 _PROBE_S = 20.0
+_ROLES = {role.value: role for role in (Role.PREFILL, Role.DECODE)}
+_LONGEST_GRACE_S = 3600.0
 
 
 class TokenizeBody(Body):
@@ -46,6 +48,14 @@ class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[object]
     skip_special_tokens: bool | None = None
+
+
+class RoleBody(Body):
+    """Which worker is to do what."""
+
+    worker: str
+    role: str
+    grace_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -190,6 +200,28 @@ class InfoRoutes:
             _log.warning("draining, as asked by /admin/drain: no new request is taken until this server is restarted")
         self.front.health.draining = True
         return json_reply({"draining": True, "drained": self.front.admission.num_requests == 0})
+
+    async def change_role(self, request: Request) -> Response:
+        """POST /admin/role: a worker drains and takes up another role; its cache stays."""
+        _refuse_browser(request)
+        body = parse(RoleBody, await self._object(request), self.front.ignore_field)
+        role = _ROLES.get(body.role)
+        if role is None:
+            raise invalid("role", f"{excerpt(body.role)} is none of {', '.join(_ROLES)}")
+        grace_s = self.front.settings.grace_s if body.grace_s is None else body.grace_s
+        if not 0 <= grace_s <= _LONGEST_GRACE_S:  # nor NaN
+            raise invalid("grace_s", f"expected 0 to {_LONGEST_GRACE_S:g} seconds")
+        try:
+            answer = self.front.engine.change_role(body.worker, role, grace_s)
+        except UnknownWorker as error:
+            raise ApiError(404, "not_found", str(error), "worker") from error
+        except RoleRefused as error:
+            raise ApiError(409, "role_refused", str(error)) from error
+        is_changing = answer is RoleAnswer.CHANGING
+        if is_changing:
+            _log.warning("%s becomes a %s worker, as asked by /admin/role", body.worker[:80], role.value)
+        reply = {"worker": body.worker, "role": role.value, "changing": is_changing}
+        return json_reply(reply, 202 if is_changing else 200)
 
     async def flush_cache(self, request: Request) -> Response:
         """POST /flush_cache: every worker drops the pages that no request holds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import PeerName, Room
+from deltaserve.base.ids import Boot, PeerName, Role, Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import (
     Dial,
@@ -19,7 +19,7 @@ from deltaserve.instance.api import (
 )
 from deltaserve.instance.core import EngineCore
 from deltaserve.peer.link import LinkEvent
-from deltaserve.request.client import Generation, OutputDelta
+from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
@@ -190,6 +190,8 @@ class SimWorker(SimProcess):
         )
         self.endpoint = TaggedEndpoint(endpoint_config, self.transport, self.memory)
         self.instance = EngineCore(config)
+        self.former: list[EngineCore] = []
+        """Engines of this process before it changed its role."""
         self._is_computing = False
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
@@ -217,11 +219,21 @@ class SimWorker(SimProcess):
                     self._commands.append(command)
         if self._commands:
             self._turn_after(self.pace.lag_s)
+        if self.instance.may_hand_over():
+            self._hand_over()
+            return
         self._plan()
         timer = self.instance.next_timer()
         if timer is not None:
             self._tick_at(timer)
         self.world.touched(self)
+
+    def _hand_over(self) -> None:
+        """An engine of another role goes on, over the same memory, executor and transport."""
+        self.former.append(self.instance)
+        self.instance = self.instance.successor(Boot(self.config.boot + len(self.former)))
+        self.world.trace.note(self.world.now, self.name, "becomes", self.instance.config.role.value)
+        self._take_turn()
 
     # ------------------------------------------------------------ step thread
 
@@ -334,6 +346,15 @@ class SimFront(SimProcess):
     def flush(self) -> None:
         """An operator empties the trees."""
         self._perform(self.core.handle(FlushAsked(), self.now))
+
+    def change_role(self, name: PeerName, role: Role, grace_s: float) -> RoleAnswer | None:
+        """An operator wants it. None: refused."""
+        try:
+            answer, actions = self.core.change_role(name, role, grace_s)
+        except RoleRefused:
+            return None
+        self._perform(actions)
+        return answer
 
     def handle(self, event: LinkEvent) -> None:
         if self.is_alive:

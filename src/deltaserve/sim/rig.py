@@ -399,8 +399,9 @@ class Run:
 
     def _count_moves(self, worker: SimWorker) -> None:
         self._page_moves.update(page_moves(worker))
-        self._ticket_moves.update(worker.instance.serving.receiver.moves)
-        self._ticket_moves.update(worker.instance.outflow.sender.moves)
+        for engine in (*worker.former, worker.instance):
+            self._ticket_moves.update(engine.serving.receiver.moves)
+            self._ticket_moves.update(engine.outflow.sender.moves)
 
     def report(self) -> Report:
         for worker in self.world.workers.values():

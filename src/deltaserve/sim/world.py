@@ -189,5 +189,5 @@ class World:
 
 
 def boot_of(name: str, life: int) -> Boot:
-    """A boot id that no other life of any process has."""
-    return Boot(int.from_bytes(name.encode(), "little") % 0xFFFF_FFFF_FFC5 * 1000 + life)
+    """A boot id that no other life of any process has; the next few are those of its changes of role."""
+    return Boot(int.from_bytes(name.encode(), "little") % 0xFFFF_FFFF_FFC5 * 1000 + 10 * life)

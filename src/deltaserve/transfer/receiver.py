@@ -228,6 +228,19 @@ class Receiver:
                 ticket.is_stranded = True
                 self._unanswered.pop(ticket.id, None)
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is on its way that will be accepted, drained or fenced: what is left stays in quarantine."""
+        return all(ticket.is_stranded for ticket in self._tickets.values())
+
+    def inherit(self, former: "Receiver") -> None:
+        """Pages that nobody gives back stay in quarantine: their tickets are this receiver's now.
+
+        They bear the boot and the numbers of the former one, so no mark counts them and no peer is asked about them.
+        """
+        for ticket in former.quarantined():
+            self._tickets[ticket.id] = self._quarantined[ticket.id] = ticket
+
     def _release(self, ticket: Ticket) -> None:
         self._move(ticket, ReceiverEvent.RELEASE)
         for pool, pages in zip(self._pools, ticket.pages, strict=True):
@@ -236,7 +249,8 @@ class Receiver:
 
     def _forget(self, ticket: Ticket) -> None:
         del self._tickets[ticket.id]
-        del self._open[ticket.peer, ticket.id.writer_boot][ticket.id.seq]
+        if ticket.id.reader_boot == self._boot:
+            del self._open[ticket.peer, ticket.id.writer_boot][ticket.id.seq]
         self._quarantined.pop(ticket.id, None)
         self._unanswered.pop(ticket.id, None)
 

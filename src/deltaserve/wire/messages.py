@@ -1,7 +1,7 @@
 """Every message a worker link may carry, and no others.
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
-front -> any     Flush
+front -> any     Flush, ChangeRole
 decode -> prefill Offer, Ask, Grant, Revoke, Cancel prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
                                                                       PromptLogprobs
 prefill -> decode, bound to the data it announces (transport notification): Done
@@ -15,6 +15,7 @@ from enum import Enum
 import msgspec
 
 from deltaserve.base.errors import FailReason
+from deltaserve.base.ids import Role
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
 PROTOCOL_VERSION = 3
@@ -90,6 +91,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     regions: tuple[RegionInfo, ...] = ()
     peers: tuple[PeerAddress, ...] = ()
     """From the front only: prefill workers this instance may be told to use."""
+    configured_role: str = ""
+    """What the process was started as: its role may have been changed since. Empty: `role`."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -263,6 +266,15 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """An operator asks every worker to drop what no lease protects from its tree. The events that follow tell what."""
 
 
+class ChangeRole(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An operator gives a worker another role: it drains, and goes on under a new boot over the old memory. Repeated
+    until a Hello says the new role."""
+
+    role: Role
+    grace_ms: int
+    """What still runs then goes elsewhere."""
+
+
 class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Output tokens [start, start + n) of a room."""
 
@@ -385,6 +397,7 @@ Message = (
     | Cancel
     | Finish
     | Flush
+    | ChangeRole
     | Tokens
     | Finished
     | Events

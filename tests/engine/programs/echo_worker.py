@@ -106,6 +106,12 @@ class EchoInstance:
     def is_drained(self) -> bool:
         return not self._waiting and self._running is None
 
+    def may_hand_over(self) -> bool:
+        return False
+
+    def successor(self, boot: Boot) -> "EchoInstance":
+        raise NotImplementedError
+
     def metrics(self) -> dict[str, float]:
         stuck = {'deltaserve_pages{pool="0",state="quarantined"}': 2.0, "deltaserve_quarantine_age_seconds": 61.0}
         return (stuck if self._folder == "quarantine-stays" else {}) | {

@@ -1,0 +1,72 @@
+"""Workers that change roles while they serve: every answer is right, and what was cached is hit in the new role."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.reference import assert_true, random_prompt
+from tests.e2e.server import Server, serving, wait_until
+
+PAGE = 4
+FLAGS = ("--page-size", str(PAGE), "--num-pages", "1024", "--prefill", "1", "--decode", "2")
+HEAD = random_prompt(10 * PAGE, seed=1)
+
+
+def ask_for(server: Server, worker: str, role: str, **fields: object) -> httpx.Response:
+    return server.http.post("/admin/role", json={"worker": worker, "role": role, **fields})
+
+
+def change(server: Server, worker: str, role: str) -> None:
+    """Wait until the front sends it requests of its new role."""
+    pages, boots = server.workers()[worker]["resident_keys"], server.log().count("another role now")
+    reply = ask_for(server, worker, role)
+    assert (reply.status_code, reply.json()["changing"]) == (202, True), reply.text
+    wait_until(lambda: server.log().count("another role now") > boots, "the new engine", server)
+
+    def is_used() -> bool:
+        known = server.workers()[worker]
+        return bool(known["role"] == role and known["state"] == "ready" and known["status"])
+
+    wait_until(is_used, f"{worker} as a {role} worker", server)
+    assert server.workers()[worker]["resident_keys"] >= pages
+
+
+def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: Path) -> None:
+    model = tiny_models / "llama"
+    prompts = [[*HEAD, *random_prompt(3 + i, seed=10 + i)] for i in range(8)]
+    with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(4) as pool:
+
+        def traffic() -> None:
+            """All of the prompts, some at a time: every answer is that of transformers."""
+            for prompt, answer in zip(prompts, pool.map(lambda p: server.complete(p, 24), prompts), strict=True):
+                assert_true(model, prompt, answer)
+
+        traffic()
+        wait_until(lambda: any(known(server)[name] for name in ("decode-0", "decode-1")), "reports of cached pages")
+        first = max(("decode-0", "decode-1"), key=lambda name: known(server)[name])
+        under_way = pool.submit(server.complete, prompts[0], 200)
+        change(server, first, "prefill")
+        assert_true(model, prompts[0], under_way.result())
+        traffic()
+        change(server, "prefill-0", "decode")  # the other one computes all prompts now
+        answer = server.complete([*HEAD, 1, 2, 3], 4)
+        assert_true(model, [*HEAD, 1, 2, 3], answer)
+        assert answer.timings["prefill_cached_tokens"] >= len(HEAD)
+        assert answer.cached_len > 0
+        assert ask_for(server, first, "prefill").status_code == 200
+        refused = ask_for(server, first, "decode")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "role_refused")
+        change(server, "prefill-0", "prefill")
+        change(server, first, "decode")
+        traffic()
+        assert {name: worker["role"] for name, worker in server.workers().items()} == {
+            "prefill-0": "prefill",
+            "decode-0": "decode",
+            "decode-1": "decode",
+        }
+
+
+def known(server: Server) -> dict[str, int]:
+    """Worker |-> page keys the front knows to be there."""
+    return {name: worker["resident_keys"] for name, worker in server.workers().items()}
