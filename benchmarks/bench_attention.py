@@ -2,19 +2,18 @@
 
     python benchmarks/bench_attention.py [--layers 12] [--json]
 
-Every ratio compares medians of runs that took turns, so other load on the machine falls on both sides. One thread; the
-clock is the process's CPU time.
+Every ratio compares runs that took turns, so other load on the machine falls on both sides: the median over all rounds,
+and in brackets that of the best times. One thread; the clock is the process's CPU time.
 """
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
+from benchmarks.paired import Ratio, Times, take_turns
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.device.attention import Batch, Query
 from deltaserve.device.kv_pool import KvPool
@@ -25,7 +24,7 @@ from deltaserve.layout.spec import CacheSpec, PageGroup
 
 PAGE_SIZE, SPLIT_TOKENS, LONG = 16, 256, 128 * 1024
 KV_HEADS, GROUP_SIZE, HEAD_DIM = 4, 2, 64
-REPEATS = 5
+ROUNDS, LONG_ROUNDS = 40, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ class Line:
     name: str
     ms: tuple[float, ...]
     """Median of each."""
-    ratio: float
-    bar: float | None
+    ratio: Ratio | None = None
+    bar: float | None = None
 
 
 class Bench:
@@ -69,27 +68,23 @@ class Bench:
         return run
 
 
-def medians_ms(calls: Sequence[Callable[[], object]]) -> tuple[float, ...]:
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS + 1):
-        for taken, call in zip(times, calls, strict=True):
-            start = time.process_time()
-            call()
-            taken.append((time.process_time() - start) * 1e3)
-    return tuple(statistics.median(taken[1:]) for taken in times)
+def line(name: str, times: Times, ratio: Ratio | None = None, bar: float | None = None) -> Line:
+    return Line(name, times.medians, ratio, bar)
 
 
 @torch.inference_mode()
 def measure(bench: Bench) -> list[Line]:
     short = [Query(line, 199, 1) for line in range(2, 34)]
     long_row = Query(0, LONG - 1, 1)
-    rows, mixed = medians_ms([bench.step(short[:16]), bench.step([*short[:16], Query(33, 184, 16)])])
-    lines = [Line("16 rows at 200 | with a 16-token extend to 200", (rows, mixed), mixed / rows, 1.2)]
-    few, one, both = medians_ms([bench.step(short[:31]), bench.step([long_row]), bench.step([long_row, *short[:31]])])
-    lines.append(Line("31 rows at 200 | one at 128K | together", (few, one, both), both / (few + one), 1.1))
+    mixed = take_turns([bench.step(short[:16]), bench.step([*short[:16], Query(33, 184, 16)])], ROUNDS)
+    beside = [bench.step(short[:31]), bench.step([long_row]), bench.step([long_row, *short[:31]])]
+    long = take_turns(beside, LONG_ROUNDS)
+    lines = [
+        line("16 rows at 200 | with a 16-token extend to 200", mixed, mixed.ratio([1], [0]), 1.2),
+        line("31 rows at 200 | one at 128K | together", long, long.ratio([2], [0, 1]), 1.1),
+    ]
     for start, length in ((0, 512), (4096, 512), (2048, 128)):
-        (ms,) = medians_ms([bench.step([Query(1, start, length)])])
-        lines.append(Line(f"extend of {length} at {start}", (ms,), 1.0, None))
+        lines.append(line(f"extend of {length} at {start}", take_turns([bench.step([Query(1, start, length)])], 5)))
     return lines
 
 
@@ -104,11 +99,11 @@ def main() -> None:
         print(json.dumps({dtype: [asdict(line) for line in lines] for dtype, lines in found.items()}, indent=2))
         return
     print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}")
-    print(f"{'KV':9} {'steps':50} {'ms':>26} {'ratio':>6} {'bar':>5}")
+    print(f"{'KV':9} {'steps':50} {'ms':>26} {'ratio (minima)':>14} {'bar':>5}")
     for dtype, lines in found.items():
         for line in lines:
             shown = " | ".join(f"{ms:.1f}" for ms in line.ms)
-            compared = f"{line.ratio:6.2f} {line.bar:5.1f}" if line.bar is not None else ""
+            compared = "" if line.ratio is None else f"{line.ratio!s:>14} {line.bar:5.1f}"
             print(f"{dtype:9} {line.name:50} {shown:>26} {compared}")
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}")
+    print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}, {args.threads} thread(s)")
     print(f"{'rules':40} {'peaked ms':>10} {'flat ms':>10} {'bar':>6}")
     kinds = (peaked(args.rows, args.vocab), flat(args.rows, args.vocab))
     for name, changes, bar in RULES:

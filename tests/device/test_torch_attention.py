@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deltaserve.device.attention import Batch, Query, Shared
-from deltaserve.device.blocks import PartTable
+from deltaserve.device.blocks import PartTable, make_blocks
 from deltaserve.device.tiles import is_tiled, plan_tiles
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import (
@@ -133,6 +133,16 @@ def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
     plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
     assert [tails.units.shape for tails in plan.tails] == [(16, 2), (1, 32)]
+
+
+def test_a_long_tail_widens_no_block_but_its_own() -> None:
+    lens = [20, 250] + [20] * 40
+    world = World(Shape(), lens)
+    plan = plan_tiles(Batch(world.queries([1] * 42), 256), world.tables.table(POOL), 16, 2)
+    assert plan is not None
+    blocks = make_blocks(plan, world.pool.arenas[0], PartTable.of(plan.num_parts, 4))
+    assert blocks[0].width == 256
+    assert {block.width for block in blocks[1:]} == {32}
 
 
 def test_a_short_extend_over_a_long_context_goes_the_way_of_long_ones() -> None:

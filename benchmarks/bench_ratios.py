@@ -1,0 +1,91 @@
+"""Whole steps of a bfloat16 checkpoint compared within one run: mixed with rows alone, types with each other.
+
+    python benchmarks/bench_ratios.py MODEL_FOLDER [--isa avx2] [--rounds 25]
+
+`as served` is the type that `deltaserve serve` chooses on a CPU with these instructions. `--isa avx2` makes torch and
+oneDNN use nothing newer, whatever this CPU has. One thread; the clock is the process's CPU time.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.bench_step import SPLIT_TOKENS, Bench, decode_item
+from benchmarks.paired import Ratio, Times, take_turns
+from deltaserve.base.config import Settings
+from deltaserve.base.config_resolve import MachineFacts, resolve
+from deltaserve.base.ids import RowId, StepIndex
+from deltaserve.base.tokens import pack_u32
+from deltaserve.cli.compose import Checkpoint
+from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.layout.dtype import DType
+from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
+
+AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2"}
+ROWS, CONTEXT = 17, 256
+
+
+def served_dtype(model: Path, is_avx2: bool) -> DType:
+    """What resolve() comes to."""
+    cpuinfo = "flags: avx2 fma" if is_avx2 else read_cpuinfo()
+    machine = MachineFacts("cpu", num_cores=2, free_bytes=1 << 40, slow_dtypes=slow_dtypes(cpuinfo))
+    return DType(resolve(Settings(), Checkpoint.open(str(model)).facts(), machine).dtype)
+
+
+def extend(row: int, start: int, length: int) -> PlanItem:
+    return PlanItem(RowId(row), start, length, TokenValues(pack_u32([1] * length)), True)
+
+
+def step(bench: Bench, items: Sequence[PlanItem]) -> Callable[[], object]:
+    plan = StepPlan(StepIndex(0), tuple(items), WorkList(SPLIT_TOKENS))
+    return lambda: bench.executor.execute(plan)
+
+
+def show(name: str, times: Times, ratio: Ratio, bar: str) -> None:
+    print(f"{name:64} {' | '.join(f'{ms:.1f}' for ms in times.medians):>20} {ratio!s:>14} {bar:>7}")
+
+
+def compare_mixed(name: str, bench: Bench, num_rounds: int) -> None:
+    rows = [decode_item(row, 199) for row in range(16)]
+    times = take_turns([step(bench, rows), step(bench, [*rows, extend(16, 184, 16)])], num_rounds)
+    show(f"{name}: 16 rows at 200 | with a 16-token extend to 200", times, times.ratio([1], [0]), "<= 1.2")
+
+
+def compare_types(served: Bench, wide: Bench, num_rounds: int) -> None:
+    """How many times as fast as float32 the model is as it is served."""
+    steps = {
+        "16 rows at 200": [decode_item(row, 199) for row in range(16)],
+        "1 row at 200": [decode_item(0, 199)],
+        "extend of 128 at 0": [extend(0, 0, 128)],
+    }
+    for name, items in steps.items():
+        times = take_turns([step(wide, items), step(served, items)], num_rounds)
+        show(f"{name}: float32 | as served", times, times.ratio([0], [1]), ">= 0.9")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--isa", choices=["native", "avx2"], default="native")
+    parser.add_argument("--rounds", type=int, default=25)
+    args = parser.parse_args()
+    if args.isa == "avx2" and os.environ.get("DNNL_MAX_CPU_ISA") != "AVX2":  # both are read when torch is loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | AVX2_ONLY)
+    dtype = served_dtype(args.model, args.isa == "avx2")
+    served = Bench(args.model, ROWS, dtype, "cpu", 1, CONTEXT)
+    wide = Bench(args.model, ROWS, DType.FLOAT32, "cpu", 1, CONTEXT)
+    for bench in (served, wide):
+        bench.lay_out(0)
+    print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}; 1 thread; as served: {dtype.value}")
+    print(f"{'steps':64} {'ms, medians':>20} {'ratio (minima)':>14} {'bar':>7}")
+    compare_mixed("as served", served, args.rounds)
+    compare_mixed("float32", wide, args.rounds)
+    compare_types(served, wide, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
