@@ -60,8 +60,12 @@ def test_two_and_two(tiny_models: Path, folder: Path) -> None:
             answers = list(pool.map(lambda prompt: server.complete(prompt, 30), prompts))
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_true(model, prompt, answer)
-        metrics = server.wait_quiet()
-        assert all(worker["status"]["metrics"]["deltaserve_steps_total"] > 0 for worker in metrics.values())
+        wait_until(
+            lambda: all(worker.get("deltaserve_steps_total", 0) > 0 for worker in server.metrics().values()),
+            "steps of all four, as their reports tell",
+            server,
+        )
+        server.wait_quiet()
         for prompt, answer in zip(prompts[:4], answers[:4], strict=True):
             turn = [*prompt, *answer.tokens, 9]
             second = server.complete(turn, 4)
