@@ -45,9 +45,11 @@ def test_it_comes_once_in_a_while_and_not_from_an_idle_worker() -> None:
 
 
 def test_every_role_has_one() -> None:
+    """And each pool its part of it: pages, windows, states."""
+    shape = Shape(num_pools=3, window_len=9)
     for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED):
-        metrics = make_instance(worker_config(Shape(), PeerName(f"{role.value}-0"), role, 1)).metrics()
+        metrics = make_instance(worker_config(shape, PeerName(f"{role.value}-0"), role, 1)).metrics()
         line = LoadLine(10.0).due(metrics | {"deltaserve_steps_total": 1.0}, 0.0)
         assert line is not None
         assert line.startswith("0 running, 0 waiting, 0 pages needed")
-        assert "pool 0: 0% used, " in line
+        assert all(f"pool {pool}: 0% used, " in line for pool in range(3))

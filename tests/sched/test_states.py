@@ -1,5 +1,7 @@
 """A pool of recurrent states beside one that keeps everything: one slot moves on with a request, chunks leave more."""
 
+import pytest
+
 from deltaserve.base.ids import PoolId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.request.request import Request
@@ -49,6 +51,19 @@ def test_a_chunk_ends_at_the_last_page_that_a_match_may_reach() -> None:
     again = make_request(range(100, 120), max_tokens=3)
     bench.add(again)
     assert finish(bench, again) == [(16, 20), (20, 21), (21, 22)]
+
+
+@pytest.mark.parametrize(("prompt_len", "output_len", "end"), [(8, 13, 20), (20, 30, 48), (21, 7, 24)])
+def test_the_next_turn_goes_on_from_the_end_of_the_answer(prompt_len: int, output_len: int, end: int) -> None:
+    """From the last page boundary of what has KV; the answer's last token has none."""
+    bench = bench_of(20)
+    request = make_request(range(prompt_len), max_tokens=output_len)
+    bench.add(request)
+    finish(bench, request)
+    turn = make_request([*range(prompt_len), *[7] * output_len, 50, 51, 52], max_tokens=1)
+    assert hit(bench, turn) == end
+    bench.add(turn)
+    assert finish(bench, turn)[0][0] == end
 
 
 def test_nobody_goes_on_where_the_state_is_gone() -> None:
