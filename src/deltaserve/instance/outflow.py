@@ -339,7 +339,6 @@ class Outflow:
         """One step's outcome for one room."""
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:
-            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
             self._fail(room, *failure)
             return
         if progress.prompt_logprobs:

@@ -30,7 +30,6 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.receiver import Heard, Receiver
 from deltaserve.wire.messages import (
-    CacheUse,
     Cancel,
     Drained,
     Draining,
@@ -303,7 +302,6 @@ class Serving:
     def _advance(self, room: DecodeRoom, progress: Progress, now: float) -> None:
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:
-            room.request.cache = CacheUse.BYPASS  # whatever it computed last is not to be trusted
             self._fail(room, *failure, now)
             return
         if progress.prompt_logprobs:

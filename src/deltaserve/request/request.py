@@ -48,6 +48,8 @@ class Request:
     """Per pool: this request's own pages, contiguous from page index `owned_first` on."""
     owned_first: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_finite: int = 0
+    """Tokens whose KV a token was drawn from, here or by its writer: all of it is finite."""
     row: RowId | None = None
     num_retractions: int = 0
     origin: Origin = Origin.COMPUTED

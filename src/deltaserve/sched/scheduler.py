@@ -270,7 +270,8 @@ class Scheduler:
             self._holders.add(request)  # its place has changed
 
     def add_landed(self, request: Request) -> None:
-        """Its pages have come from elsewhere: it waits for its row only."""
+        """Its pages have come from elsewhere, with the token drawn from them: it waits for its row only."""
+        request.num_finite = request.num_computed
         self._landed[request] = None
 
     def hold(self, request: Request) -> None:
@@ -660,12 +661,23 @@ class Scheduler:
     def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> Progress:
         if result.outcome is not ItemOutcome.FAILED:
             request.num_computed = planned.q_start + planned.q_len
+        if result.outcome is not ItemOutcome.COMPUTED:
+            self._distrust(request, result.outcome)
         self._num_extended += planned.q_len > 1
         if result.sampled is not None:
             request.append(result.sampled.token)
+            request.num_finite = request.num_computed
             if planned.q_len > 1:
                 self._runs = None  # it decodes from now on and may share
         return Progress(request, planned.q_start, result.sampled, result.outcome, result.prompt_logprobs)
+
+    def _distrust(self, request: Request, outcome: ItemOutcome) -> None:
+        """What the step wrote is not handed on. Any page that no token was drawn from may be why its output is not
+        finite: none of them is matched again."""
+        if outcome is ItemOutcome.NOT_FINITE and self._uses_tree(request):
+            sound = request.num_finite // self.config.page_size
+            self._cache.poison(request.namespace, request.tokens, request.keys, sound)
+        request.cache = CacheUse.BYPASS
 
     # ------------------------------------------------------------ the end of a request
 
@@ -714,7 +726,7 @@ class Scheduler:
         """Take everything from a running request; what it computed stays in the tree for its return."""
         self.share_computed(request)
         self._give_back(request)
-        request.num_computed = 0
+        request.num_computed = request.num_finite = 0
         request.num_retractions += 1
         self.num_retractions += 1
         request.is_urgent = True

@@ -26,6 +26,8 @@ from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sa
 from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")
+_NAN = b"\xff" * 8
+"""What a stamp starts with that is not finite."""
 
 
 def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9) -> CacheSpec:
@@ -164,7 +166,7 @@ class OracleExecutor:
         self.namespaces: dict[RowId, Namespace] = {}
         """Of rows about to be opened: a plan does not say."""
         self.spoil_next = False
-        """Logits of the next step that samples will not be finite."""
+        """The next step computes KV that is not finite, and logits from it; so does whoever reads that KV."""
         self.flavours = 1
         self.first_flavour = 0
         """Of step 0; from step to step it is another one."""
@@ -179,9 +181,7 @@ class OracleExecutor:
             table.update(enumerate(update.pages, update.first_index))
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
-        if self.spoil_next and any(result.sampled is not None for result in results):
-            self.spoil_next = False
-            results = tuple(self._spoil(item, result) for item, result in zip(plan.items, results, strict=True))
+        self.spoil_next = False
         return StepResult(plan.step, results)
 
     def _open(self, opened: RowOpen) -> None:
@@ -203,7 +203,10 @@ class OracleExecutor:
         of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
         if not item.samples:
             return ItemResult(item.row, prompt_logprobs=of_prompt)
-        sampled = next_token(stamps, self._vocab_size, row.sampling.logprobs, flavour)
+        if any(of_pool is None for of_pool in stamps):
+            return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
+        read = [of_pool for of_pool in stamps if of_pool is not None]
+        sampled = next_token(read, self._vocab_size, row.sampling.logprobs, flavour)
         return ItemResult(item.row, sampled, prompt_logprobs=of_prompt)
 
     def _prompt_logprobs(self, row: _Row, item: PlanItem) -> tuple[TokenLogprobs, ...]:
@@ -213,20 +216,11 @@ class OracleExecutor:
         tokens = [(bytes(row.tokens[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES]), at) for at in known]
         return tuple(prompt_logprobs(row.chains, token, at, self._vocab_size, num_top) for token, at in tokens)
 
-    def _spoil(self, item: PlanItem, result: ItemResult) -> ItemResult:
-        """Logits that are not finite come from KV that is not: what this item wrote must never be read."""
-        if result.sampled is None:
-            return result
-        size, end = self._cache.page_size, item.q_start + item.q_len
-        for pool, (kept, table) in enumerate(zip(self._cache.pools, self._rows[item.row].tables, strict=True)):
-            if kept.lifetime is Lifetime.STATE:
-                self._memory.write_state(PoolId(pool), table[(end - 1) // size], b"\xff" * STAMP_BYTES)
-            else:
-                self._memory.write_stamps(PoolId(pool), table, item.q_start, b"\xff" * (STAMP_BYTES * item.q_len))
-        return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
+    def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes | None:
+        """Read the stamps that the item's positions see, write theirs; returns what the last of them sees.
 
-    def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
-        """Read the stamps that the item's positions see, write theirs; returns what the last of them sees."""
+        None: they are not finite, because those read are not, or because they are to be spoiled.
+        """
         table, chain, kept, size = row.tables[pool], row.chains[pool], self._cache.pools[pool], self._cache.page_size
         end = item.q_start + item.q_len
         chain.grow(row.tokens, end)
@@ -234,23 +228,44 @@ class OracleExecutor:
         pages = [table[index] for index in range(start // size, self._cache.num_pages(item.q_start))]
         offset = start % size * STAMP_BYTES
         stood = self._memory.pages(pool, pages)[offset : offset + (item.q_start - start) * STAMP_BYTES]
-        right = chain.stamps[start * STAMP_BYTES : item.q_start * STAMP_BYTES]
-        if stood != right:
-            wrong = start + next(i for i in range(len(right)) if stood[i] != right[i]) // STAMP_BYTES
-            page = table[wrong // size]
-            raise IntegrityError(f"I6: row {item.row} reads foreign bytes at position {wrong}, pool {pool} page {page}")
+        right = bytes(chain.stamps[start * STAMP_BYTES : item.q_start * STAMP_BYTES])
         computed = bytes(chain.stamps[item.q_start * STAMP_BYTES : end * STAMP_BYTES])
+        is_finite = stood == right or _is_own(stood, right, f"row {item.row} from position {start} on, pool {pool}")
+        if not is_finite or self.spoil_next:
+            self._memory.write_stamps(pool, table, item.q_start, _not_finite(computed))
+            return None
         self._memory.write_stamps(pool, table, item.q_start, computed)
         return (stood + computed)[(first_seen(kept, end - 1) - start) * STAMP_BYTES :]
 
-    def _advance(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes:
-        """Go on from the state before the item's positions, write the one after them; returns its stamp."""
+    def _advance(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes | None:
+        """Go on from the state before the item's positions, write the one after them; returns its stamp.
+
+        None: it is not finite.
+        """
         table, chain, size = row.tables[pool], row.chains[pool], self._cache.page_size
         end = item.q_start + item.q_len
         chain.grow(row.tokens, end)
+        is_finite = not self.spoil_next
         if item.q_start:
             slot = table[(item.q_start - 1) // size]
-            if self._memory.pages(pool, [slot]) != chain.stamp(item.q_start - 1) * size:
-                raise IntegrityError(f"I6: row {item.row} goes on from a foreign state at {item.q_start}, slot {slot}")
-        self._memory.write_state(pool, table[(end - 1) // size], chain.stamp(end - 1))
-        return chain.stamp(end - 1)
+            stood, right = self._memory.pages(pool, [slot]), chain.stamp(item.q_start - 1) * size
+            where = f"row {item.row} goes on at {item.q_start}, slot {slot}"
+            is_finite &= stood == right or _is_own(stood, right, where)
+        computed = chain.stamp(end - 1)
+        self._memory.write_state(pool, table[(end - 1) // size], computed if is_finite else _not_finite(computed))
+        return computed if is_finite else None
+
+
+def _is_own(stood: bytes, right: bytes, where: str) -> bool:
+    """Whether what stands there is finite. I6: it must be the row's own, finite or not."""
+    for at in range(0, len(right), STAMP_BYTES):
+        stamp, expected = stood[at : at + STAMP_BYTES], right[at : at + STAMP_BYTES]
+        if stamp not in (expected, _not_finite(expected)):
+            raise IntegrityError(f"I6: foreign bytes: {where}, {at // STAMP_BYTES} stamps further")
+    return stood == right
+
+
+def _not_finite(stamps: bytes) -> bytes:
+    """The same KV, computed wrong: still of these tokens, but of no use."""
+    size = STAMP_BYTES
+    return b"".join([_NAN + stamps[at + len(_NAN) : at + size] for at in range(0, len(stamps), size)])

@@ -50,6 +50,7 @@ class Evidence(Enum):
     COMPLETION: a write seen DONE has landed in full, and so has the data before its notification (measured of NIXL).
     CONTENTS: neither proves anything (Mooncake reports DONE over TCP before the bytes are there, Mooncake#2850): pages
     count as landed when their checksums are right, and only a fence gives back what a posted write may still touch.
+    A page may hold the very bytes already, from an earlier life: a reader over such a transport wipes what it grants.
     """
 
     COMPLETION = "completion"
