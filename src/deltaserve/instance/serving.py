@@ -30,6 +30,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.receiver import Heard, Receiver
 from deltaserve.wire.messages import (
+    CacheUse,
     Cancel,
     Drained,
     Draining,

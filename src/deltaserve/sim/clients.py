@@ -53,6 +53,10 @@ class Asked:
         return self.answer.ends > 0
 
     @property
+    def failed_by(self) -> FailReason | None:
+        return None if self.answer.error is None else self.answer.error.reason
+
+    @property
     def name(self) -> str:
         return f"request {int.from_bytes(self.generation.room, 'little')}"
 

@@ -34,6 +34,7 @@ class Shape:
     num_prefill: int = 1
     num_decode: int = 1
     num_unified: int = 0
+    num_fronts: int = 1
     page_size: int = 4
     num_pools: int = 1
     """One that keeps everything; 2: beside it one with a window; 3: and one of recurrent states."""
@@ -72,6 +73,9 @@ class Shape:
         names += [(PeerName(f"decode-{i}"), Role.DECODE) for i in range(self.num_decode)]
         names += [(PeerName(f"unified-{i}"), Role.UNIFIED) for i in range(self.num_unified)]
         return dict(names)
+
+    def fronts(self) -> list[PeerName]:
+        return [FRONT, *(PeerName(f"front-{i}") for i in range(1, self.num_fronts))]
 
     @property
     def cache(self) -> CacheSpec:
@@ -143,10 +147,10 @@ def member_of(name: PeerName, role: Role, place: int = 0) -> Member:
     return Member(name, role, url_of(name, place))
 
 
-def front_config(shape: Shape, members: Iterable[Member], life: int) -> FrontConfig:
+def front_config(shape: Shape, members: Iterable[Member], life: int, name: PeerName = FRONT) -> FrontConfig:
     return FrontConfig(
-        FRONT,
-        boot_of(FRONT, life),
+        name,
+        boot_of(name, life),
         tuple(members),
         SECRET,
         FINGERPRINT,

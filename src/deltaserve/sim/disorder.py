@@ -27,10 +27,12 @@ class Cast(Protocol):
 class Disorder:
     """Strikes the processes of one run."""
 
-    def __init__(self, cast: Cast, names: list[PeerName], front: PeerName, chance: Chance, links: LinkFaults) -> None:
+    def __init__(
+        self, cast: Cast, workers: list[PeerName], fronts: list[PeerName], chance: Chance, links: LinkFaults
+    ) -> None:
         self._cast = cast
-        self._names = names
-        self._front = front
+        self._all = [*workers, *fronts]
+        self._workers, self._fronts, self._victims = workers, fronts, self._all
         self._chance = chance
         self._links = links
         self._strikes: dict[FaultKind, Callable[[], None]] = {
@@ -38,14 +40,19 @@ class Disorder:
             FaultKind.HALF_OPEN: self._half_open,
             FaultKind.PARTITION: self._partition,
             FaultKind.CLOG: self._clog,
-            FaultKind.CRASH: lambda: self._crash(self._chance.choose(self._names), is_seen=True),
-            FaultKind.CRASH_UNSEEN: lambda: self._crash(self._chance.choose(self._names), is_seen=False),
-            FaultKind.FRONT_CRASH: lambda: self._crash(self._front, is_seen=self._chance.hits(0.5)),
+            FaultKind.CRASH: lambda: self._crash(self._any_of(self._workers), is_seen=True),
+            FaultKind.CRASH_UNSEEN: lambda: self._crash(self._any_of(self._workers), is_seen=False),
+            FaultKind.FRONT_CRASH: lambda: self._crash(self._any_of(self._fronts), is_seen=self._chance.hits(0.5)),
             FaultKind.PAUSE: self._pause,
             FaultKind.SLOW_PROCESS: self._slow,
             FaultKind.CLOCK_JUMP: self._jump,
             FaultKind.DRAIN: self._drain,
         }
+
+    def confine(self, sick: PeerName) -> None:
+        """Strike this process only, and its connections."""
+        self._victims = [sick]
+        self._workers, self._fronts = ([name for name in of if name == sick] for of in (self._workers, self._fronts))
 
     def reseed(self, chance: Chance) -> None:
         """Draw from `chance` from now on."""
@@ -58,7 +65,7 @@ class Disorder:
     def heal(self) -> None:
         """Everybody lives, and at normal speed."""
         world = self._cast.world
-        for name in (*self._names, self._front):
+        for name in self._all:
             process = world.process(name)
             if process is None:
                 self._cast.start(name)
@@ -69,8 +76,8 @@ class Disorder:
     # ------------------------------------------------------------ connections
 
     def _two(self) -> tuple[PeerName, PeerName]:
-        one = self._chance.choose(self._names)
-        others = [name for name in (*self._names, self._front) if name != one]
+        one = self._any_of(self._workers) or self._victims[0]
+        others = [name for name in self._all if name != one]
         return one, self._chance.choose(others)
 
     def _reset(self) -> None:
@@ -94,11 +101,16 @@ class Disorder:
     # ------------------------------------------------------------ processes
 
     def _victim(self) -> SimProcess | None:
-        return self._cast.world.process(self._chance.choose([*self._names, self._front]))
+        return self._cast.world.process(self._chance.choose(self._victims))
 
-    def _crash(self, name: PeerName, is_seen: bool) -> None:
-        world, process = self._cast.world, self._cast.world.process(name)
-        if process is None:
+    def _any_of(self, names: list[PeerName]) -> PeerName | None:
+        """None: whoever may be struck is not of that kind."""
+        return None if not names else names[0] if len(names) == 1 else self._chance.choose(names)
+
+    def _crash(self, name: PeerName | None, is_seen: bool) -> None:
+        world = self._cast.world
+        process = None if name is None else world.process(name)
+        if name is None or process is None:
             return
         world.end(name, still_lands_s=self._chance.exponential(0.01))
         self._cast.bury(process)
@@ -136,7 +148,8 @@ class Disorder:
 
     def _drain(self) -> None:
         """SIGTERM: it ends when it is drained, or at the end of its grace, and is started again."""
-        victim = self._cast.world.workers.get(self._chance.choose(self._names))
+        name = self._any_of(self._workers)
+        victim = None if name is None else self._cast.world.workers.get(name)
         if victim is not None:
             victim.drain()
             self._look_at_draining(victim, self._cast.world.now + 2.0)

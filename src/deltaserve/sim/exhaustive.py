@@ -161,10 +161,10 @@ def state_digest(run: Run) -> bytes:
     state = xxhash.xxh3_128()
     for name, worker in sorted(run.world.workers.items()):
         state.update(repr((name, _worker_state(worker))).encode())
-    front = run.world.front
-    rooms = [(live.room, live.state, live.num_tokens, live.placement) for live in front.core.rooms] if front else []
-    peers = [(w.name, w.peer.state) for w in front.core.workers] if front else []
-    state.update(repr((rooms, peers, front.is_alive if front else False)).encode())
+    for front in run.world.fronts.values():
+        rooms = [(live.room, live.state, live.num_tokens, live.placement) for live in front.core.rooms]
+        peers = [(w.name, w.peer.state) for w in front.core.workers]
+        state.update(repr((rooms, peers, front.is_alive)).encode())
     state.update(repr((run.world.frames_on_their_way(), run.world.fabric.on_its_way())).encode())
     return state.digest()
 

@@ -121,6 +121,8 @@ class LinkFaults:
     chance: Chance
     counts: Counter[FaultKind]
     delay_s: float = 0.0005
+    sick: PeerName | None = None
+    """Only frames from or to it meet faults; None: all do."""
     dead_until: dict[_Connection, float] = field(default_factory=dict)
     clogged_until: dict[_Connection, float] = field(default_factory=dict)
     _past: dict[_Connection, deque[bytes]] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class LinkFaults:
         clogged_s = self.clogged_until.get(connection, 0.0) - now
         if clogged_s > 0:
             delay += clogged_s
-        if not self.rates:
+        if not self.rates or (self.sick is not None and self.sick not in connection):
             return [Copy(frame, delay)]
         copies = self._disturbed(frame, delay)
         past = self._past.setdefault(connection, deque(maxlen=_REMEMBERED))
@@ -197,6 +199,8 @@ class WriteFaults:
     land_s: float = 0.001
     bytes_per_s: float | None = None
     """Of each worker's network card, each way. None: writes take no time of each other's."""
+    sick: PeerName | None = None
+    """Only writes from or to it meet faults; None: all do."""
     _busy_until: dict[tuple[PeerName, str], float] = field(default_factory=dict)
 
     def heal(self) -> None:
@@ -204,6 +208,8 @@ class WriteFaults:
 
     def fate(self, posted: Posted) -> Fate | None:
         """The loopback fabric's policy."""
+        if self.sick is not None and self.sick not in (posted.src, posted.dst):
+            return self._healthy(posted, 1.0)
         for kind, rate in self.rates.items():
             if self.chance.hits(rate):
                 self.counts[kind] += 1

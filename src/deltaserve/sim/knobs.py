@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from deltaserve.base.ids import PeerName
 from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
 from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
 from deltaserve.sim.chance import Chance
@@ -19,6 +20,8 @@ from deltaserve.sim.faults import (
 from deltaserve.transport.base import Evidence
 
 NAMESPACES = ("", "tenant-a", "tenant-b")
+_LOADED = 0.03
+"""Of the runs: they are long."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
 
 
@@ -38,6 +41,10 @@ class Traffic:
     max_samples: int
     oddity: float = 1.0
     """Scales bad requests, short deadlines, bursts, bypasses."""
+    num_callers: int = 0
+    """Clients besides, each of which asks again as soon as it is answered ..."""
+    load_s: float = 0.0
+    """... for so long."""
     wishes: float = 0.0
     """Requests that ask for log-probabilities, those of the prompt too, or name stop ids: so many for each."""
 
@@ -67,6 +74,8 @@ class Knobs:
     """Tokens that may come next: which one it is differs from step to step, as bits do between batches."""
     bytes_per_s: float | None = None
     """What a worker's network card carries each way; None: as much as is wanted."""
+    sick: PeerName | None = None
+    """The only process that anything befalls; None: all of them."""
     fence_s: float = 0.0
     """How long an endpoint takes to be gone."""
     mixes_pages: bool = False
@@ -77,7 +86,10 @@ class Knobs:
 
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
-    return _varied(draw_plain_knobs(seed), Chance(seed, "variety"))
+    knobs, chance = _varied(draw_plain_knobs(seed), Chance(seed, "variety")), Chance(seed, "load")
+    if chance.hits(_LOADED):
+        return _loaded(knobs, chance)
+    return replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
 
 
 def draw_plain_knobs(seed: int) -> Knobs:
@@ -146,6 +158,45 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         poisons=chance.hits(0.5) or shape.evidence is Evidence.CONTENTS,
     )
     return calm(varied) if chance.hits(0.2) else varied
+
+
+def _loaded(knobs: Knobs, chance: Chance) -> Knobs:
+    """Requests without end, and one process in trouble, of two each, that the others must not feel: memory for all."""
+    shape, traffic = knobs.shape, knobs.traffic
+    num_callers = chance.between(2, 5)
+    pages = (num_callers + traffic.num_requests) * -(-traffic.largest // shape.page_size)
+    shape = replace(
+        shape,
+        num_prefill=2,
+        num_decode=2,
+        num_unified=0,
+        num_fronts=chance.choose((1, 2)),
+        prefill_pages=2 * pages,
+        decode_pages=2 * pages,
+        max_running=8,
+        max_queued=64,
+        evidence=Evidence.COMPLETION,
+        heartbeat_s=0.5,
+        peer_suspect_s=1.5,
+        peer_lost_s=5.0,
+        peer_lease_s=5.0,
+        drain_timeout_s=2.0,
+    )
+    traffic = replace(traffic, num_callers=num_callers, load_s=chance.log_uniform(2.0, 8.0), max_samples=1, oddity=0.0)
+    kinds = [chance.choose(PROCESS_FAULTS) for _ in range(chance.between(1, 4))]
+    kinds += [chance.choose(CLIENT_FAULTS) for _ in range(chance.choose((0, 2, 4)))]
+    events = [(int(chance.log_uniform(50, 4000)), kind) for kind in kinds]
+    return replace(
+        knobs,
+        shape=shape,
+        traffic=traffic,
+        rates={kind: rate for kind, rate in knobs.rates.items() if kind not in UNPROVEN_FAULTS},
+        events=tuple(sorted(events, key=lambda event: event[0])),
+        sick=chance.choose([*shape.roles(), *shape.fronts()]),
+        late_starts=False,
+        bytes_per_s=None,
+        can_fence=True,
+    )
 
 
 def calm(knobs: Knobs) -> Knobs:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role, Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import (
     Dial,
     DrainRequested,
     Event,
+    FrameIn,
     HangUp,
     InstanceConfig,
     SendFrame,
@@ -31,7 +32,7 @@ from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferRep
 from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import Envelope
+from deltaserve.wire.messages import Cancel, Envelope, Finished, Submit
 
 POLL_S = 0.002
 """How long a transfer thread may sleep while something is open."""
@@ -319,6 +320,8 @@ class SimFront(SimProcess):
         super().__init__(world, config.name, pace or Pace())
         self.core = FrontCore(config)
         self.answers: dict[Room, Answer] = {}
+        self._given: dict[Room, tuple[PeerName, int | None]] = {}
+        """Room |-> the worker, and its boot, that was given it last and has not said that it ended there."""
         self._perform(self.core.start(self.now))
 
     def submit(self, generation: Generation, answer: Answer | None = None) -> Answer:
@@ -357,14 +360,38 @@ class SimFront(SimProcess):
         return answer
 
     def handle(self, event: LinkEvent) -> None:
-        if self.is_alive:
-            self._perform(self.core.handle(event, self.now))
+        if not self.is_alive:
+            return
+        if isinstance(event, FrameIn) and isinstance(event.envelope.body, Finished):
+            room = Room(event.envelope.body.room)
+            if self._given.get(room, ("", None))[0] == event.envelope.src:
+                del self._given[room]
+        self._perform(self.core.handle(event, self.now))
+
+    def _give(self, room: Room, to: PeerName) -> None:
+        """I25: a room is on one decode worker at a time, as far as the front can know."""
+        former, boot = self._given.get(room, (to, None))
+        worker = self.core.workers.get(former)
+        if former != to and worker is not None and worker.is_ready and worker.peer.boot == boot:
+            raise IntegrityError(f"I25: a room goes to {to} while {former} has it")
+        target = self.core.workers.get(to)
+        self._given[room] = to, None if target is None else target.peer.boot
+
+    def _send(self, action: SendFrame) -> None:
+        match action.envelope.body:
+            case Submit(room=room):
+                self._give(Room(room), action.peer)
+            case Cancel(room=room):
+                self._given.pop(Room(room), None)
+            case _:
+                pass
+        self.world.send(self.name, action.peer, action.envelope)
 
     def _perform(self, actions: Iterable[FrontAction]) -> None:
         for action in actions:
             match action:
                 case SendFrame():
-                    self.world.send(self.name, action.peer, action.envelope)
+                    self._send(action)
                 case Dial() | HangUp():
                     self._connect(action)
                 case Deliver():

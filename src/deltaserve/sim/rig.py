@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from deltaserve.base.errors import IntegrityError
+from deltaserve.base.errors import FailReason, IntegrityError
 from deltaserve.base.ids import Namespace, PeerName, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
@@ -19,7 +19,7 @@ from deltaserve.request.client import Generation
 from deltaserve.routing.events import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
-from deltaserve.sim.cluster import FRONT, VOCAB, front_config, held_by, member_of, mix_pages, room_of, worker_config
+from deltaserve.sim.cluster import VOCAB, front_config, held_by, member_of, mix_pages, room_of, worker_config
 from deltaserve.sim.disorder import Disorder
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
@@ -34,6 +34,7 @@ from deltaserve.sim.faults import (
 )
 from deltaserve.sim.knobs import Knobs, draw_knobs
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
+from deltaserve.sim.progress import Progress
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
 from deltaserve.sim.world import World
@@ -132,7 +133,15 @@ class Run:
         self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, Chance(seed, "wishes"))
         self._curiosity = Chance(seed, "probes")
         self._roles = knobs.shape.roles()
-        self._disorder = Disorder(self, list(self._roles), FRONT, Chance(seed, "disorder"), self._links)
+        self._front_names = knobs.shape.fronts()
+        self._which_front = Chance(seed, "fronts")
+        self._disorder = Disorder(self, list(self._roles), self._front_names, Chance(seed, "disorder"), self._links)
+        self._load = Chance(seed, "load")
+        self._progress: Progress | None = None
+        if knobs.sick is not None:
+            self._links.sick = self._writes.sick = knobs.sick
+            self._disorder.confine(knobs.sick)
+            self._progress = Progress(knobs.sick)
         self._lives: Counter[PeerName] = Counter()
         self._comebacks = Chance(seed, "misfits")
         self._misfit_rate = knobs.misfits
@@ -146,10 +155,11 @@ class Run:
         self._ticket_moves: Counter[TicketMove] = Counter()
 
     @property
-    def _front(self) -> SimFront:
-        if self.world.front is None:
-            raise IntegrityError("the front was never started")
-        return self.world.front
+    def _fronts(self) -> list[SimFront]:
+        return list(self.world.fronts.values())
+
+    def _any_front(self) -> SimFront:
+        return self._which_front.choose(self._fronts)
 
     # ------------------------------------------------------------ the two phases
 
@@ -169,15 +179,17 @@ class Run:
         self._start_all()
         for _ in range(self.knobs.traffic.num_requests):
             self.world.at(0.01 + self._chance.uniform(0.0, window_s), self._ask)
-        self.world.run(until=window_s + self._chance.exponential(1.0), done=self._is_endless)
+        for _ in range(self.knobs.traffic.num_callers):
+            self.world.at(0.01 + self._load.random(), lambda: self._call(None))
+        chaos_s = max(window_s, self.knobs.traffic.load_s)
+        self.world.run(until=chaos_s + self._chance.exponential(1.0), done=self._is_endless)
         self.world.trace.note(self.world.now, "heal")
         self._heal()
         self._finish()
 
     def _start_all(self) -> None:
-        names = [*self._roles, FRONT]
-        for name in names:
-            if self.knobs.late_starts and name != FRONT:
+        for name in [*self._roles, *self._front_names]:
+            if self.knobs.late_starts and name in self._roles:
                 self.world.at(self._chance.uniform(0.0, 1.0), lambda name=name: self._start_first(name))  # type: ignore[misc]
             else:
                 self.start(name)
@@ -186,12 +198,23 @@ class Run:
         if not self._lives[name]:
             self.start(name)
 
+    def _call(self, last: Asked | None) -> None:
+        """A caller asks again when the last request is over."""
+        if self.world.now > self.knobs.traffic.load_s:
+            return
+        if self._progress is not None:
+            self._progress.look(self.clients.asked, self.world.now)
+        if last is None or last.is_over:
+            self._ask()
+            last = self.clients.asked[-1]
+        self.world.at(self.world.now + self._load.exponential(0.3), lambda: self._call(last))
+
     def _ask(self) -> None:
         if self.clients.asked and self._chance.hits(0.1 * self.knobs.traffic.oddity):
             self.faults[FaultKind.BURST] += 1
             for _ in range(4):
-                self.clients.ask(self._front, self.world.now)
-        self.clients.ask(self._front, self.world.now)
+                self.clients.ask(self._any_front(), self.world.now)
+        self.clients.ask(self._any_front(), self.world.now)
 
     def _heal(self) -> None:
         """From now on nothing goes wrong any more. What is on its way keeps its fate."""
@@ -207,12 +230,12 @@ class Run:
         for name in sorted(self._misfits & self.world.workers.keys()):
             self._start_rightly(name, self._lives[name])
         for name in self._roles:
-            self._front.register(WorkerUp(self._member(name)))
+            for front in self._fronts:
+                front.register(WorkerUp(self._member(name)))
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
         limit = self.world.now + LIVENESS_S
-        front = self._front
         self.world.run(until=self.world.now + _STRANDED_S, done=self.clients.all_over)
         self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
@@ -221,7 +244,7 @@ class Run:
         settled = max(self.world.now, self.world.last_arrival()) + patience_s
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
-        self._until(limit, lambda: front.core.ready() is None, lambda: f"not ready: {front.core.ready()}")
+        self._until(limit, lambda: not self._not_ready(), lambda: f"not ready: {self._not_ready()}")
         for number in range(_NUM_PROBES):
             self._until(limit, lambda: not self._held(), lambda: f"held before a probe: {self._held()}")
             probe = self._probe() if number == 0 else self._repeat()
@@ -230,8 +253,12 @@ class Run:
                 raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
         self._until(limit, lambda: not self._held(), lambda: f"held after the last request: {self._held()}")
         self.clients.check()
-        for process in (*self.world.workers.values(), front):
+        for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
+
+    def _not_ready(self) -> str:
+        """What fronts lack to serve."""
+        return ", ".join(reason for front in self._fronts if (reason := front.core.ready()) is not None)
 
     def _restart_stranded(self) -> None:
         """What the worker process and its supervisor do about pages that nobody gives back (engine/quarantine.py)."""
@@ -263,6 +290,10 @@ class Run:
         known = [asked for asked in self.clients.asked if FaultKind.BAD_INPUT not in asked.flaws]
         if not known:
             return self._probe()
+        failed = [asked for asked in known if asked.failed_by is FailReason.NUMERICAL]
+        if failed:  # whatever was wrong with what it read must not be read again
+            earlier = self._curiosity.choose(failed)
+            return self._submit(list(unpack_u32(earlier.generation.prompt)), 1, earlier.generation.namespace)
         earlier = self._curiosity.choose(known)
         tokens = [*unpack_u32(earlier.generation.prompt), *earlier.answer.tokens]
         prompt = tokens[: self._curiosity.between(1, max(1, min(len(tokens), self.knobs.traffic.largest - 2)))]
@@ -271,7 +302,7 @@ class Run:
     def _submit(self, prompt: list[int], max_tokens: int, namespace: Namespace) -> Asked:
         sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
         wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, LIVENESS_S)
-        return self.clients.submit(self._front, wanted, self.world.now)
+        return self.clients.submit(self._any_front(), wanted, self.world.now)
 
     def _held(self) -> dict[str, int]:
         """Who still holds what: pages, leases, rows, tickets, rooms, tombstones (I12)."""
@@ -281,8 +312,7 @@ class Run:
             count = held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones
             if count:
                 held[name] = count
-        rooms = len(self._front.core.rooms)
-        return held | {FRONT: rooms} if rooms else held
+        return held | {front.name: rooms for front in self._fronts if (rooms := len(front.core.rooms))}
 
     # ------------------------------------------------------------ faults at events
 
@@ -293,7 +323,8 @@ class Run:
             self._strike(self._upcoming.pop()[1])
         if self._non_finite and self._chance.hits(self._non_finite * 0.05):
             self.faults[FaultKind.NON_FINITE] += 1
-            worker = self._chance.choose(list(self.world.workers.values()) or [None])
+            workers = [w for w in self.world.workers.values() if self.knobs.sick in (None, w.name)]
+            worker = self._chance.choose(workers or [None])
             if worker is not None:
                 worker.executor.spoil_next = True
 
@@ -318,8 +349,9 @@ class Run:
         if kind in CLIENT_FAULTS:
             self.clients.disturb(kind)
         elif kind is FaultKind.FLUSH:
-            self.faults[kind] += self._front.is_alive
-            self._front.flush()
+            front = self._any_front()
+            self.faults[kind] += front.is_alive
+            front.flush()
         else:
             self.faults[kind] += 1
             self._disorder.strike(kind)
@@ -329,9 +361,9 @@ class Run:
     def start(self, name: PeerName) -> None:
         self._lives[name] += 1
         pace = self._pace()
-        if name == FRONT:
+        if name in self._front_names:
             members = [self._known(n) for n in self._roles]
-            SimFront(self.world, front_config(self.knobs.shape, members, self._lives[name]), pace)
+            SimFront(self.world, front_config(self.knobs.shape, members, self._lives[name], name), pace)
             return
         config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
         config = replace(config, compat=self._compat(name, config.compat))
@@ -339,7 +371,8 @@ class Run:
         url = self._member(name).address.url
         worker = SimWorker(self.world, config, url, pace, fence, self.knobs.shape.stall_s)
         worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
-        worker.transport.refuses = self._endpoints.refuses
+        if self.knobs.sick in (None, name):
+            worker.transport.refuses = self._endpoints.refuses
         if self.knobs.mixes_pages:
             mix_pages(worker)
         if name in self._unregistered or self._chance.hits(0.5) or self.knobs.moves:
@@ -349,8 +382,9 @@ class Run:
             self.world.at(self.world.now + self._chance.exponential(0.2), lambda: self._register(name))
 
     def _register(self, name: PeerName) -> None:
-        if self._front.is_alive and name in self.world.workers:
-            self._front.register(WorkerUp(self._member(name)))
+        for front in self._fronts:
+            if front.is_alive and name in self.world.workers:
+                front.register(WorkerUp(self._member(name)))
 
     def _member(self, name: PeerName) -> Member:
         """The worker, where it listens in its latest life."""

@@ -38,7 +38,7 @@ class World:
         self.fabric = fabric or Fabric()
         self.trace = trace or Trace()
         self.workers: dict[PeerName, SimWorker] = {}
-        self.front: SimFront | None = None
+        self.fronts: dict[PeerName, SimFront] = {}
         self.num_events = 0
         self.num_refused_frames = 0
         self.on_event: Callable[[int], None] | None = None
@@ -152,14 +152,15 @@ class World:
     def admit(self, process: SimProcess) -> None:
         """A process has started: it is the one of its name."""
         if isinstance(process, SimFront):
-            self.front = process
+            self.fronts[process.name] = process
         elif isinstance(process, SimWorker):
             self.workers[process.name] = process
 
     def process(self, name: PeerName) -> SimProcess | None:
         """The live process of that name."""
-        if self.front is not None and name == self.front.name:
-            return self.front if self.front.is_alive else None
+        front = self.fronts.get(name)
+        if front is not None:
+            return front if front.is_alive else None
         return self.workers.get(name)
 
     def kill(self, name: PeerName, still_lands_s: float = 0.0) -> None:
@@ -174,7 +175,7 @@ class World:
             return
         self.trace.note(self.now, name, "ends")
         process.is_alive = False
-        for other in (*self.workers, *([self.front.name] if self.front is not None else [])):
+        for other in (*self.workers, *self.fronts):
             self._tell_break(other, name)
         if isinstance(process, SimWorker):
             del self.workers[name]
@@ -182,10 +183,9 @@ class World:
 
     def tell_death(self, name: PeerName) -> None:
         """Everybody who is there learns that a process of that name has ended."""
-        for worker in list(self.workers.values()):
-            worker.receive(PeerDied(name))
-        if self.front is not None and self.front.is_alive:
-            self.front.receive(PeerDied(name))
+        for process in (*self.workers.values(), *self.fronts.values()):
+            if process.is_alive:
+                process.receive(PeerDied(name))
 
 
 def boot_of(name: str, life: int) -> Boot:
