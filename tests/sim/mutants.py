@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant("half_a_link", "F9", _LINKS, "peer.name in self._dialled and envelope.body == _NOT_READY:", "False:"),
     Mutant("half_a_link_to_the_front", "F9", _WORKERS, "if envelope.body == Heartbeat(is_ready=False):", "if False:"),
-    Mutant("link_ends_without_fence", "A10", _LINKS, "            self._out.append(FencePeer(peer.name))\n", ""),
+    Mutant("link_ends_without_fence", "A10", _LINKS, "        self._out.append(FencePeer(name))\n", ""),
     Mutant(
         "corrupt_frame_accepted",
         "G2",

@@ -173,6 +173,7 @@ def _loaded(knobs: Knobs, chance: Chance) -> Knobs:
         num_fronts=chance.choose((1, 2)),
         prefill_pages=2 * pages,
         decode_pages=2 * pages,
+        spare_pages=None,
         max_running=8,
         max_queued=64,
         evidence=Evidence.COMPLETION,
