@@ -2,8 +2,9 @@
 
     python benchmarks/bench_serve.py [--model FOLDER] [--page-size N] [--json FILE]
 
-Two servers, one after the other: prefill and decode apart, and unified. Figures of a busy machine mean little; the load
-average is printed with them.
+Two servers, one after the other: prefill and decode apart, and unified. Then both at once, asked in turn for the same
+cached prompt: what P/D takes longer, question by question. Figures of a busy machine mean little, and the load average
+is printed with them; where it may be had, `chrt -r 1 python ...` gives the servers the cores as soon as they want them.
 """
 
 import argparse
@@ -30,11 +31,13 @@ from deltaserve.cli.compose import Checkpoint, free_port
 from deltaserve.layout.kv import pool_page_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
+APART, UNIFIED = "prefill and decode", "unified"
 IDLE_S = 20.0
 SETTLE_S = 2.0
 REPORT_S = 1.2
 """Workers report twice a second."""
 NUM_ASKED = 60
+NUM_WARM, NUM_PAIRS = 8, 200
 PROMPT_LEN = 2048
 PATIENCE_S = 120.0
 
@@ -67,6 +70,18 @@ class Figures:
     first_token_ms_p50: float
     """The server's own account, without HTTP."""
     wire: tuple[Wire, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Milliseconds to the first token of a cached prompt, of two servers asked in turn."""
+
+    apart_p50: float
+    unified_p50: float
+    more_p50: float
+    """What P/D took longer, question by question."""
+    more_p5: float
+    more_p95: float
 
 
 class Served:
@@ -141,9 +156,40 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [32 + (seed * 7 + i * (seed + 3)) % 90 for i in range(length)]
 
 
-def measure(mode: str, model: Path, page_size: int) -> Figures:
+def flags_of(mode: str, page_size: int) -> list[str]:
     flags = ["--page-size", str(page_size), "--num-pages", str(8 * PROMPT_LEN // page_size)]
-    flags += ["--disaggregation-mode", "null"] if mode == "unified" else []
+    return [*flags, "--disaggregation-mode", "null"] if mode == "unified" else flags
+
+
+def compare(model: Path, page_size: int) -> Comparison:
+    """Both servers at once, asked in turn."""
+    prompt = prompt_of(PROMPT_LEN, seed=50)
+    with (
+        serving(model, *flags_of(APART, page_size)) as apart,
+        serving(model, *flags_of(UNIFIED, page_size)) as unified,
+    ):
+        for served in (apart, unified):
+            served.wait_ready()
+            for _ in range(NUM_WARM):
+                served.ask(model.name, prompt)
+        of_apart, of_unified, more = [], [], []
+        for _ in range(NUM_PAIRS):
+            of_apart.append(1000 * apart.ask(model.name, prompt)[0])
+            of_unified.append(1000 * unified.ask(model.name, prompt)[0])
+            more.append(of_apart[-1] - of_unified[-1])
+    more.sort()
+    edge = NUM_PAIRS // 20
+    return Comparison(
+        apart_p50=statistics.median(of_apart),
+        unified_p50=statistics.median(of_unified),
+        more_p50=statistics.median(more),
+        more_p5=more[edge],
+        more_p95=more[-edge],
+    )
+
+
+def measure(mode: str, model: Path, page_size: int) -> Figures:
+    flags = flags_of(mode, page_size)
     began = time.monotonic()
     with serving(model, *flags) as served:
         served.wait_ready()
@@ -152,7 +198,7 @@ def measure(mode: str, model: Path, page_size: int) -> Figures:
         before, since = served.cpu_s(), time.monotonic()
         time.sleep(IDLE_S)
         idle = 100 * (served.cpu_s() - before) / (time.monotonic() - since)
-        wire = () if mode == "unified" else tuple(measure_wire(served, model, page_size))
+        wire = () if mode == UNIFIED else tuple(measure_wire(served, model, page_size))
         prompt = prompt_of(PROMPT_LEN, seed=50)
         served.ask(model.name, prompt)
         asked = [served.ask(model.name, prompt) for _ in range(NUM_ASKED)]
@@ -185,7 +231,7 @@ def measure_wire(served: Served, model: Path, page_size: int) -> Iterator[Wire]:
         yield Wire(name, num_pages, sent, share, sent - num_pages * page_bytes)
 
 
-def show(console: Console, all_figures: list[Figures]) -> None:
+def show(console: Console, all_figures: list[Figures], pairs: Comparison) -> None:
     table = Table("", *(figures.mode for figures in all_figures), title=f"load average {os.getloadavg()[0]:.1f}")
     table.add_row("start to ready, s", *(f"{f.ready_s:.1f}" for f in all_figures))
     table.add_row(f"idle CPU over {IDLE_S:.0f} s, % of a core", *(f"{f.idle_cpu_percent:.1f}" for f in all_figures))
@@ -202,6 +248,11 @@ def show(console: Console, all_figures: list[Figures]) -> None:
         share = "-" if w.page_share is None else f"{w.page_share:.4f}"
         wire.add_row(w.request, str(w.delta_pages), str(w.bytes_sent), share, str(w.other_bytes))
     console.print(wire)
+    console.print(f"TTFT of {PROMPT_LEN} cached tokens, {NUM_PAIRS} times in turn: ", end="")
+    console.print(
+        f"P/D {pairs.apart_p50:.1f} ms, unified {pairs.unified_p50:.1f} ms; P/D took {pairs.more_p50:+.1f} ms", end=""
+    )
+    console.print(f" (p5 {pairs.more_p5:+.1f}, p95 {pairs.more_p95:+.1f})")
 
 
 def main() -> None:
@@ -210,10 +261,12 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    all_figures = [measure(mode, args.model, args.page_size) for mode in ("prefill and decode", "unified")]
-    show(Console(width=100), all_figures)
+    all_figures = [measure(mode, args.model, args.page_size) for mode in (APART, UNIFIED)]
+    pairs = compare(args.model, args.page_size)
+    show(Console(width=100), all_figures, pairs)
     if args.json:
-        args.json.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=1) + "\n")
+        told = {"servers": [asdict(figures) for figures in all_figures], "in turn": asdict(pairs)}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from deltaserve.base.errors import FailReason
@@ -263,3 +264,16 @@ def test_stats_can_be_shown_as_json() -> None:
     workers = stats["workers"]
     assert [w["name"] for w in workers] == list(TWO_AND_TWO)
     assert stats["rooms"] == 1 and stats["counts"] == {"submitted": 1}
+
+
+def test_what_another_front_put_on_a_worker_counts() -> None:
+    """This front has no rooms there: the reports are all it knows of them."""
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    idle = status()
+    cluster.say("prefill-0", status(waiting_tokens=20_000))
+    cluster.say("prefill-1", idle)
+    cluster.say("decode-0", msgspec.structs.replace(idle, num_running=16, num_waiting=9))
+    cluster.say("decode-1", idle)
+    submit = cluster.submit(1)
+    assert submit.prefill is not None and submit.prefill.name == "prefill-1"
+    assert len(cluster.submits("decode-1")) == 1

@@ -128,7 +128,7 @@ class Serving:
             case Submit() as submit:
                 self._on_submit(peer.name, submit, now)
             case Finish() as finish:
-                self._on_finish(finish, now)
+                self._on_finish(peer.name, finish, now)
             case Cancel() as cancel:
                 room = self.rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
@@ -217,9 +217,9 @@ class Serving:
             return FailReason.OVERLOADED, "decode's queue is full"
         return refuse_submit(self.config, submit)
 
-    def _on_finish(self, finish: Finish, now: float) -> None:
+    def _on_finish(self, front: PeerName, finish: Finish, now: float) -> None:
         room = self.rooms.get(finish.room)
-        if room is None or not room.has_output:
+        if room is None or room.front != front or not room.has_output:
             return
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
         if not self.parts.scheduler.is_in_flight(room.request):

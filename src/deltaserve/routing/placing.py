@@ -217,5 +217,5 @@ def _capacity(worker: Worker) -> int:
 
 
 def _holds(worker: Worker, num_tokens: int) -> bool:
-    capacity = _capacity(worker)
-    return not capacity or num_tokens <= capacity
+    pool_tokens, context_len = worker.pool_tokens, worker.facts.max_context_len
+    return (not pool_tokens or num_tokens <= pool_tokens) and (not context_len or num_tokens <= context_len)
