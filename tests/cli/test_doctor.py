@@ -53,7 +53,10 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_device() -> None:
-    assert {line.subject for line in check_device()} == {"cpu", "gpu"}
+    lines = {line.subject: line for line in check_device()}
+    assert lines.keys() == {"cpu", "network", "gpu"}
+    assert lines["network"].text.startswith("devices for page transfers (--transfer-devices): ")
+    assert "lo" in lines["network"].text
 
 
 def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.compose import cpu_bytes
 from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.cli.net_devices import net_devices
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
@@ -46,10 +47,12 @@ def _library(name: str, if_missing: Level, why: str) -> Line:
 
 
 def check_device() -> Iterator[Line]:
-    """Cores, memory, GPUs."""
+    """Cores, memory, network devices, GPUs."""
     free, _ = cpu_bytes()
     text = f"{usable_cores(read_limits())} cores, {free / 2**30:.1f} GiB of memory available"
     yield Line(Level.WARN if free < _LITTLE_MEMORY else Level.OK, "cpu", text)
+    devices = ", ".join(net_devices()) or "the kernel does not tell"
+    yield Line(Level.OK, "network", f"devices for page transfers (--transfer-devices): {devices}")
     if shutil.which("nvidia-smi") is None:
         yield Line(Level.OK, "gpu", "none: models run on the CPU")
         return

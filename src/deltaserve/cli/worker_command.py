@@ -18,6 +18,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
+from deltaserve.cli.net_devices import check_devices, net_devices
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import describe, require_free_port
 from deltaserve.engine.happenings import Starting
@@ -76,6 +77,8 @@ def _prepare(settings: Settings) -> _Prepared:
         facts = dataclasses.replace(facts, num_devices=facts.num_workers)
     resolved = resolve(settings, checkpoint.facts(), facts)
     asked = settings.disaggregation.transfer_devices
+    if asked is not None:
+        check_devices(asked, net_devices())
     devices = asked or data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
     return _Prepared(checkpoint, resolved, secret_path, devices)
 
