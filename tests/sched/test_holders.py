@@ -19,6 +19,7 @@ def test_the_youngest_yields_to_those_before_it() -> None:
     assert holders.youngest_behind(old) is young
     assert holders.youngest_behind(middle) is young
     assert holders.youngest_behind(young) is None
+    assert holders.youngest_but(young) is middle
 
 
 def test_of_two_that_came_at_once_either_yields_to_the_other() -> None:

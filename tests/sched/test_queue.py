@@ -56,6 +56,19 @@ def test_overtaking_ends_after_so_long_from_the_first_refusal() -> None:
     assert queue.take(verdicts, 20.0) == [other]  # a new wait
 
 
+def test_one_that_is_overtaken_no_more_stalls_those_behind_it_until_it_is_taken() -> None:
+    queue = FairQueue()
+    blocked, other = requests(2)
+    queue.push(blocked)
+    queue.push(other)
+    for now, stalls in ((10.0, False), (10.0 + MAX_WAIT_S, True)):
+        queue.take(answers(t1=Verdict.NO_ROOM), now)
+        assert queue.is_stalled_by(blocked) is stalls
+        assert not queue.is_stalled_by(other)
+    queue.take(answers(t1=Verdict.TAKEN), 12.0)
+    assert not queue.is_stalled_by(blocked)
+
+
 def test_a_long_queue_costs_a_bounded_number_of_tries() -> None:
     queue = FairQueue()
     for request in requests(5 * MAX_TRIES):

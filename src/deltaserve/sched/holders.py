@@ -1,7 +1,8 @@
 """Waiting requests that hold memory meanwhile: a lease on the prefix they will need, a prompt computed ahead.
 
 What they hold saves work later; it must not stop work now. So it yields, the youngest's first: to whoever stands before
-them in the queue, and to running rows before one of those is retracted.
+them in the queue, to whoever stalls the queue (the order of trying is not that of arrival: one of those that are not
+tried may hold what it waits for), and to running rows before one of those is retracted.
 """
 
 import heapq
@@ -60,12 +61,17 @@ class Holders:
 
         Of two samples that came at once either yields to the other: else each would wait for the other's pages.
         """
+        holder = self.youngest_but(request)
+        return holder if holder is not None and self._places[holder] <= self._place(request) else None
+
+    def youngest_but(self, request: Request) -> Request | None:
+        """The same of all others."""
         own = []
         while (holder := self.youngest()) is request:  # more than one entry if it has come back to this place
             own.append(heapq.heappop(self._last_first))
         for entry in own[:1]:
             heapq.heappush(self._last_first, entry)
-        return holder if holder is not None and self._places[holder] <= self._place(request) else None
+        return holder
 
     def _place(self, request: Request) -> _Place:
         """Smaller: further behind."""

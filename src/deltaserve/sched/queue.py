@@ -37,6 +37,8 @@ Attempt = Callable[[Request], Verdict]
 class _Wait:
     overtaken: int = 0
     refused_since: float | None = None
+    is_stalling: bool = False
+    """It was refused so often or for so long that none behind it was tried."""
 
 
 class FairQueue:
@@ -64,6 +66,11 @@ class FairQueue:
 
     def __contains__(self, request: Request) -> bool:
         return request in self._urgent or request in self._normal
+
+    def is_stalled_by(self, request: Request) -> bool:
+        """Whether those behind this one wait until it has found room."""
+        wait = self._urgent.get(request) or self._normal.get(request)
+        return wait is not None and wait.is_stalling
 
     @property
     def num_tokens(self) -> int:
@@ -109,7 +116,8 @@ class FairQueue:
                 case Verdict.NO_ROOM:
                     wait = self._wait_of(request)
                     self._refused.append(wait)
-                    if len(self._refused) == MAX_TRIES or not _may_be_overtaken(wait, now):
+                    wait.is_stalling = not _may_be_overtaken(wait, now)
+                    if len(self._refused) == MAX_TRIES or wait.is_stalling:
                         self._is_blocked = True
                         break
                 case Verdict.HELD_BACK:

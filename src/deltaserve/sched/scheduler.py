@@ -406,9 +406,11 @@ class Scheduler:
         return tuple(kept.most_pages(num_tokens, ahead, size) for kept in self._cache.retentions)
 
     def yield_to(self, request: Request, needs: Needs, reserve: Needs) -> bool:
-        """Whether `needs` can be had with `reserve` left over; requests behind it yield for them."""
+        """Whether `needs` can be had with `reserve` left over; requests behind it yield for them, or all that wait."""
+        is_next = self.waiting.is_stalled_by(request)
+        next_holder = self._holders.youngest_but if is_next else self._holders.youngest_behind
         while not self._budget.fits(needs, reserve):
-            holder = self._holders.youngest_behind(request)
+            holder = next_holder(request)
             if holder is None:
                 return False
             self._yield(holder)
