@@ -1,13 +1,16 @@
 """Many clients at once, on a model whose every token can be checked."""
 
 import json
+import random
 from argparse import ArgumentParser
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deltaserve.bench.command import add_arguments, run
-from tests.e2e.server import ROOT, serving
+from tests.e2e.server import PATIENCE_S, ROOT, Json, Server, serving
 
 MODEL = ROOT / "models" / "recall-micro"
 
@@ -27,3 +30,44 @@ def test_every_answer_is_right_and_nothing_is_held(folder: Path, count: int) -> 
         assert summary["peak_concurrency"] == count
         assert summary["tokens_right"] == summary["tokens_expected"] > 0
         server.wait_quiet()
+
+
+def test_chats_of_drawn_lengths_about_a_few_documents(folder: Path) -> None:
+    """As load generators for chats send them: text of normally distributed length behind one of 20 prefixes, streamed,
+    32 at a time, as many tokens as asked for whatever the model would end with."""
+    draw = random.Random(42)
+    letters = "abcdefghijklmnopqrstuvwxyz "
+
+    def text(mean: float) -> str:
+        return "".join(draw.choices(letters, k=max(1, int(draw.gauss(mean, mean / 9)))))
+
+    prefixes = [text(400) for _ in range(20)]
+    asked = [(draw.choice(prefixes), text(60), max(1, int(draw.gauss(24, 7)))) for _ in range(96)]
+    with serving(folder, MODEL) as server, ThreadPoolExecutor(32) as pool:
+        usages = list(pool.map(lambda one: streamed_chat(server, *one), asked))
+        server.wait_quiet()
+    assert [usage["completion_tokens"] for usage in usages] == [length for _, _, length in asked]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert sum(num > 0 for num in cached) >= len(asked) - 2 * len(prefixes), (
+        "the first 32 may all be cold, later ones only where their prefix is new"
+    )
+
+
+def streamed_chat(server: Server, prefix: str, question: str, length: int) -> Json:
+    """The usage of one answer."""
+    body = {
+        "model": server.model,
+        "messages": [{"role": "system", "content": prefix}, {"role": "user", "content": question}],
+        "max_tokens": length,
+        "min_tokens": length,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with httpx.stream("POST", f"{server.base_url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as reply:
+        assert reply.status_code == 200, reply.read()
+        events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    usage: Json = json.loads(events[-2])["usage"]
+    return usage

@@ -139,6 +139,17 @@ def two_peers_share_the_regions(world: World) -> None:
     assert reader.memory == b"\x01" * half + b"\x02" * half
 
 
+def names_are_told_whole_whatever_is_in_them(world: World) -> None:
+    """Nobody takes a name apart: two writers of which one's name begins with the other's are told apart."""
+    reader = world.side("decode_0-10.0.0.1:8998", 64)
+    writers = [world.side(name, 64) for name in ("prefill_1", "prefill_1_2", "prefill_1_2/a b")]
+    for writer in writers:
+        join(writer, reader)
+        write = writer.transport.write(reader.name, [copy(0, 0, 64)], b"_1_2_")
+        assert finish(world, writer, write) is WriteState.DONE
+        assert receive(world, reader) == [(writer.name, b"_1_2_")]
+
+
 def fence_leaves_other_peers_alone(world: World) -> None:
     reader, one, two = (world.side(name, MIB) for name in ("d", "p0", "p1"))
     for writer in (one, two):
@@ -345,6 +356,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     two_windows_in_flight,
     both_directions,
     two_peers_share_the_regions,
+    names_are_told_whole_whatever_is_in_them,
     fence_leaves_other_peers_alone,
     nothing_lands_after_the_fence,
     fence_is_idempotent_and_knows_strangers,
