@@ -8,26 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import MachineFacts, ModelFacts, ResolvedConfig, resolve
+from deltaserve.base.config_resolve import MachineFacts, ModelFacts, PoolFacts, ResolvedConfig, resolve
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 
 MIB = 1 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 
 
-def one_pool(page_size: int, kv_dtype: str) -> tuple[int, ...]:
-    return (page_size * 1024 * ITEMSIZE[kv_dtype],)
+def one_pool(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
+    return (PoolFacts(page_size * 1024 * ITEMSIZE[kv_dtype], KEEP_ALL),)
 
 
-def two_pools(page_size: int, kv_dtype: str) -> tuple[int, ...]:
-    return (page_size * 1024 * ITEMSIZE[kv_dtype], page_size * 3072 * ITEMSIZE[kv_dtype])
+def three_pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
+    page_bytes = page_size * 3072 * ITEMSIZE[kv_dtype]
+    window = PoolFacts(page_bytes, Retention(Lifetime.WINDOW, 1024))
+    return (*one_pool(page_size, kv_dtype), window, PoolFacts(page_bytes, Retention(Lifetime.STATE)))
 
 
 MODEL = ModelFacts(
     dtype="bfloat16",
     weight_bytes=lambda dtype: 100 * MIB * ITEMSIZE[dtype],
     context_len=32_768,
-    page_bytes=one_pool,
+    pools=one_pool,
     scratch_bytes=lambda sizes: sizes.max_rows * MIB,
 )
 MACHINE = MachineFacts(device="cpu", num_cores=8, free_bytes=4096 * MIB)
@@ -93,11 +96,25 @@ def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_wor
     assert resolved(machine=machine, scheduling={"num_threads": 5}).num_threads == 5
 
 
-def test_pools_have_equal_page_counts_and_share_the_budget() -> None:
-    config = resolved(facts=dataclasses.replace(MODEL, page_bytes=two_pools))
-    assert len(config.num_pages) == 2
-    assert len(set(config.num_pages)) == 1
-    assert config.kv_bytes == config.num_pages[0] * 64 * 2048 * 4
+@pytest.mark.parametrize("free_bytes", [1024 * MIB, 4096 * MIB, 9001 * MIB])
+def test_windows_and_states_get_what_running_requests_hold_and_full_pages_the_rest(free_bytes: int) -> None:
+    facts, machine = dataclasses.replace(MODEL, pools=three_pools), dataclasses.replace(MACHINE, free_bytes=free_bytes)
+    config = resolved(facts, machine, scheduling={"max_running_requests": 16})
+    full, window, states = config.num_pages
+    page_bytes = 64 * 2048
+    assert window == min(full, 2 * 16 * (-(-(1023 + 512) // 64) + 1))
+    assert states == min(full, 2 * 16 * 2)
+    assert config.kv_bytes == (full + 3 * window + 3 * states) * page_bytes
+    assert config.kv_bytes_per_token == 2048
+    budget = int(free_bytes * 0.4) - 200 * MIB - 16 * MIB
+    assert config.kv_bytes <= budget < config.kv_bytes + 7 * page_bytes
+
+
+def test_an_asked_number_of_pages_is_that_of_the_full_pool() -> None:
+    facts = dataclasses.replace(MODEL, pools=three_pools)
+    config = resolved(facts, memory={"num_pages": 500}, scheduling={"max_running_requests": 4})
+    assert config.num_pages == (500, 200, 16)
+    assert resolved(facts, memory={"num_pages": 12}).num_pages == (12, 12, 12)
 
 
 def test_a_narrower_cache_holds_more() -> None:

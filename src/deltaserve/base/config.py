@@ -137,7 +137,8 @@ class MemorySettings(Group):
     )
     num_pages: Count | Auto = option(
         "auto",
-        "pages of each pool; auto fills the memory of --mem-fraction-static, up to "
+        "pages that keep every token (pools of windows and states get what running requests hold, twice); auto fills "
+        "the memory of --mem-fraction-static, up to "
         f"{USEFUL_POOL_FACTOR} times what --max-running-requests of the longest length can use",
         commands=COMPUTING,
     )

@@ -1,11 +1,13 @@
 """resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.lifetime import KEEP_ALL, Retention
 
 Device = Literal["cpu", "cuda"]
 
@@ -23,6 +25,14 @@ class StepSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One pool of pages, on one rank."""
+
+    page_bytes: int
+    retention: Retention
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the checkpoint says."""
 
@@ -31,8 +41,8 @@ class ModelFacts:
     weight_bytes: Callable[[str], int]
     """dtype |-> bytes of all weights this worker loads."""
     context_len: int
-    page_bytes: Callable[[int, str], tuple[int, ...]]
-    """(page size, KV dtype) |-> bytes of one page of each pool, on one rank. The layout computes it, not we."""
+    pools: Callable[[int, str], tuple[PoolFacts, ...]]
+    """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
     scratch_bytes: Callable[[StepSizes], int]
     """Memory of one step beside weights and pages, at most."""
 
@@ -85,12 +95,10 @@ class ResolvedConfig:
     """UCX_TLS."""
     kv_bytes: int
     """Of all pools."""
+    kv_bytes_per_token: float
+    """What each further token of a prompt adds."""
     widened_from: str | None = None
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        return self.kv_bytes / (self.num_pages[0] * self.page_size)
 
 
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
@@ -101,6 +109,33 @@ _PAGE_SIZE = 64
 _MANY_CORES = 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """How many pages the further pools have beside so many FULL ones, and what all of them weigh."""
+
+    facts: tuple[PoolFacts, ...]
+    page_size: int
+    max_running: int
+    context_len: int
+    chunk_len: int
+
+    def num_pages(self, num_full: int) -> tuple[int, ...]:
+        """Of windows and states what running requests hold, and as much again to keep; never more than FULL ones."""
+        most = (f.retention.most_pages(self.context_len, self.chunk_len, self.page_size) for f in self.facts)
+        counts = (min(num_full, 2 * self.max_running * count) for count in most)
+        return tuple(
+            num_full if f.retention == KEEP_ALL else count for f, count in zip(self.facts, counts, strict=True)
+        )
+
+    def num_bytes(self, num_full: int) -> int:
+        return sum(n * f.page_bytes for n, f in zip(self.num_pages(num_full), self.facts, strict=True))
+
+    def num_full(self, num_bytes: int) -> int:
+        """Most FULL pages that leave room for the others."""
+        above = max(0, num_bytes) // self.facts[0].page_bytes + 1
+        return bisect_right(range(above + 1), num_bytes, key=self.num_bytes) - 1
+
+
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
@@ -109,22 +144,22 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
     wanted_len = _wanted_context(settings, model)
-    page_bytes = model.page_bytes(page_size, kv_dtype)
+    pools = _Pools(model.pools(page_size, kv_dtype), page_size, max_running, wanted_len, chunk_len)
     if settings.memory.num_pages == "auto":
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
         step = StepSizes(device, max_running, step_len, wanted_len, split_tokens, page_size)
-        affordable = _affordable_pages(settings, model, machine, (step, dtype), sum(page_bytes))
+        affordable = _affordable_pages(settings, model, machine, (step, dtype), pools)
         num_pages = min(useful, affordable)
     else:
         num_pages = settings.memory.num_pages
-        _check_room(num_pages, sum(page_bytes), model.weight_bytes(dtype), machine)
+        _check_room(num_pages, pools, model.weight_bytes(dtype), machine)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         page_size=page_size,
-        num_pages=(num_pages,) * len(page_bytes),
+        num_pages=pools.num_pages(num_pages),
         context_len=_context_len(settings, wanted_len, num_pages * page_size),
         max_running_requests=max_running,
         chunk_len=chunk_len,
@@ -134,7 +169,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
         transfer_tls=_transfer_tls(settings, device),
-        kv_bytes=num_pages * sum(page_bytes),
+        kv_bytes=pools.num_bytes(num_pages),
+        kv_bytes_per_token=_token_bytes(pools.facts, page_size),
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
 
@@ -175,9 +211,14 @@ def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, 
 
 
 def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
-    """Of one worker's pools. Asks nothing of this machine: a router needs no memory for the model."""
+    """As resolved, but asks nothing of this machine: a router needs no memory for the model."""
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
-    return sum(model.page_bytes(page_size, _dtypes(settings, model)[1])) / page_size
+    return _token_bytes(model.pools(page_size, _dtypes(settings, model)[1]), page_size)
+
+
+def _token_bytes(pools: Iterable[PoolFacts], page_size: int) -> float:
+    """Of the pools that keep every token; a window or a state weighs the same for a prompt of any length."""
+    return sum(pool.page_bytes for pool in pools if pool.retention == KEEP_ALL) / page_size
 
 
 def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozenset()) -> tuple[str, str]:
@@ -256,21 +297,22 @@ def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
     return min(wanted_len, pool_len)
 
 
-def _check_room(num_pages: int, page_bytes: int, weights: int, machine: MachineFacts) -> None:
+def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFacts) -> None:
     """Raises ConfigError when the workers could not be held even by an empty machine: what is free now is luck."""
     if machine.total_bytes is None:
         return
-    largest = (machine.total_bytes // machine.num_on_device - weights) // page_bytes
+    largest = pools.num_full(machine.total_bytes // machine.num_on_device - weights)
     if num_pages > largest:
         hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
+        mib = pools.num_bytes(num_pages) >> 20
         raise ConfigError(
-            f"--num-pages {num_pages}: {num_pages * page_bytes >> 20} MiB of pages and {weights >> 20} MiB of weights "
+            f"--num-pages {num_pages}: {mib} MiB of pages and {weights >> 20} MiB of weights "
             f"for each of {machine.num_on_device} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
         )
 
 
 def _affordable_pages(
-    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[StepSizes, str], page_bytes: int
+    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[StepSizes, str], pools: _Pools
 ) -> int:
     """Pages that fit beside weights and scratch into this worker's share of memory, at least one.
 
@@ -281,13 +323,13 @@ def _affordable_pages(
     share = _MEMORY_SHARE[step.device] if asked == "auto" else asked
     budget = int(machine.free_bytes * share) // machine.num_on_device
     weights = model.weight_bytes(dtype)
-    reachable = max(1, (budget - weights) // page_bytes) * step.page_size  # no row is longer than the pool
+    reachable = max(1, pools.num_full(budget - weights)) * step.page_size  # no row is longer than the pool
     scratch = model.scratch_bytes(replace(step, context_len=min(step.context_len, reachable)))
-    num_pages = (budget - weights - scratch) // page_bytes
+    num_pages = pools.num_full(budget - weights - scratch)
     if num_pages < 1:
         raise ConfigError(
             f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} workers "
             f"do not hold {weights >> 20} MiB of weights, {scratch >> 20} MiB for a step "
-            f"and one page of {page_bytes} bytes"
+            f"and one page of {pools.num_bytes(1)} bytes"
         )
     return num_pages

@@ -14,7 +14,7 @@ from random import Random
 import psutil
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, ResolvedConfig, resolve
+from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, PoolFacts, ResolvedConfig, resolve
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.cgroup import read_limits, usable_cores
@@ -87,11 +87,12 @@ class Checkpoint:
             packed = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and dtype != "float16" else 0
             return (self.num_values + packed) * DType(dtype).itemsize
 
-        def page_bytes(page_size: int, kv_dtype: str) -> tuple[int, ...]:
-            return pool_page_bytes(spec.cache_spec(page_size, DType(kv_dtype)))
+        def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
+            cache = spec.cache_spec(page_size, DType(kv_dtype))
+            return tuple(map(PoolFacts, pool_page_bytes(cache), cache.pools))
 
         return ModelFacts(
-            spec.dtype.value, weight_bytes, spec.max_position, page_bytes, lambda sizes: scratch_bytes(spec, sizes)
+            spec.dtype.value, weight_bytes, spec.max_position, pools, lambda sizes: scratch_bytes(spec, sizes)
         )
 
 

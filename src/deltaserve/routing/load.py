@@ -32,7 +32,7 @@ class LoadReport:
     status: Status | None
     age_s: float
     pool_tokens: int
-    """Smallest pool, in tokens; 0: not told."""
+    """Of the pool that keeps every page; 0: not told."""
     max_running: int
     own_tokens: int
     """Tokens to compute of this front's rooms there that have no first token yet."""
