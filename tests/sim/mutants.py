@@ -23,6 +23,7 @@ _SENDER = "deltaserve.transfer.sender"
 _ENDPOINT = "deltaserve.transfer.endpoint"
 _GATE = "deltaserve.transfer.gate"
 _COVERAGE = "deltaserve.transfer.coverage"
+_CORE = "deltaserve.instance.core"
 _SERVING = "deltaserve.instance.serving"
 _OUTFLOW = "deltaserve.instance.outflow"
 _INTAKE = "deltaserve.instance.intake"
@@ -372,6 +373,18 @@ MUTANTS = (
         _SCHED,
         "pages=(*self._page_updates(), *self._move_states(items)),",
         "pages=tuple(self._move_states(items) or self._page_updates()),",
+    ),
+    # another role over the same memory
+    Mutant("new_role_under_the_old_boot", "B1", _CORE, "role=self._change.role, boot=boot,", "role=self._change.role,"),
+    Mutant(
+        "new_role_while_rooms_are_there", "C1", _CORE, "scheduler.is_idle and not self.num_rooms", "scheduler.is_idle"
+    ),
+    Mutant(
+        "another_role_is_another_model",
+        "G1",
+        _LINKS,
+        "FailReason.NO_PEER if name in self._of_other_roles",
+        "FailReason.INCOMPATIBLE if name in self._of_other_roles",
     ),
     # what is asked for besides tokens
     Mutant(

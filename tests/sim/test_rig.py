@@ -88,6 +88,14 @@ def test_a_run_without_trouble_answers_every_good_request(seed: int) -> None:
     assert (+report.faults).keys().isdisjoint(TROUBLE)
 
 
+@pytest.mark.parametrize("seed", [11, 43, 71, 170])
+def test_workers_that_change_their_roles_fail_no_request(seed: int) -> None:
+    report = simulate(seed, calm(draw_knobs(seed)))
+    assert report.breach is None
+    assert report.faults[FaultKind.ROLE] > 0
+    assert (+report.faults).keys().isdisjoint(TROUBLE)
+
+
 def test_an_error_needs_a_cause() -> None:
     fenced, bad = FailReason.PEER_FENCED, FailReason.BAD_EXTENT
     assert is_excused(fenced, {FaultKind.CRASH}, ())

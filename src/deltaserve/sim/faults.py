@@ -65,6 +65,8 @@ class FaultKind(Enum):
     BURST = "burst"
     FLUSH = "flush"
     """An operator has every tree emptied of what no request holds."""
+    ROLE = "role"
+    """An operator makes a decode worker of a prefill worker, or the other way round."""
 
 
 FRAME_FAULTS = (

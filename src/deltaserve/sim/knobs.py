@@ -89,7 +89,17 @@ def draw_knobs(seed: int) -> Knobs:
     knobs, chance = _varied(draw_plain_knobs(seed), Chance(seed, "variety")), Chance(seed, "load")
     if chance.hits(_LOADED):
         return _loaded(knobs, chance)
-    return replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
+    knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
+    return _with_changes(knobs, Chance(seed, "roles"))
+
+
+def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
+    """Workers that change their roles, in an eighth of the runs, be they calm or not. No request may fail by it."""
+    if not chance.hits(0.125):
+        return knobs
+    events = [*knobs.events, *((int(chance.log_uniform(20, 900)), FaultKind.ROLE) for _ in range(chance.between(1, 4)))]
+    shape = replace(knobs.shape, num_prefill=2, num_decode=chance.between(2, 3))
+    return replace(knobs, shape=shape, events=tuple(sorted(events, key=lambda event: event[0])))
 
 
 def draw_plain_knobs(seed: int) -> Knobs:
@@ -202,7 +212,8 @@ def _loaded(knobs: Knobs, chance: Chance) -> Knobs:
 
 def calm(knobs: Knobs) -> Knobs:
     """The same with nothing that befalls workers and what is between them: every request must be answered."""
-    events = tuple((number, kind) for number, kind in knobs.events if kind in (*CLIENT_FAULTS, FaultKind.FLUSH))
+    harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
+    events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     # A writer that drains says so twice a second: whoever waits less takes it for silent.
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, 2.0))
     return replace(knobs, shape=shape, rates={}, events=events, late_starts=False)

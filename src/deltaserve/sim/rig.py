@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from deltaserve.base.errors import FailReason, IntegrityError
-from deltaserve.base.ids import Namespace, PeerName, Room
+from deltaserve.base.ids import Namespace, PeerName, Role, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.cache.pages import PageEvent, PageState
-from deltaserve.request.client import Generation
+from deltaserve.request.client import Generation, RoleAnswer
 from deltaserve.routing.events import Member, WorkerUp
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
@@ -132,6 +132,7 @@ class Run:
         self.world.on_event = self._before_event
         self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, Chance(seed, "wishes"))
         self._curiosity = Chance(seed, "probes")
+        self._operator = Chance(seed, "operator")
         self._roles = knobs.shape.roles()
         self._front_names = knobs.shape.fronts()
         self._which_front = Chance(seed, "fronts")
@@ -352,9 +353,20 @@ class Run:
             front = self._any_front()
             self.faults[kind] += front.is_alive
             front.flush()
+        elif kind is FaultKind.ROLE:
+            self._change_role()
         else:
             self.faults[kind] += 1
             self._disorder.strike(kind)
+
+    def _change_role(self) -> None:
+        """Whoever it is: the last of a role keeps it. All by one front: another may not have heard yet who changes."""
+        name, grace_s = self._operator.choose(list(self._roles)), self._operator.log_uniform(0.01, 5.0)
+        worker, front = self.world.workers.get(name), self._fronts[0]
+        if worker is None or not front.is_alive or worker.config.role is Role.UNIFIED:
+            return
+        other = Role.DECODE if worker.instance.config.role is Role.PREFILL else Role.PREFILL
+        self.faults[FaultKind.ROLE] += front.change_role(name, other, grace_s) is RoleAnswer.CHANGING
 
     # ------------------------------------------------------------ processes (disorder.Cast)
 
