@@ -23,14 +23,18 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Namespace, PeerName, Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
 from deltaserve.instance.api import FrameIn, SendFrame
 from deltaserve.instance.core import EngineCore
+from deltaserve.instance.rooms import PrefillRoom
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult
 from deltaserve.sim.cluster import FINGERPRINT, FRONT, SECRET, VOCAB, Cluster, Shape, url_of
 from deltaserve.wire.codec import decode, encode
 from deltaserve.wire.messages import (
     Cancel,
+    Component,
     Envelope,
+    Grant,
     Heartbeat,
     Message,
     Offer,
@@ -130,6 +134,12 @@ class Bench:
             remaining_ms=submit.remaining_ms,
         )
 
+    def grant(self, room: Room, number: int) -> Grant:
+        """Of a whole prompt."""
+        pages = pack_u32(range(-(-self._num_tokens // PAGE_SIZE)))
+        coverage = (Component(pool=0, first=0, pages=pages),)
+        return Grant(room=room, attempt=1, ticket=number, coverage=coverage)
+
     def fill(self, num_rooms: int) -> None:
         """One request runs on decode, all others wait on both sides."""
         self.event(self.decode, self.frame(FRONT, self.decode, self.submit(None)))
@@ -150,6 +160,12 @@ class Bench:
             raise RuntimeError("nothing to compute")
         engine.commit(answer(plan), self.now)
         engine.turn(self.now)
+
+
+def waiting_at(prefill: EngineCore) -> list[tuple[int, PrefillRoom]]:
+    """Some rooms that were not announced, each with a ticket's number."""
+    waiting = [room for room in prefill.outflow.rooms.values() if not room.is_announced]
+    return list(enumerate(waiting[:NUM_PROMPTS], 1))
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -199,6 +215,8 @@ def measure(num_tokens: int, num_rooms: int) -> list[Row]:
     ids = [room.room for room in decode.serving.rooms if room.prefill is not None][:NUM_EVENTS]
     leaves = [bench.frame(FRONT, decode, Cancel(room=room, reason=FailReason.CANCELLED)) for room in ids]
     rows.append(timed("decode: a client leaves", bench.framed(decode, leaves), len(leaves)))
+    grants = [bench.frame(DECODE, prefill, bench.grant(room.room, number)) for number, room in waiting_at(prefill)]
+    rows.append(timed("prefill: a Grant", bench.framed(prefill, grants), len(grants)))
     submits = [bench.frame(FRONT, decode, bench.submit(PREFILL)) for _ in range(NUM_PROMPTS)]
     rows.append(timed("decode: a Submit", bench.framed(decode, submits), NUM_PROMPTS))
     offers = [bench.frame(DECODE, prefill, bench.offer()) for _ in range(NUM_PROMPTS)]

@@ -99,7 +99,7 @@ def _is_end(component: Component, num_pages: int, arena_pages: int) -> bool:
     if component.first < 0 or count < 0 or len(component.pages) != count * TOKEN_BYTES:
         return False
     pages = unpack_u32(component.pages)
-    return len(set(pages)) == count and all(page < arena_pages for page in pages)
+    return not pages or (len(set(pages)) == count and max(pages) < arena_pages)
 
 
 def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | None:

@@ -340,6 +340,8 @@ class Scheduler:
         if request.origin is Origin.FETCHED:
             reserve = self._reserve_beside(request, booking)
             verdict = self.fetch(request, reserve, now) if self.fetch is not None else Verdict.HELD_BACK
+        elif not self.gatekeeper.may_start(request):
+            return Verdict.HELD_BACK  # what most of a long queue waits for: asked before anything that costs more
         else:
             verdict = self._try_computed(request, booking)
         if verdict is Verdict.TAKEN:
@@ -359,7 +361,7 @@ class Scheduler:
     def _try_computed(self, request: Request, booking: _Booking) -> Verdict:
         waits_for_long = booking.has_long and request.num_tokens - request.matched_len > self.config.step_len
         may_start = not booking.is_late and not waits_for_long and not self._twins.holds_back(request)
-        if not may_start or not self.gatekeeper.may_start(request):
+        if not may_start:
             return Verdict.HELD_BACK
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
         limit = request.num_tokens - 1 if matches else 0

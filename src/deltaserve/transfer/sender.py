@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
 from deltaserve.base.machine import advance
@@ -105,7 +105,7 @@ class Sender:
             room=Room(grant.room),
             attempt=Attempt(grant.attempt),
             firsts=firsts,
-            pages=tuple(tuple(PageId(p) for p in unpack_u32(component.pages)) for component in coverage),
+            pages=tuple(cast(tuple[PageId, ...], unpack_u32(component.pages)) for component in coverage),
             cursors=list(firsts),
         )
         self._tickets[key] = ticket
