@@ -19,6 +19,10 @@ from deltaserve.runner.rows import History
 
 _COLDEST = 1e-5
 """Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
+_WHOLE = 2.0**50
+"""Of which a probability is counted as a whole number: sums of a vocabulary stay exact in float64."""
+_SIZE_BITS = 16
+"""Of a float32 that are left away: what is left has 128 steps from one power of two to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,18 @@ def _keep_top_k(logits: Tensor, limits: Sequence[int | None]) -> None:
 
 
 def _keep_top_p(line: Tensor, top_p: float) -> None:
-    """line [V] of probabilities: all but the smallest set that reaches `top_p` becomes 0; ties with its last stay."""
-    values = line.sort(descending=True).values
-    sums = values.cumsum(-1, dtype=torch.float64)
-    last = int(torch.searchsorted(sums, top_p).clamp(max=len(values) - 1))
+    """line [V] of probabilities: all but the smallest set that reaches `top_p` becomes 0; ties with its last stay.
+
+    Their sums are found by size first, so that only those about as large as the last must be put in order.
+    """
+    weights = line.to(torch.float64).mul_(_WHOLE).round_()  # [V] whole numbers: their sums do not depend on the order
+    sizes = line.view(torch.int32) >> _SIZE_BITS  # [V] grow with the probability
+    largest = sizes.amax()
+    sums = torch.bincount(largest - sizes, weights).cumsum(0)  # [sizes], the largest first
+    goal = top_p * _WHOLE
+    at = torch.searchsorted(sums, goal).clamp(max=len(sums) - 1)
+    about = (largest - sizes == at).nonzero()[:, 0]
+    values, order = line[about].sort(descending=True)
+    above = sums[at] - weights[about].sum()
+    last = torch.searchsorted(weights[about[order]].cumsum(0) + above, goal).clamp(max=len(values) - 1)
     line[line < values[last]] = 0.0
