@@ -2,7 +2,8 @@
 
     python benchmarks/bench_serve.py [--model FOLDER] [--page-size N] [--json FILE]
 
-Two servers, one after the other: prefill and decode apart, and unified. Then both at once, asked in turn for the same
+Three servers, one after the other: prefill and decode apart, the same where decode computes short deltas itself
+(--conditional-prefill auto), and unified. Then the first and the last at once, asked in turn for the same
 cached prompt: what P/D takes longer, question by question. Figures of a busy machine mean little, and the load average
 is printed with them; where it may be had, `chrt -r 1 python ...` gives the servers the cores as soon as they want them.
 """
@@ -39,7 +40,15 @@ REPORT_S = 1.2
 NUM_ASKED = 60
 NUM_WARM, NUM_PAIRS = 8, 200
 PROMPT_LEN = 2048
+TURN_LEN = 16
+"""New tokens of a further turn of a chat."""
 PATIENCE_S = 120.0
+MODES: dict[str, list[str]] = {
+    APART: [],
+    "P/D, conditional": ["--conditional-prefill", "auto"],
+    UNIFIED: ["--disaggregation-mode", "null"],
+}
+"""Name |-> flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,8 @@ class Figures:
     ttft_ms_p95: float
     first_token_ms_p50: float
     """The server's own account, without HTTP."""
+    turn_ttft_ms_p50: float
+    """Of a prompt that repeats PROMPT_LEN cached tokens and adds TURN_LEN."""
     wire: tuple[Wire, ...]
 
 
@@ -158,7 +169,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 def flags_of(mode: str, page_size: int) -> list[str]:
     flags = ["--page-size", str(page_size), "--num-pages", str(8 * PROMPT_LEN // page_size)]
-    return [*flags, "--disaggregation-mode", "null"] if mode == "unified" else flags
+    return [*flags, *MODES[mode]]
 
 
 def compare(model: Path, page_size: int) -> Comparison:
@@ -203,6 +214,8 @@ def measure(mode: str, model: Path, page_size: int) -> Figures:
         served.ask(model.name, prompt)
         asked = [served.ask(model.name, prompt) for _ in range(NUM_ASKED)]
         times = sorted(1000 * seconds for seconds, _ in asked)
+        turns = [[*prompt, *prompt_of(TURN_LEN, seed)] for seed in range(100, 100 + NUM_ASKED)]
+        turn_times = [1000 * served.ask(model.name, turn)[0] for turn in turns]
         rss = {name: process.memory_info().rss / 2**20 for name, process in served.processes().items()}
         return Figures(
             mode=mode,
@@ -212,6 +225,7 @@ def measure(mode: str, model: Path, page_size: int) -> Figures:
             ttft_ms_p50=statistics.median(times),
             ttft_ms_p95=times[int(0.95 * len(times))],
             first_token_ms_p50=statistics.median(1000 * timings["first_token_s"] for _, timings in asked),
+            turn_ttft_ms_p50=statistics.median(turn_times),
             wire=wire,
         )
 
@@ -238,6 +252,8 @@ def show(console: Console, all_figures: list[Figures], pairs: Comparison) -> Non
     table.add_row(f"TTFT, {PROMPT_LEN} cached tokens, p50 ms", *(f"{f.ttft_ms_p50:.1f}" for f in all_figures))
     table.add_row("  p95 ms", *(f"{f.ttft_ms_p95:.1f}" for f in all_figures))
     table.add_row("  without HTTP, p50 ms", *(f"{f.first_token_ms_p50:.1f}" for f in all_figures))
+    turns = (f"{f.turn_ttft_ms_p50:.1f}" for f in all_figures)
+    table.add_row(f"TTFT, {PROMPT_LEN} cached + {TURN_LEN} new tokens, p50 ms", *turns)
     for name in dict.fromkeys(name for f in all_figures for name in f.rss_mib):
         table.add_row(
             f"RSS of {name}, MiB", *(f"{f.rss_mib[name]:.0f}" if name in f.rss_mib else "" for f in all_figures)
@@ -261,7 +277,7 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    all_figures = [measure(mode, args.model, args.page_size) for mode in (APART, UNIFIED)]
+    all_figures = [measure(mode, args.model, args.page_size) for mode in MODES]
     pairs = compare(args.model, args.page_size)
     show(Console(width=100), all_figures, pairs)
     if args.json:

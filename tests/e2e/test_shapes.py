@@ -27,8 +27,9 @@ FP8_TOLERANCE = 0.5
 """Log-probabilities of the tiny models spread over some 20; wrong pages change them by several."""
 
 ON_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 os.setsid()
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it (nohup)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "deltaserve.cli.main", *sys.argv[1:]])
 """
@@ -299,7 +300,10 @@ def test_a_terminal_that_goes_away_ends_all_as_ctrl_c_does(tiny_models: Path, fo
     while b"serving at" not in said:
         said += os.read(ours, 4096)
     os.close(ours)
-    assert popen.wait(PATIENCE_S) == 0
+    try:
+        assert popen.wait(PATIENCE_S) == 0
+    finally:
+        popen.terminate()
     assert not list(folder.glob("deltaserve-*"))
 
 
