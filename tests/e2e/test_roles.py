@@ -17,10 +17,10 @@ def ask_for(server: Server, worker: str, role: str, **fields: object) -> httpx.R
     return server.http.post("/admin/role", json={"worker": worker, "role": role, **fields})
 
 
-def change(server: Server, worker: str, role: str) -> None:
+def change(server: Server, worker: str, role: str, **fields: object) -> None:
     """Wait until the front sends it requests of its new role."""
     pages, boots = server.workers()[worker]["resident_keys"], server.log().count("another role now")
-    reply = ask_for(server, worker, role)
+    reply = ask_for(server, worker, role, **fields)
     assert (reply.status_code, reply.json()["changing"]) == (202, True), reply.text
     wait_until(lambda: server.log().count("another role now") > boots, "the new engine", server)
 
@@ -60,11 +60,27 @@ def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: P
         change(server, "prefill-0", "prefill")
         change(server, first, "decode")
         traffic()
-        assert {name: worker["role"] for name, worker in server.workers().items()} == {
-            "prefill-0": "prefill",
-            "decode-0": "decode",
-            "decode-1": "decode",
-        }
+        roles = {name: worker["role"] for name, worker in server.workers().items()}
+        assert roles == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
+
+
+def test_an_answer_that_runs_longer_than_the_grace_goes_on_elsewhere(tiny_models: Path, folder: Path) -> None:
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: all(worker["status"] for worker in server.workers().values()), "everybody's report")
+        under_way = pool.submit(server.complete, HEAD, 2000)  # many times as long as it takes to ask
+        wait_until(lambda: busy(server) is not None, "the first tokens")
+        name = busy(server)
+        assert name is not None
+        change(server, name, "prefill", grace_s=0)
+        assert_true(model, HEAD, under_way.result())
+        assert server.info()["engine"]["counts"]["retried_decode"] == 1
+
+
+def busy(server: Server) -> str | None:
+    """The decode worker that has a running request."""
+    workers = server.workers().values()
+    return next((w["name"] for w in workers if w["role"] == "decode" and (w["status"] or {}).get("num_running")), None)
 
 
 def known(server: Server) -> dict[str, int]:

@@ -85,6 +85,13 @@ def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
         assert len(server.pids["prefill-0"]) == 5
 
 
+def test_a_start_is_told_the_last_number_of_the_one_before_it(tmp_path: Path) -> None:
+    """Which may have changed while that lived."""
+    with running(tmp_path, [child("prefill-0", "reboots", "PREFILL")], first_delay_s=0.05) as server:
+        server.wait_for_log("prefill-0", "started after 0\n")
+        server.wait_for_log("prefill-0", "started after 1000000000\n")
+
+
 def test_a_config_error_is_one_line_and_no_restart(tmp_path: Path) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "refuse", "PREFILL")]) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: page_size 3: not a power of two"

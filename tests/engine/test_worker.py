@@ -14,7 +14,7 @@ from deltaserve.link.links import Links
 from deltaserve.link.security import LinkSecurity
 from deltaserve.wire.messages import Finished
 from tests.engine.server import running
-from tests.engine.workers import ECHO, SECRET, Front, working, write_worker
+from tests.engine.workers import ECHO, SECRET, Front, Worker, working, write_worker
 from tests.ports import taken
 
 
@@ -49,7 +49,7 @@ def test_it_finishes_what_it_has_before_it_ends(tmp_path: Path, links: Links) ->
 
 def test_the_grace_bounds_the_drain(tmp_path: Path, links: Links) -> None:
     with working(tmp_path, "step-hangs", drain_grace_s=0.2) as worker:
-        submit_and_wait(links, worker.port())
+        submit_and_wait(links, worker)
         worker.signal(signal.SIGTERM)
         assert worker.code() == Exit.OK
         assert "not drained" in worker.log()
@@ -57,16 +57,16 @@ def test_the_grace_bounds_the_drain(tmp_path: Path, links: Links) -> None:
 
 def test_a_second_sigterm_ends_it_at_once(tmp_path: Path, links: Links) -> None:
     with working(tmp_path, "step-hangs", drain_grace_s=3600.0) as worker:
-        submit_and_wait(links, worker.port())
+        submit_and_wait(links, worker)
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         assert worker.code() == Exit.OK
 
 
-def submit_and_wait(links: Links, port: int) -> None:
-    """Until the frame has left; the worker may not have computed anything of it yet."""
-    Front(links, port).submit(5)
-    links.wait(0.3)
+def submit_and_wait(links: Links, worker: Worker) -> None:
+    """Until it is in the step that never ends."""
+    Front(links, worker.port()).submit(5)
+    worker.wait_for_log("the step hangs")
 
 
 @pytest.mark.parametrize(

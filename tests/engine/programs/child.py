@@ -1,6 +1,7 @@
 """A small child of a supervisor. What it hears it writes to its output, which is its log.
 
-child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | stubborn | talkative | hang | hang-later
+child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | reboots | stubborn | talkative | hang |
+hang-later
 """
 
 import os
@@ -37,7 +38,10 @@ def main(behaviour: str) -> int:
         print(f"known {peer.name}", flush=True)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else on_term)
     parent.ready(f"tcp://127.0.0.1:{port}", os.getpid())
-    if behaviour == "crash-after-ready":
+    if behaviour == "reboots":
+        print(f"started after {parent.welcome.former_boot}", flush=True)
+        parent.rebooted(parent.welcome.former_boot + 1_000_000_000)
+    if behaviour in ("crash-after-ready", "reboots"):
         return 4
     while not parent.is_gone:
         if behaviour == "talkative":

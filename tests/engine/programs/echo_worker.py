@@ -138,6 +138,7 @@ class EchoExecutor:
         if self._folder == "step-dies":
             raise RuntimeError("the device is lost")
         if self._folder == "step-hangs":
+            print("the step hangs", file=sys.stderr, flush=True)
             time.sleep(3600)
         if self._folder == "step-is-slow":
             time.sleep(0.5)
