@@ -227,7 +227,10 @@ class Intake:
         """The room's pages are here, or will not come by this ticket."""
         room.ticket = None
         if self._by_ticket.pop(ticket, None) is not None:
-            self._coming -= Counter((self._next_key(room),))
+            key = self._next_key(room)
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
 
     @staticmethod
     def _grant_message(ticket: Ticket) -> Grant:

@@ -154,5 +154,5 @@ class Request:
         if have >= num_pages:
             return
         last = bytes(self.keys[-16:]) if have else seed
-        end = num_pages * page_size * TOKEN_BYTES
-        self.keys += extend_keys(last, bytes(self.tokens[:end]), have, page_size)
+        page_bytes = page_size * TOKEN_BYTES
+        self.keys += extend_keys(last, self.tokens[have * page_bytes : num_pages * page_bytes], 0, page_size)

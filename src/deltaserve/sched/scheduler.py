@@ -12,6 +12,7 @@ A request that ends while its step runs keeps its pages until that step is commi
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Protocol
 
 from deltaserve.base.errors import IntegrityError, StateError
@@ -315,7 +316,7 @@ class Scheduler:
 
     def _admit_landed(self) -> list[Request]:
         admitted = []
-        for request in list(self._landed)[: self._rows.num_free]:
+        for request in [*islice(self._landed, self._rows.num_free)]:
             del self._landed[request]
             self._entering.pop(request, None)
             self._take_row(request)
