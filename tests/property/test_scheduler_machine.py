@@ -2,7 +2,8 @@
 
 The model replays every plan into its own tables and compares them with the scheduler's requests; checks chunks,
 budgets, rows, shared runs (by brute force over tables) and what a step may touch; and ends with everything given back.
-Prompts are built of few letters, so that requests share prefixes and twins meet.
+Prompts are built of few letters, so that requests share prefixes and twins meet. Some are computed elsewhere: then what
+of each pool is missing is granted, all or nothing, and lands whole.
 """
 
 from hypothesis import settings
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace, PoolId, RowId
+from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.pages import PageState
-from deltaserve.request.request import Request
+from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sched.scheduler import SchedConfig
+from deltaserve.sched.queue import Verdict
+from deltaserve.sched.scheduler import Needs, SchedConfig
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs, possible_positions, shared_positions
 from tests.sched.toys import Bench, held_pages, make_request, page_lists
@@ -58,9 +60,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes = zip(map(self.most, retentions), spare, strict=False)
         self.bench = Bench(self.config, [most + more for most, more in sizes], retentions)
         self.scheduler = self.bench.scheduler
+        self.scheduler.fetch = self.fetch
         self.now = 0.0
         self.live: list[Request] = []
         self.left: list[Request] = []
+        self.coming: dict[Request, tuple[list[range], tuple[list[PageId], ...]]] = {}
+        """Granted: per pool, which page indexes are on their way, and into which pages."""
+        self.landed: list[Request] = []
         self.in_flight: StepPlan | None = None
         self.ended_in_flight: dict[RowId, Request] = {}
 
@@ -77,9 +83,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=NAMESPACES,
         bypass=st.integers(0, 5),
         wants_logprobs=st.integers(0, 5),
+        origin=st.sampled_from(Origin),
     )
     def add(
-        self, head: str, tail: list[int], max_tokens: int, namespace: Namespace, bypass: int, wants_logprobs: int
+        self,
+        head: str,
+        tail: list[int],
+        max_tokens: int,
+        namespace: Namespace,
+        bypass: int,
+        wants_logprobs: int,
+        origin: Origin,
     ) -> None:
         """At most as long as the smallest pool, as the door sees to."""
         page_size = self.config.page_size
@@ -94,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache=CacheUse.NORMAL if bypass else CacheUse.BYPASS,
             prompt_logprobs=None if wants_logprobs else 0,
         )
+        request.origin = origin
         self.now += 0.01
         self.live.append(request)
         self.scheduler.add(request)
@@ -102,15 +117,66 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, passed: float) -> None:
         self.now += passed
         waiting = list(self.scheduler.waiting)
-        free = [pool.num_free for pool in self.bench.pools]
+        free, coming = [pool.num_free for pool in self.bench.pools], list(self.coming)
         admitted = self.scheduler.admit(self.now)
-        assert set(admitted) <= set(waiting)
-        for request in admitted:
+        assert set(admitted) <= {*waiting, *self.landed}
+        self.scheduler.take_yielded()
+        landed, self.landed = self.landed, [request for request in self.landed if request not in admitted]
+        for request in set(admitted) - set(landed):
             assert request.num_pages == -(-request.num_tokens // self.config.page_size)
             assert request.num_computed < request.num_tokens
             assert request.num_computed == (request.lease.num_tokens if request.lease else 0)
-        if not admitted:
+        if not admitted and list(self.coming) == coming:
             assert [pool.num_free for pool in self.bench.pools] == free
+
+    # ------------------------------------------------------------ from elsewhere
+
+    def fetch(self, request: Request, reserve: Needs, now: float) -> Verdict:
+        """As decode does: lease what is here, grant all that is missing, or nothing."""
+        cache, size = self.bench.cache, self.config.page_size
+        uses_tree = self.config.radix_cache and request.cache is CacheUse.NORMAL
+        if request.lease is None:
+            match = cache.match(request.namespace, request.tokens, request.keys, None if uses_tree else 0)
+            request.lease = cache.lease_kv(match, request.num_tokens)
+        elif uses_tree:
+            request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
+        self.scheduler.hold(request)
+        missing = []
+        for pool, kept in enumerate(cache.retentions):
+            needed = range(kept.first_needed(request.num_tokens, size), -(-request.num_tokens // size))
+            held = range(request.lease.first_page(pool), request.lease.num_pages)
+            missing.append(range(held.stop, needed.stop) if held else needed)
+            assert set(needed) <= {*held, *missing[-1]}
+        needs = tuple(map(len, missing))
+        if not self.scheduler.yield_to(request, needs, reserve):
+            return Verdict.NO_ROOM
+        pages = self.bench.budget.allocate(needs)
+        assert pages is not None, "it was said to fit"
+        self.scheduler.unhold(request)
+        self.scheduler.enter(request)
+        self.coming[request] = missing, pages
+        return Verdict.TAKEN
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data(), token=st.integers(0, 2))
+    def land(self, data: st.DataObject, token: int) -> None:
+        self.land_one(data.draw(st.sampled_from(list(self.coming))), token)
+
+    def land_one(self, request: Request, token: int) -> None:
+        missing, pages = self.coming.pop(request)
+        request.own(pages, [indexes.start for indexes in missing])
+        request.num_computed = request.num_tokens
+        for pool, kept in enumerate(self.bench.cache.retentions):
+            if kept.lifetime is Lifetime.STATE and pages[pool]:
+                self.bench.tables.states[pool, pages[pool][0]] = bytes(request.tokens)
+        self.scheduler.share_computed(request)
+        request.append(token)
+        if request.output_len >= request.sampling.max_tokens:
+            self.scheduler.finish(request)
+            self.live.remove(request)
+        else:
+            self.scheduler.add_landed(request)
+            self.landed.append(request)
 
     # ------------------------------------------------------------ steps
 
@@ -131,6 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def resume(self) -> None:
         for request in self.scheduler.take_retracted():
             assert (request.lease, request.owned, request.row) == (None, (), None)
+            request.origin = Origin.COMPUTED
             self.scheduler.add(request)
 
     def check_items(self, plan: StepPlan, before: dict[Request, int]) -> None:
@@ -215,6 +282,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Cancelled at any time: waiting, running, under a step."""
         request = data.draw(st.sampled_from(self.live))
         self.live.remove(request)
+        if request in self.coming:
+            self.bench.budget.free(self.coming.pop(request)[1])
+        if request in self.landed:
+            self.landed.remove(request)
         under_way = self.scheduler.is_in_flight(request)
         if under_way and request.row is not None:
             self.ended_in_flight[request.row] = request
@@ -260,6 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         holders = [*self.live, *self.left, *self.ended_in_flight.values()]
         for index, pool in enumerate(self.bench.pools):
             owned = [page for r in holders if r.owned for page in r.owned[index]]
+            owned += [page for _, pages in self.coming.values() for page in pages[index]]
             assert len(set(owned)) == len(owned) == pool.count(PageState.OWNED)
         leases = [r.lease for r in holders if r.lease is not None]
         assert len(leases) == self.bench.cache.num_leases
@@ -278,7 +350,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.live:
                 break
             self.now += 0.5
-            self.scheduler.admit(self.now)
+            self.admit(0.0)
+            for request in list(self.coming):
+                self.land_one(request, 1)
             self.plan()
             if self.in_flight is not None:
                 self.commit(1)
