@@ -423,4 +423,17 @@ MUTANTS = (
         "                live.num_repeats += 1\n                self._resume(live, now)\n",
         "                live.num_repeats += 1\n                self._retry(live, Cause.DECODE, now)\n",
     ),
+    # load that goes on while one process is in trouble, several fronts, slow networks
+    Mutant(
+        "stalled_by_those_behind",
+        "B2",
+        _SCHED,
+        "self._holders.youngest_but if is_next else",
+        "self._holders.youngest_but if False else",
+    ),
+    Mutant(
+        "ends_rooms_of_other_fronts", "B7", _SERVING, "            elif room.front == peer:\n", "            else:\n"
+    ),
+    Mutant("fences_again", "A10", _SERVING, "        self.receiver.fencing(peer)\n", ""),
+    Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),
 )

@@ -125,6 +125,9 @@ class LinkFaults:
     delay_s: float = 0.0005
     sick: PeerName | None = None
     """Only frames from or to it meet faults; None: all do."""
+    bytes_per_s: float | None = None
+    """Of each connection, each way: frames go one after the other. None: as many as are wanted."""
+    _busy_until: dict[_Connection, float] = field(default_factory=dict)
     dead_until: dict[_Connection, float] = field(default_factory=dict)
     clogged_until: dict[_Connection, float] = field(default_factory=dict)
     _past: dict[_Connection, deque[bytes]] = field(default_factory=dict)
@@ -139,7 +142,7 @@ class LinkFaults:
         connection = (src, dst)
         if now < self.dead_until.get(connection, 0.0):
             return []
-        delay = self.chance.exponential(self.delay_s)
+        delay = self.chance.exponential(self.delay_s) + self._carried_s(connection, frame, now)
         clogged_s = self.clogged_until.get(connection, 0.0) - now
         if clogged_s > 0:
             delay += clogged_s
@@ -151,6 +154,13 @@ class LinkFaults:
             copies.append(Copy(self.chance.choose(past), delay))
         past.append(frame)
         return copies
+
+    def _carried_s(self, connection: _Connection, frame: bytes, now: float) -> float:
+        if self.bytes_per_s is None:
+            return 0.0
+        over = max(now, self._busy_until.get(connection, 0.0)) + len(frame) / self.bytes_per_s
+        self._busy_until[connection] = over
+        return over - now
 
     def _disturbed(self, frame: bytes, delay: float) -> list[Copy]:
         if self._strikes(FaultKind.DROP):

@@ -74,6 +74,8 @@ class Knobs:
     """Tokens that may come next: which one it is differs from step to step, as bits do between batches."""
     bytes_per_s: float | None = None
     """What a worker's network card carries each way; None: as much as is wanted."""
+    link_bytes_per_s: float | None = None
+    """What a control connection carries each way; None: as much as is wanted."""
     sick: PeerName | None = None
     """The only process that anything befalls; None: all of them."""
     fence_s: float = 0.0
@@ -87,6 +89,9 @@ class Knobs:
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
     knobs, chance = _varied(draw_plain_knobs(seed), Chance(seed, "variety")), Chance(seed, "load")
+    speed = Chance(seed, "speed of links")
+    if speed.hits(0.15):  # a prompt, or a report of everything, takes some hundredths of a second
+        knobs = replace(knobs, link_bytes_per_s=speed.log_uniform(5e4, 1e6))
     if chance.hits(_LOADED):
         return _loaded(knobs, chance)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
@@ -160,7 +165,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         traffic=replace(knobs.traffic, wishes=chance.choose((0.0, 0.1, 0.4))),
         events=tuple(sorted(events, key=lambda event: event[0])),
         rates={**knobs.rates, **{k: chance.log_uniform(0.02, 0.5) for k in ENDPOINT_FAULTS if chance.hits(0.15)}},
-        bytes_per_s=window_bytes(shape) / chance.log_uniform(0.002, 0.1 * shape.stall_s) if chance.hits(0.2) else None,
+        bytes_per_s=window_bytes(shape) / chance.log_uniform(0.002, 0.2 * shape.stall_s) if chance.hits(0.2) else None,
         fence_s=chance.log_uniform(0.01, 2.0) if chance.hits(0.2) else 0.0,
         flavours=chance.choose((1, 2)),
         mixes_pages=True,
@@ -215,7 +220,7 @@ def calm(knobs: Knobs) -> Knobs:
     harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     # A writer that drains says so twice a second: whoever waits less takes it for silent.
-    shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, 2.0))
+    shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, 0.7))
     return replace(knobs, shape=shape, rates={}, events=events, late_starts=False)
 
 

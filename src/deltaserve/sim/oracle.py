@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
+from deltaserve.base.ids import Namespace, PageId, PoolId, RowId, StepIndex
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
@@ -28,6 +28,8 @@ from deltaserve.sim.memory import STAMP_BYTES, StampMemory
 DEFAULT_NAMESPACE = Namespace("")
 _NAN = b"\xff" * 8
 """What a stamp starts with that is not finite."""
+_UNWRITTEN = b"\xbe" * STAMP_BYTES
+"""What a step that runs may leave for the moment."""
 
 
 def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9) -> CacheSpec:
@@ -170,8 +172,14 @@ class OracleExecutor:
         self.flavours = 1
         self.first_flavour = 0
         """Of step 0; from step to step it is another one."""
+        self._launched: StepIndex | None = None
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        """The device begins, and works beside the host until `execute` answers: it may read and write at any time.
+
+        What is to be written holds nothing meanwhile. What is to be read is read now in every other step, else later.
+        """
+        self._launched = plan.step
         for row in plan.closes:
             del self._rows[row]
         for opened in plan.opens:
@@ -179,6 +187,15 @@ class OracleExecutor:
         for update in plan.pages:
             table = self._rows[update.row].tables[update.pool]
             table.update(enumerate(update.pages, update.first_index))
+        for item in plan.items:
+            self._begin(item)
+            if plan.step % 2:
+                self._read_ahead(item)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._launched != plan.step:
+            self.launch(plan)
+        self._launched = None
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
         self.spoil_next = False
@@ -190,12 +207,24 @@ class OracleExecutor:
         chains = [Chain(pool, namespace) for pool in pools]
         self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools])
 
-    def _compute(self, item: PlanItem, flavour: int) -> ItemResult:
+    def _begin(self, item: PlanItem) -> None:
         row = self._rows[item.row]
         if not isinstance(item.inputs, TokenValues):
             raise ValueError("the oracle runs at overlap depth 0")
         end = item.q_start + item.q_len
         row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
+        for pool, kept in enumerate(self._cache.pools):
+            row.chains[pool].grow(row.tokens, end)
+            if kept.lifetime is not Lifetime.STATE:  # that goes on in the slot it is read from
+                self._memory.write_stamps(PoolId(pool), row.tables[pool], item.q_start, _UNWRITTEN * item.q_len)
+
+    def _read_ahead(self, item: PlanItem) -> None:
+        for pool, kept in enumerate(self._cache.pools):
+            if kept.lifetime is not Lifetime.STATE:
+                self._read(self._rows[item.row], PoolId(pool), item)
+
+    def _compute(self, item: PlanItem, flavour: int) -> ItemResult:
+        row = self._rows[item.row]
         stamps = [
             (self._advance if kept.lifetime is Lifetime.STATE else self._extend)(row, PoolId(pool), item)
             for pool, kept in enumerate(self._cache.pools)
@@ -221,21 +250,25 @@ class OracleExecutor:
 
         None: they are not finite, because those read are not, or because they are to be spoiled.
         """
+        table, chain, end = row.tables[pool], row.chains[pool], item.q_start + item.q_len
+        start, stood, is_finite = self._read(row, pool, item)
+        computed = bytes(chain.stamps[item.q_start * STAMP_BYTES : end * STAMP_BYTES])
+        if not is_finite or self.spoil_next:
+            self._memory.write_stamps(pool, table, item.q_start, _not_finite(computed))
+            return None
+        self._memory.write_stamps(pool, table, item.q_start, computed)
+        return (stood + computed)[(first_seen(self._cache.pools[pool], end - 1) - start) * STAMP_BYTES :]
+
+    def _read(self, row: _Row, pool: PoolId, item: PlanItem) -> tuple[int, bytes, bool]:
+        """First position that the item sees, the stamps from there to its own, and whether they are finite."""
         table, chain, kept, size = row.tables[pool], row.chains[pool], self._cache.pools[pool], self._cache.page_size
-        end = item.q_start + item.q_len
-        chain.grow(row.tokens, end)
         start = first_seen(kept, item.q_start)
         pages = [table[index] for index in range(start // size, self._cache.num_pages(item.q_start))]
         offset = start % size * STAMP_BYTES
         stood = self._memory.pages(pool, pages)[offset : offset + (item.q_start - start) * STAMP_BYTES]
         right = bytes(chain.stamps[start * STAMP_BYTES : item.q_start * STAMP_BYTES])
-        computed = bytes(chain.stamps[item.q_start * STAMP_BYTES : end * STAMP_BYTES])
         is_finite = stood == right or _is_own(stood, right, f"row {item.row} from position {start} on, pool {pool}")
-        if not is_finite or self.spoil_next:
-            self._memory.write_stamps(pool, table, item.q_start, _not_finite(computed))
-            return None
-        self._memory.write_stamps(pool, table, item.q_start, computed)
-        return (stood + computed)[(first_seen(kept, end - 1) - start) * STAMP_BYTES :]
+        return start, stood, is_finite
 
     def _advance(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes | None:
         """Go on from the state before the item's positions, write the one after them; returns its stamp.
@@ -244,7 +277,6 @@ class OracleExecutor:
         """
         table, chain, size = row.tables[pool], row.chains[pool], self._cache.page_size
         end = item.q_start + item.q_len
-        chain.grow(row.tokens, end)
         is_finite = not self.spoil_next
         if item.q_start:
             slot = table[(item.q_start - 1) // size]

@@ -194,6 +194,8 @@ class SimWorker(SimProcess):
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
         self._is_computing = False
+        self.num_fences = 0
+        """Endpoints that it has ended with tickets on them."""
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
         self._fenced_at: float | None = None
@@ -217,6 +219,8 @@ class SimWorker(SimProcess):
                 case Dial() | HangUp():
                     self._connect(action)
                 case command:
+                    if isinstance(command, FencePeer):
+                        self.num_fences += bool(self.instance.serving.receiver.of_peer(command.peer))
                     self._commands.append(command)
         if self._commands:
             self._turn_after(self.pace.lag_s)
@@ -249,6 +253,7 @@ class SimWorker(SimProcess):
             opened = {o.row for o in plan.opens}
             running = self.instance.parts.scheduler.running
             self.executor.namespaces |= {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        self.executor.launch(plan)
         # As sched/executor.py says: not before the pages that it wrote may be read.
         self.later(self.pace.step_s * self.pace.slowness, lambda: self._finish_step(plan))
 
@@ -400,6 +405,8 @@ class SimFront(SimProcess):
                     answer = self.answers[action.room]
                     answer.error, answer.ends, answer.ended_at = action.error, answer.ends + 1, self.world.now
                     self.world.trace.note(self.world.now, "client", action.error.reason.value)
+        for room in self.core.rooms.unplaced:  # whoever had it was lost, though it may come back
+            self._given.pop(room, None)
         self._tick_at(self.core.next_timer())
         self.world.touched(self)
 

@@ -21,6 +21,7 @@ from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
 from deltaserve.sim.cluster import VOCAB, front_config, held_by, member_of, mix_pages, room_of, worker_config
 from deltaserve.sim.disorder import Disorder
+from deltaserve.sim.excuses import TROUBLE
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,
@@ -38,7 +39,7 @@ from deltaserve.sim.progress import Progress
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
 from deltaserve.sim.world import World
-from deltaserve.transport.base import FenceResult
+from deltaserve.transport.base import Evidence, FenceResult
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import Envelope
@@ -106,7 +107,7 @@ def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
     frames = {kind: rate for kind, rate in knobs.rates.items() if kind in FRAME_FAULTS}
     writes = {kind: rate for kind, rate in knobs.rates.items() if kind in (*WRITE_FAULTS, *UNPROVEN_FAULTS)}
     return (
-        LinkFaults(frames, Chance(seed, "links"), counts, knobs.link_s),
+        LinkFaults(frames, Chance(seed, "links"), counts, knobs.link_s, bytes_per_s=knobs.link_bytes_per_s),
         WriteFaults(writes, Chance(seed, "writes"), counts, knobs.land_s, knobs.bytes_per_s),
     )
 
@@ -254,8 +255,16 @@ class Run:
                 raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
         self._until(limit, lambda: not self._held(), lambda: f"held after the last request: {self._held()}")
         self.clients.check()
+        self._check_fences()
         for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
+
+    def _check_fences(self) -> None:
+        """I27: no link is ended, with all that is on it, unless something has befallen it or a worker."""
+        proves = self.knobs.shape.evidence is Evidence.COMPLETION
+        num_fences = sum(worker.num_fences for worker in self.world.workers.values())
+        if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
+            raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _not_ready(self) -> str:
         """What fronts lack to serve."""
