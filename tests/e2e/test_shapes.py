@@ -52,6 +52,17 @@ def test_unified(tiny_models: Path, folder: Path) -> None:
         assert second.cached_len == (len(turn) - 2) // 16 * 16
 
 
+def test_conditional_prefill(tiny_models: Path, folder: Path) -> None:
+    """Short deltas are computed where it is sooner, by this machine's pace: the answers are the same on either side."""
+    model = tiny_models / "llama"
+    with serving(folder, model, *FLAGS, "--conditional-prefill", "auto") as server:
+        turn = random_prompt(100, seed=1)
+        for length in (1, 3, 10, 40):
+            answer = server.complete(turn, 12, prompt_logprobs=0 if length == 10 else None)
+            assert_true(model, turn, answer)
+            turn = [*turn, *answer.tokens, *random_prompt(length, seed=length)]
+
+
 def test_two_and_two(tiny_models: Path, folder: Path) -> None:
     """All four work, and a second turn goes where its prefix is."""
     model = tiny_models / "llama"

@@ -121,6 +121,15 @@ def test_ties_with_the_last_one_kept_stay(rules: dict[str, Any]) -> None:
     assert 6_900 < max(tokens) < 7_000
 
 
+@pytest.mark.parametrize("allowed", [(0,), (511, 512), (600, 1023), (0, 511, 1024, 1299), (1299,)])
+def test_only_tokens_with_weight_are_drawn(allowed: tuple[int, ...]) -> None:
+    """Wherever they stand: at the ends of the blocks in which weights are summed, and in the last, shorter one."""
+    logits = torch.full((300, 1_300), -1e30)
+    logits[:, list(allowed)] = 1.0
+    tokens = [draw.token for draw in sample(logits, [row(position=i) for i in range(300)])]
+    assert set(tokens) == set(allowed)
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
     logits = random_logits(60)
     rows = [row(position=i, seed=i, **RULES[i % len(RULES)]) for i in range(60)]

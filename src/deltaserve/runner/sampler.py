@@ -19,6 +19,8 @@ from deltaserve.runner.rows import History
 
 _COLDEST = 1e-5
 """Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
+_BLOCK = 512
+"""Tokens whose weights are summed before they are looked at one by one."""
 _WHOLE = 2.0**50
 """Of which a probability is counted as a whole number: sums of a vocabulary stay exact in float64."""
 _SIZE_BITS = 16
@@ -159,12 +161,31 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         if row.params.min_p > 0.0:
             line = probs[index]
             line[line < row.params.min_p * line.max()] = 0.0
-    cumulative = probs.cumsum(-1, dtype=torch.float64)  # [N, V]
     points = torch.tensor([[_point(row)] for row in rows], dtype=torch.float64, device=device)
-    # right=True: the first token whose cumulative weight exceeds the point, so never one of weight zero.
-    found = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    tokens: list[int] = found[:, 0].clamp(max=logits.shape[-1] - 1).tolist()  # all tokens forbidden: any one, but one
+    tokens: list[int] = _look_up(probs, points).tolist()
     return tokens
+
+
+def _look_up(probs: Tensor, points: Tensor) -> Tensor:
+    """probs [N, V], points [N, 1] in [0, 1) -> [N]: the first token whose cumulative weight exceeds the point's share.
+
+    Never one of weight zero, unless all are: then any one. Cumulative sums go over blocks, then within the one found.
+    """
+    vocab = probs.shape[1]
+    body = vocab // _BLOCK * _BLOCK
+    sums = (probs[:, :body].reshape(len(probs), body // _BLOCK, _BLOCK).sum(-1), probs[:, body:].sum(-1, keepdim=True))
+    cumulative = torch.cat(sums, -1).cumsum(-1, dtype=torch.float64)  # [N, blocks]
+    goal = points * cumulative[:, -1:]
+    block = torch.searchsorted(cumulative, goal, right=True).clamp(
+        max=cumulative.shape[1] - 1
+    )  # right: the first above
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
+    ids = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)  # [N, _BLOCK]
+    weights = probs.gather(1, ids.clamp(max=vocab - 1)).masked_fill(ids >= vocab, 0.0)
+    found = torch.searchsorted(weights.cumsum(-1, dtype=torch.float64) + before, goal, right=True)
+    # A block's weights one after the other may end just below the sum of all.
+    last = (weights > 0.0).mul(torch.arange(1, _BLOCK + 1, device=probs.device)).amax(-1, keepdim=True) - 1
+    return ids.gather(1, torch.minimum(found, last.clamp(min=0)))[:, 0].clamp(max=vocab - 1)
 
 
 def _keep_top_k(logits: Tensor, limits: Sequence[int | None]) -> None:
