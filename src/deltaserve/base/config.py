@@ -144,7 +144,8 @@ class MemorySettings(Group):
     )
     mem_fraction_static: Share | Auto = option(
         "auto",
-        "share of free memory for weights and pages of all workers here; auto is 0.85 on cuda and 0.4 on cpu",
+        "share of free memory for weights, pages and the scratch of a step of all workers here; auto is 0.85 on cuda "
+        "and 0.4 on cpu",
         commands=COMPUTING,
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = option(

@@ -16,7 +16,7 @@ LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
 _FLOAT = 4
 _LOGIT_COPIES = 5
-"""Logits, their scaled form, probabilities, and a cumulative sum in float64."""
+"""Logits, their scaled form, probabilities, and what a rule makes of them."""
 
 
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
