@@ -105,11 +105,13 @@ def test_falling_back_goes_on_until_all_agree() -> None:
     assert toy.hit("abcdefgh") == "ab"
 
 
-def test_one_pool_must_be_full() -> None:
+def test_the_first_pool_alone_must_be_full() -> None:
     with pytest.raises(ValueError):
         PrefixCache(4, (PagePool(4),), (STATE,))
     with pytest.raises(ValueError):
         PrefixCache(4, (PagePool(4), PagePool(4)), (KEEP_ALL,))
+    with pytest.raises(ValueError):
+        PrefixCache(4, (PagePool(4), PagePool(4)), (KEEP_ALL, KEEP_ALL))
 
 
 # ---------------------------------------------------------------- leases

@@ -4,7 +4,6 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
-from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cache.pages import PageState
 from tests.cache.toys import ALICE, BOB, Toy
 
@@ -242,13 +241,6 @@ def test_full_pages_take_the_window_with_them_and_not_the_other_way_round() -> N
     assert toy.cache.evict((0, 0)) == (0, 0)
     with pytest.raises(ValueError):
         toy.cache.evict((1,))
-
-
-def test_the_needier_of_two_full_pools_decides() -> None:
-    toy = Toy(4, retentions=(KEEP_ALL, KEEP_ALL))
-    toy.put("abcdef")
-    assert toy.cache.evict((1, 4)) == (4, 4)
-    toy.cache.check_integrity()
 
 
 def test_evicting_pinned_pages_frees_them_later() -> None:

@@ -4,12 +4,14 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
+from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import StepResult
 from deltaserve.sched.queue import Verdict
 from deltaserve.sched.scheduler import Claim, Needs
 from deltaserve.wire.messages import CacheUse
+from tests.cache.toys import LONG_WINDOW
 from tests.sched.sharing import check_runs
 from tests.sched.toys import Bench, config, make_request, page_lists, q_lens
 
@@ -352,7 +354,7 @@ def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
 
 
 def test_a_lone_request_of_the_whole_pool_runs_to_its_end() -> None:
-    bench = Bench(config(reserve_len=100), num_pages=(5, 7))
+    bench = Bench(config(reserve_len=100), (5, 7), (KEEP_ALL, LONG_WINDOW))
     earlier = make_request(range(50, 62), max_tokens=1)
     bench.add(earlier)
     bench.step()
@@ -515,7 +517,7 @@ def test_rows_that_extend_are_not_listed_as_sharing() -> None:
 
 
 def test_two_pools_share_runs_that_are_true_in_both() -> None:
-    bench = Bench(config(max_running=8, split_tokens=4), num_pages=(64, 80))
+    bench = Bench(config(max_running=8, split_tokens=4), (64, 80), (KEEP_ALL, LONG_WINDOW))
     bench.pools[1].allocate(3)
     requests = [make_request([*range(12), *([60 + i // 2] * 4), 90 + i], max_tokens=9) for i in range(4)]
     bench.add(*requests)

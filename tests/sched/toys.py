@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.base.lifetime import Lifetime, Retention
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, token_len
 from deltaserve.cache.allocator import PagePool
@@ -109,7 +109,7 @@ class Bench:
         self,
         config: SchedConfig,
         num_pages: Sequence[int] = (64,),
-        retentions: tuple[Retention, ...] | None = None,
+        retentions: tuple[Retention, ...] = (KEEP_ALL,),
     ) -> None:
         self.pools = tuple(PagePool(count) for count in num_pages)
         self.cache = PrefixCache(config.page_size, self.pools, retentions)

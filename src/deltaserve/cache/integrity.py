@@ -27,7 +27,7 @@ class TreeAccounts:
     leased: Sequence[tuple[Node, tuple[int, ...]]]
     """Of each live lease: its node, and per pool the first page index it holds."""
     num_evictable: int
-    """Pages of each FULL pool, as `num_protected`."""
+    """Pages of the FULL pool, as `num_protected`."""
     num_protected: int
 
 

@@ -28,24 +28,27 @@ from deltaserve.cache.tails import TailPool
 __all__ = ["Insertion", "Lease", "Match", "PrefixCache", "TreeEvents", "TreeSnapshot"]
 
 
+_FULL = 0
+"""Number of the FULL pool."""
+
+
 class PrefixCache:
     """Radix tree over the pages of `pools`. One per engine; every method is quick and none blocks."""
 
     def __init__(
-        self, page_size: int, pools: tuple[PagePool, ...], retentions: tuple[Retention, ...] | None = None
+        self, page_size: int, pools: tuple[PagePool, ...], retentions: tuple[Retention, ...] = (KEEP_ALL,)
     ) -> None:
         self.page_size = page_size
         self.pools = pools
-        self.retentions = (KEEP_ALL,) * len(pools) if retentions is None else retentions
-        lifetimes = [retention.lifetime for retention in self.retentions]
-        if len(lifetimes) != len(pools) or lifetimes[0] is not Lifetime.FULL:
-            raise ValueError("each pool needs a retention, and the first must be FULL: its pages are the path")
+        self.retentions = retentions
+        is_full = [retention.lifetime is Lifetime.FULL for retention in retentions]
+        if is_full != [True] + [False] * (len(pools) - 1):
+            raise ValueError("each pool needs a retention, and the first alone must be FULL: its pages are the path")
         self._page_bytes = page_size * TOKEN_BYTES
-        self._full = tuple(index for index, lifetime in enumerate(lifetimes) if lifetime is Lifetime.FULL)
         self._tails = tuple(
             TailPool(index, pool, retention, page_size)
-            for index, (pool, retention) in enumerate(zip(pools, self.retentions, strict=True))
-            if retention.lifetime is not Lifetime.FULL
+            for index, (pool, retention) in enumerate(zip(pools, retentions, strict=True))
+            if index != _FULL
         )
         self._tail_of = {tail.index: tail for tail in self._tails}
         self._from_start = (0,) * len(pools)
@@ -53,8 +56,8 @@ class PrefixCache:
         self._lru = LruOrder()
         self._events = EventLog()
         self._leases: set[Lease] = set()
-        self._num_evictable = 0  # pages of unlocked nodes, of each FULL pool
-        self._num_protected = 0  # pages of locked nodes, of each FULL pool
+        self._num_evictable = 0  # pages of unlocked nodes in the FULL pool
+        self._num_protected = 0  # pages of locked nodes in the FULL pool
         self._version = 0
 
     @property
@@ -193,8 +196,7 @@ class PrefixCache:
         node, end = self._tree.descend(lease._node, tokens, keys, limit)
         if end < node.end:
             node = self._split(node, end)
-        for index in self._full:
-            self.pools[index].free(pages[index][: end - first])
+        self.pools[_FULL].free(pages[_FULL][: end - first])
         if end < limit:
             size = self._page_bytes
             path_tail = bytes(tokens[end * size : limit * size]), bytes(keys[end * KEY_BYTES : limit * KEY_BYTES])
@@ -243,7 +245,7 @@ class PrefixCache:
             raise ValueError(f"{len(needs)} needs for {len(self.pools)} pools")
         before = [pool.num_free for pool in self.pools]
         goals = [start + need for start, need in zip(before, needs, strict=True)]
-        while (missing := max(goals[index] - self.pools[index].num_free for index in self._full)) > 0:
+        while (missing := goals[_FULL] - self.pools[_FULL].num_free) > 0:
             if not self._drop_oldest(missing):
                 break
         for tail in self._tails:
@@ -284,14 +286,13 @@ class PrefixCache:
     def _num_handed_over(self, lease: Lease, pages: Pages) -> int:
         """New page indexes. Raises ValueError unless each pool's part may be what it should."""
         counts = [len(handed_over) for handed_over in pages]
-        num_new = counts[self._full[0]] if len(counts) == len(self.pools) else -1
-        if any(counts[index] != num_new for index in self._full) or num_new < 0:
-            raise ValueError(f"FULL pools need equally many pages each, got {counts} for {self.retentions}")
-        end = lease.num_pages + num_new
+        if len(counts) != len(self.pools):
+            raise ValueError(f"pages of {len(counts)} pools for {len(self.pools)}")
+        end = lease.num_pages + counts[_FULL]
         for tail in self._tails:
             if counts[tail.index] > (min(end, 1) if tail.lifetime is Lifetime.STATE else end):
                 raise ValueError(f"{counts[tail.index]} pages of pool {tail.index} before page index {end}")
-        return num_new
+        return counts[_FULL]
 
     def _check_path(self, lease: Lease, namespace: Namespace, tokens: Packed, keys: Packed, limit: int) -> None:
         """Chained keys: if the last leased page's key agrees, so do all the tokens before it."""
