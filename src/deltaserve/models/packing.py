@@ -11,9 +11,14 @@ _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2"
 """Type |-> instruction sets with which packed products are faster (measured)."""
 
 
+def packing_pays(dtype: torch.dtype, capability: str) -> bool:
+    """`capability`: as torch names the instruction set."""
+    return capability in _PAYS.get(dtype, ())
+
+
 def pack(weight: Tensor) -> Tensor:
     """[out, in] -> the same for `layers.product`: opaque where packing pays, else `weight`."""
-    if weight.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() not in _PAYS.get(weight.dtype, ()):
+    if weight.device.type != "cpu" or not packing_pays(weight.dtype, torch.backends.cpu.get_cpu_capability()):
         return weight
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
     return packed
