@@ -8,7 +8,7 @@ from deltaserve.request.client import RoleAnswer
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.process import SimWorker
 from deltaserve.transport.base import FenceResult
-from deltaserve.wire.messages import ChangeRole, Hello, Submit
+from deltaserve.wire.messages import ChangeRole, Facts, Hello, Submit
 from tests.instance.duo import DECODE, FRONT, PREFILL, Duo, slow_fabric
 
 SECOND = PeerName("decode-1")
@@ -210,3 +210,14 @@ def test_pages_in_quarantine_stay_there() -> None:
 
 def in_state(worker: SimWorker, state: PageState) -> int:
     return sum(pool.count(state) for pool in worker.instance.parts.pools)
+
+
+def test_an_answer_to_a_former_engine_is_answered_by_nobody() -> None:
+    """Two prefill workers, one of which had greeted the other as a decode worker, refused each other without end."""
+    duo = Duo(Shape(num_prefill=2))
+    other = PeerName("prefill-1")
+    answer = Hello(role="prefill", compat={"model": "stamp model"}, facts=Facts(), answers=b"12345678")
+    duo.inject(PREFILL, other, answer)
+    duo.run(1.0)
+    between = [e.body for src, dst, e in duo.frames if {src, dst} == {PREFILL, other}]
+    assert not any(isinstance(body, Hello) for body in between)

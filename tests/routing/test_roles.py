@@ -107,6 +107,23 @@ def test_who_has_the_role_keeps_it_and_who_is_not_there_is_named() -> None:
         ask(cluster, "decode-7", Role.PREFILL)
 
 
+def test_a_worker_that_was_started_anew_goes_back_to_the_role_it_had() -> None:
+    """It comes back as what it is configured, and may be the last of the role that it had."""
+    cluster = trio()
+    ask(cluster, "decode-0", Role.PREFILL)
+    become(cluster, "decode-0", Role.PREFILL, Role.DECODE)
+    cluster.reboot("decode-0")
+    before = len(cluster.actions)
+    cluster.hello("decode-0")
+    cluster.run_until(cluster.now + 1.1, heartbeats_of=NAMES)
+    assert ChangeRole(role=Role.PREFILL, grace_ms=0) in cluster.messages("decode-0", ChangeRole, before)
+    become(cluster, "decode-0", Role.PREFILL, Role.DECODE)
+    become(cluster, "decode-0", Role.DECODE, Role.DECODE)  # another front asked it: that was meant
+    before = len(cluster.actions)
+    cluster.run_until(cluster.now + 1.1, heartbeats_of=NAMES)
+    assert cluster.messages("decode-0", ChangeRole, before) == []
+
+
 def test_a_front_that_starts_later_believes_the_worker() -> None:
     cluster = Cluster(NAMES)
     cluster.hello("prefill-0")

@@ -103,7 +103,7 @@ class InstanceConfig:
     options: InstanceOptions
     evidence: Evidence = Evidence.COMPLETION
     configured_role: Role | None = None
-    """What the process was started as; None: `role`."""
+    """What the process was started as, once its role was changed; None: it never was."""
 
 
 class Instance(Protocol):

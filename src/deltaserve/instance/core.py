@@ -171,7 +171,7 @@ class EngineCore:
             self.links.leave()
 
     def may_hand_over(self) -> bool:
-        is_over = self._change is not None and self._change.has_left and self.links.has_left
+        is_over = self._change is not None and self._change.has_left and not self.links.is_fencing
         return is_over and not self._is_draining
 
     def successor(self, boot: Boot) -> "EngineCore":

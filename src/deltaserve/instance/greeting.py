@@ -219,6 +219,8 @@ class Greeter:
             self.table.move(peer, PeerEvent.HELLO)
             self.send(peer.name, self._hello(b"", hello))
             return FromPeer(peer, hello, is_gone, is_greeted=True)
+        if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
+            return FromPeer(peer, None, is_gone)
         if self._refuses(peer, hello):
             return FromPeer(peer, None, is_gone)
         if peer.name in self._dialled:
@@ -289,7 +291,7 @@ class Greeter:
             endpoint=endpoint,
             answers=_digest(answered.endpoint) if answered is not None else b"",
             regions=self.config.regions if endpoint else (),
-            configured_role=(self.config.configured_role or self.config.role).value,
+            configured_role=self.config.configured_role.value if self.config.configured_role is not None else "",
         )
 
     # ------------------------------------------------------------ another engine takes over
@@ -302,9 +304,11 @@ class Greeter:
                 self.lose(peer.name)
 
     @property
-    def has_left(self) -> bool:
-        """Whether, after `leave`, nothing that was commanded is still to be reported on: reports come in order."""
-        return self._num_fencing == 0
+    def is_fencing(self) -> bool:
+        """Whether the transfer thread waits for a fence, and hears nothing else meanwhile. Reports come in order: after
+        `leave`, nothing that was commanded is still to be reported on when this ends.
+        """
+        return self._num_fencing > 0
 
     def succeed(self, former: "Greeter") -> None:
         """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""

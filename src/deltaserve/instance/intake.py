@@ -128,6 +128,8 @@ class Intake:
         """
         if room.arrived is not None and now >= (room.times.landed or now) + _LOGPROBS_S:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt did not come")
+        if room.sent_at is not None and self._links.is_fencing:
+            room.sent_at = now  # what arrived is not heard before that fence is there
         if room.sent_at is not None and room.state is DecodeState.GRANTED and now >= room.sent_at + _ARRIVAL_S:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
         if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):

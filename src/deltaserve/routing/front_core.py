@@ -46,7 +46,7 @@ from deltaserve.wire.messages import (
 )
 
 _REST_S = 1.0
-"""Before a room whose prefill worker decode does not reach tries the same one: the front may learn of it later."""
+"""Before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it later."""
 
 
 class FrontCore:
@@ -331,12 +331,13 @@ class FrontCore:
         remedy = live.retries.next(cause)
         if remedy is Remedy.GIVE_UP or placement is None:
             return False
+        choice = None
         try:
-            choice = self.placer.choose_next(live.sample, placement, remedy, now)
+            if remedy is not Remedy.LATER:
+                choice = self.placer.choose_next(live.sample, placement, remedy, now)
         except RequestFailed:
             if not waits_for_workers(cause, live.is_started):
                 return False  # the client is told of the failure itself
-            choice = None
         self.counts[f"retried_{cause.value}"] += 1
         self._unplace(live)
         if choice is None:

@@ -22,7 +22,9 @@ class Cause(Enum):
     """Decode does not reach it."""
     DECODE = "decode"
     CAPACITY = "capacity"
-    """Nobody's: a worker is full or draining."""
+    """Nobody's: a worker is full."""
+    LEAVING = "leaving"
+    """Nobody's: a worker drains, to end or to take up another role."""
 
 
 class Remedy(Enum):
@@ -34,25 +36,19 @@ class Remedy(Enum):
     """Another decode worker, any prefill worker."""
     OTHER_PAIR = "other_pair"
     """Another decode worker, else another prefill worker for the same one."""
+    LATER = "later"
+    """Any pair, when the workers have had time to report which of them leave."""
     GIVE_UP = "give_up"
 
 
-REMEDIES: dict[Cause, Remedy] = {
-    Cause.PREFILL: Remedy.NEXT_PREFILL,
-    Cause.PREFILL_LOST: Remedy.OTHER_PREFILL,
-    Cause.DECODE: Remedy.OTHER_DECODE,
-    Cause.CAPACITY: Remedy.OTHER_PAIR,
+REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
+    Cause.PREFILL: (Remedy.NEXT_PREFILL,),
+    Cause.PREFILL_LOST: (Remedy.OTHER_PREFILL,) * 2,
+    Cause.DECODE: (Remedy.OTHER_DECODE,) * 2,
+    Cause.CAPACITY: (Remedy.OTHER_PAIR,),
+    Cause.LEAVING: (Remedy.OTHER_PAIR, *(Remedy.LATER,) * 5),
 }
-
-MAX_RETRIES: dict[Cause, int] = {
-    Cause.PREFILL: 1,
-    Cause.PREFILL_LOST: 2,
-    Cause.DECODE: 2,
-    Cause.CAPACITY: 1,
-}
-"""Per room. Small: a request that kills the workers it comes to must not go through all of them."""
-
-_NO_CAPACITY = frozenset({FailReason.DRAINING, FailReason.OVERLOADED})
+"""In order, for each room. Few: a request that kills the workers it comes to must not go through all of them."""
 
 _PREFILL_LOST = frozenset({FailReason.PEER_LOST, FailReason.NO_PEER})
 
@@ -70,8 +66,10 @@ _PREFILL_FAULTS = frozenset(
 
 def cause_of(reason: FailReason, retryable: bool) -> Cause | None:
     """Of a failure that decode told of; None: it would fail everywhere."""
-    if reason in _NO_CAPACITY:
+    if reason is FailReason.OVERLOADED:
         return Cause.CAPACITY
+    if reason is FailReason.DRAINING:
+        return Cause.LEAVING
     if not retryable:
         return None
     return Cause.PREFILL_LOST if reason in _PREFILL_LOST else Cause.PREFILL
@@ -103,7 +101,7 @@ class Retries:
     def next(self, cause: Cause) -> Remedy:
         """The remedy to try now; it counts as used."""
         num_used = self.used.get(cause, 0)
-        if num_used >= MAX_RETRIES[cause]:
+        if num_used >= len(REMEDIES[cause]):
             return Remedy.GIVE_UP
         self.used[cause] = num_used + 1
-        return REMEDIES[cause]
+        return REMEDIES[cause][num_used]

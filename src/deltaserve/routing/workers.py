@@ -307,11 +307,14 @@ class Workers:
         self._judge(worker)
         self._reconsider()
         if worker.is_ready:
-            self._learn_role(worker, Role(hello.role))
+            self._learn_role(worker, Role(hello.role), was_changed=bool(hello.configured_role))
 
-    def _learn_role(self, worker: Worker, role: Role) -> None:
+    def _learn_role(self, worker: Worker, role: Role, was_changed: bool) -> None:
+        """One that was started anew, as what it is configured, goes back to the role it had: it may be the last."""
         if worker.asked is not None and worker.asked.role is role:
             worker.asked = None
+        elif worker.asked is None and role is not worker.role and not was_changed:
+            worker.asked = ChangeRole(role=worker.role, grace_ms=0)
         if role is not worker.role:
             worker.role = role
             if role is Role.PREFILL:

@@ -92,7 +92,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     peers: tuple[PeerAddress, ...] = ()
     """From the front only: prefill workers this instance may be told to use."""
     configured_role: str = ""
-    """What the process was started as: its role may have been changed since. Empty: `role`."""
+    """What the process was started as, once its role was changed, be it back. Empty: it never was."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
