@@ -1,7 +1,19 @@
-"""Hypothesis profiles: `ci` is bounded and repeatable (the default), `full` searches. Tiny models."""
+"""Hypothesis profiles: `ci` is bounded and repeatable (the default), `full` searches. Tiny models.
 
+And what a run tells when it ends badly: failed tests are named when they fail, not only in the summary that a killed
+run never prints; a test that hangs where no signal reaches it ends its process with all stacks; one that eats memory
+gets a MemoryError of its own before the machine ends something else. Signals mean to the processes that tests start
+what they mean to commands of a shell, also where the run itself was started to ignore them (nohup, a script's `&`).
+"""
+
+import faulthandler
+import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,6 +31,10 @@ settings.register_profile("full", max_examples=2000, deadline=None, suppress_hea
 settings.load_profile("ci")
 
 _FIXTURES = Path(__file__).parent / "fixtures"
+_GRACE_S = 60.0
+"""After a test's time limit, which is a signal to Python, until its process is ended without Python."""
+_MAX_DATA_BYTES = psutil.virtual_memory().total // 2
+"""Of a test process, and of each process it starts: far beyond what any of them needs."""
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +44,36 @@ def tiny_models(request: pytest.FixtureRequest) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     sources = [_FIXTURES / "tiny_models.py", _FIXTURES / "tiny_tokenizer.py"]
     return built_once(cache, "tests.fixtures.tiny_models", sources)
+
+
+class _Watch:
+    """Of one pytest process; with pytest-xdist only the first of them names failures: it hears of all."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._limit_s = float(config.getini("timeout") or 0)
+        self._is_first = not hasattr(config, "workerinput")
+        self._stderr = os.dup(2)  # that of the run: while a test runs, pytest keeps what goes to 2
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._is_first:
+            os.write(self._stderr, f"\nFAILED NOW {report.nodeid} ({report.when})\n".encode())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0]) if marker is not None else self._limit_s
+        if limit_s > 0:
+            faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=self._stderr)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)  # ignored here, and not inherited by what is started
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, most))
+    config.pluginmanager.register(_Watch(config))

@@ -74,7 +74,6 @@ from starlette.routing import Route
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.ids import Namespace
-from deltaserve.cli.compose import free_port
 from deltaserve.cli.dispatch import COMMANDS
 from deltaserve.cli.doctor_machine import check_doors
 from deltaserve.cli.options import read_options
@@ -84,6 +83,7 @@ from deltaserve.server.settings import ApiKey, ServerSettings
 from deltaserve.server.text import TextCodec
 from deltaserve.wire.messages import Message
 from tests.fixtures.tiny_tokenizer import build_tokenizer
+from tests.ports import free_port
 from tests.server.oracle import OracleEngine
 
 ROOT = Path(__file__).resolve().parent.parent

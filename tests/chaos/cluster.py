@@ -19,7 +19,7 @@ import msgspec
 
 from deltaserve.base.config import DisaggregationSettings, MemorySettings, ModelSettings, NetworkSettings, Settings
 from deltaserve.base.config import SchedulingSettings as Scheduling
-from deltaserve.cli.compose import Checkpoint, free_ports, resolve_settings, worker_child, worker_names, worker_spec
+from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_child, worker_names, worker_spec
 from deltaserve.cli.front_process import FrontWorker, front_child
 from deltaserve.cli.serve import cluster_secret, front_spec
 from deltaserve.engine.child import Child, ChildSpec
@@ -28,6 +28,7 @@ from deltaserve.engine.spec import WorkerSpec
 from deltaserve.link.notices import PeerDown, Ready, Welcome
 from tests.chaos.proxy import FAIR, Proxy
 from tests.e2e.server import ROOT, is_held
+from tests.ports import free_ports
 
 MODEL = ROOT / "models" / "recall-micro"
 FRONT = "front"

@@ -15,9 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.compose import Checkpoint, free_port
+from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.serve import compose
 from tests.cli.test_bad_settings import BAD_FILES, BAD_FLAGS, BAD_VARIABLES
+from tests.ports import free_port
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Damage = Callable[[Path], object]

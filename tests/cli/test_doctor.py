@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from deltaserve.cli import doctor_machine, doctor_transfer
-from deltaserve.cli.compose import free_port
 from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line
@@ -21,6 +20,7 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
 from deltaserve.server.settings import read_api_keys
+from tests.ports import free_port
 
 
 def levels(lines: Iterator[Line]) -> list[Level]:

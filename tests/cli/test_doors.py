@@ -7,9 +7,8 @@ import pytest
 
 from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.compose import free_port
 from deltaserve.cli.serve import require_free_doors
-from tests.ports import taken
+from tests.ports import free_port, taken
 
 
 def settings(port: int, keys: Path | None = None, admin_port: int | None = None) -> Settings:

@@ -20,9 +20,12 @@ import pytest
 def test_an_interrupted_import_ends_without_a_word(
     argv: tuple[str, ...], while_importing: str, number: signal.Signals
 ) -> None:
-    """The interpreter tells on stderr what it imports: everything else there would be ours."""
+    """The interpreter tells on stderr what it imports: everything else there would be ours.
+
+    Through a pipe that holds fifty lines, so that it cannot be far ahead of what was read when the signal is sent.
+    """
     command = [sys.executable, "-X", "importtime", "-m", *argv]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096) as process:
         assert process.stderr is not None
         assert process.stdout is not None
         next(line for line in process.stderr if while_importing in line)

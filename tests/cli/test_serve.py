@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from deltaserve.base.config import Settings
-from deltaserve.cli.compose import free_port
 from deltaserve.cli.front_process import FrontSpec
 from deltaserve.cli.serve import compose
 from deltaserve.engine.spec import read_spec
+from tests.ports import free_port
 
 
 def test_no_worker_is_told_where_to_listen_and_the_front_not_where_to_look(tiny_models: Path, tmp_path: Path) -> None:

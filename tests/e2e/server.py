@@ -14,10 +14,12 @@ from typing import Any
 
 import httpx
 
-from deltaserve.cli.compose import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+SHARED_PAGES = 400
+"""Of each worker of the `shared_pair` that several files share."""
+PATIENCE_S = 120.0
 """Far beyond what anything here takes: a test that needs it fails."""
 _BEAT_S = 0.5
 _TAIL_LINES = 40
@@ -187,7 +189,7 @@ class Server(Process, Api):
         Raises AssertionError naming what stays.
         """
         time.sleep(2.2 * _BEAT_S)  # a report made before the last request ended must not count
-        deadline = time.monotonic() + PATIENCE_S / 4
+        deadline = time.monotonic() + PATIENCE_S
         while held := self._held():
             assert time.monotonic() < deadline, f"still held: {held}; {self.tail()}"
             time.sleep(_BEAT_S / 2)

@@ -5,31 +5,31 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from deltaserve.cli.compose import free_port
 from deltaserve.cli.main import main
-from tests.e2e.server import PATIENCE_S, Server, environment, serving
+from tests.e2e.server import PATIENCE_S, Server, environment
+from tests.ports import free_port
 
 FLAGS = ("--page-size", "16", "--chunked-prefill-size", "64", "--num-pages", "256")
 
 
-@pytest.fixture(scope="module")
-def server(tiny_models: Path) -> Iterator[Server]:
-    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), tiny_models / "llama", *FLAGS) as started:
-        yield started
-
-
 def test_verify_against_transformers_and_a_server(
-    server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+    shared_pair: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server itself is the other reference: it computes everything anew for that."""
     model = tiny_models / "llama"
-    argv = ["verify", "--base-url", server.base_url, "--model-path", str(model), "--reference", server.base_url]
+    argv = [
+        "verify",
+        "--base-url",
+        shared_pair.base_url,
+        "--model-path",
+        str(model),
+        "--reference",
+        shared_pair.base_url,
+    ]
     assert main([*argv, "--output-len", "8"]) == 0
     out = capsys.readouterr().out
     assert out.count("against ") == 2
@@ -38,35 +38,39 @@ def test_verify_against_transformers_and_a_server(
     assert out.splitlines()[-1].startswith("verify: every answer agrees (with transformers float32 and ")
 
 
-def test_verify_notices_another_model(server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_notices_another_model(
+    shared_pair: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tiny_models / "llama_llama3_rope"
-    assert main(["verify", "--base-url", server.base_url, "--model-path", str(model), "--output-len", "8"]) == 1
+    assert main(["verify", "--base-url", shared_pair.base_url, "--model-path", str(model), "--output-len", "8"]) == 1
     assert "verify: some answers differ" in capsys.readouterr().out
 
 
 def test_verify_without_a_server_or_a_reference(
-    server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+    shared_pair: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
-    assert main(["verify", "--base-url", server.base_url]) == 2
-    assert main(["verify", "--base-url", server.base_url, "--reference", gone]) == 1
-    assert main(["verify", "--base-url", gone, "--reference", server.base_url]) == 1
+    assert main(["verify", "--base-url", shared_pair.base_url]) == 2
+    assert main(["verify", "--base-url", shared_pair.base_url, "--reference", gone]) == 1
+    assert main(["verify", "--base-url", gone, "--reference", shared_pair.base_url]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_doctor_looks_at_a_running_pair(server: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(tiny_models / "llama"), "--base-url", server.base_url]) == 0
+def test_doctor_looks_at_a_running_pair(
+    shared_pair: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(tiny_models / "llama"), "--base-url", shared_pair.base_url]) == 0
     out = capsys.readouterr().out
-    assert f"ok    server        {server.base_url}: ready" in out
+    assert f"ok    server        {shared_pair.base_url}: ready" in out
     for name in ("prefill-0", "decode-0"):
         assert f"ok    worker        {name}: fits" in out
 
 
-def test_doctor_finds_the_server_behind_a_door(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--port", server.base_url.rpartition(":")[2]]) == 0
+def test_doctor_finds_the_server_behind_a_door(shared_pair: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--port", shared_pair.base_url.rpartition(":")[2]]) == 0
     out = capsys.readouterr().out
     assert "warn  door" in out
-    assert f"doctor --base-url {server.base_url}`" in out
+    assert f"doctor --base-url {shared_pair.base_url}`" in out
 
 
 def ended(folder: Path, *argv: str) -> tuple[int, list[str]]:

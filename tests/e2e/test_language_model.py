@@ -17,7 +17,7 @@ import torch
 from deltaserve.cli.demo_talk import hold, talk_commands
 from deltaserve.cli.verify_reference import TransformersReference
 from deltaserve.server.text import TextCodec
-from tests.e2e.server import Server
+from tests.e2e.server import PATIENCE_S, Server
 from tests.fixtures.language_model import language_model
 from tests.runner.world import TOLERANCE
 
@@ -124,5 +124,5 @@ def test_the_demos_talk(server: Server) -> None:
         assert min(turn.cached_on_prefill, turn.cached_on_decode) > 800
         assert turn.bytes_moved < cold.bytes_moved / 10
     command = talk_commands(server.base_url, server.model)[0]
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "data: [DONE]" in done.stdout

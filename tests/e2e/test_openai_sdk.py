@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.e2e.server import Server, serving
+from tests.e2e.server import PATIENCE_S, Server, serving
 
 HI: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "You are a very helpful assistant, and brief."},
@@ -26,7 +26,7 @@ def server(tiny_models: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(api_key="none", base_url=f"{server.base_url}/v1", max_retries=0, timeout=60.0) as made:
+    with openai.OpenAI(api_key="none", base_url=f"{server.base_url}/v1", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 

@@ -92,26 +92,30 @@ def test_eviction_pressure(tiny_models: Path, folder: Path) -> None:
         assert refused.value.response.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_clients_that_leave(tiny_models: Path, folder: Path) -> None:
+def test_clients_that_leave(tiny_models: Path, shared_pair: Server) -> None:
     """At any moment: in the queue, during prefill, during the transfer, in the middle of the output."""
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, "--num-pages", "256") as server:
-        prompts = [random_prompt(30 * PAGE + i, seed=i) for i in range(6)]
-        leaving = random.Random(1)
-        for _ in range(3):
-            with ThreadPoolExecutor(len(prompts)) as pool:
-                list(
-                    pool.map(
-                        lambda prompt, seconds: leave_after(server, prompt, seconds),
-                        prompts,
-                        [leaving.uniform(0.0, 0.4) for _ in prompts],
-                    )
+    before = num_cancelled(shared_pair)
+    prompts = [random_prompt(30 * PAGE + i, seed=i) for i in range(6)]
+    leaving = random.Random(1)
+    for _ in range(3):
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(
+                pool.map(
+                    lambda prompt, seconds: leave_after(shared_pair, prompt, seconds),
+                    prompts,
+                    [leaving.uniform(0.0, 0.4) for _ in prompts],
                 )
-        workers = server.wait_quiet()
-        assert workers["decode-0"]["status"]["leases"] == 0
-        assert server.info()["engine"]["counts"]["failed_cancelled"] > 0
-        for prompt in prompts:
-            assert_true(model, prompt, server.complete(prompt, 4))
+            )
+    workers = shared_pair.wait_quiet()
+    assert workers["decode-0"]["status"]["leases"] == 0
+    assert num_cancelled(shared_pair) > before
+    for prompt in prompts:
+        assert_true(tiny_models / "llama", prompt, shared_pair.complete(prompt, 4))
+
+
+def num_cancelled(server: Server) -> int:
+    """Requests whose clients left, since the start."""
+    return int(server.info()["engine"]["counts"].get("failed_cancelled", 0))
 
 
 def leave_after(server: Server, prompt: list[int], seconds: float) -> None:

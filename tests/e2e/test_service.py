@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.server import ROOT, Server, serving, wait_until
+from tests.e2e.server import PATIENCE_S, ROOT, Server, serving, wait_until
+from tests.engine.server import is_alive
 from tests.ports import taken
 
 MODEL = ROOT / "models" / "recall-micro"
@@ -33,6 +34,16 @@ def server() -> Iterator[Server]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Server]:
+    """One server whose workers die one after the other."""
+    with (
+        TemporaryDirectory(prefix="e2e-") as folder,
+        serving(Path(folder), MODEL, *FLAGS, deaths=None) as started,
+    ):
+        yield started
+
+
 def cached(server: Server) -> dict[str, float]:
     """Worker |-> pages in its tree, by its last report."""
     name = 'deltaserve_pages{pool="0",state="cached"}'
@@ -47,12 +58,13 @@ class Stream(threading.Thread):
         self.events: list[str] = []
         self.begun = threading.Event()
         self._server = server
-        self._body = server.body(PROMPT, max_tokens=LONG, n=NUM_SAMPLES, stream=True)
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
+        self._body = server.body(PROMPT, max_tokens=LONG, n=NUM_SAMPLES, **fields)
         self.start()
 
     def run(self) -> None:
         url = f"{self._server.base_url}/v1/completions"
-        with suppress(httpx.TransportError), httpx.stream("POST", url, json=self._body, timeout=60) as reply:
+        with suppress(httpx.TransportError), httpx.stream("POST", url, json=self._body, timeout=PATIENCE_S) as reply:
             for line in filter(None, reply.iter_lines()):
                 self.events.append(line.removeprefix("data: "))
                 self.begun.set()
@@ -167,38 +179,39 @@ def test_a_client_that_leaves_takes_its_room_with_it(server: Server) -> None:
     server.wait_quiet()
 
 
-def test_a_prefill_death_is_about_readiness_not_life(folder: Path) -> None:
+def test_a_prefill_death_is_about_readiness_not_life(mortal: Server) -> None:
     """Front and decode live on as the processes they were; readiness names who is missing, and comes back."""
-    with serving(folder, MODEL, *FLAGS, deaths=1) as server:
-        before = server.pids()
-        server.signal("prefill-0", signal.SIGKILL)
-        wait_until(lambda: not server.is_ready(), "the death to be noticed")
-        reply = server.http.get("/readyz")
-        if reply.status_code == 503:
-            assert "prefill-0" in reply.json()["reasons"]["engine"]
-        while not server.is_ready():
-            assert server.http.get("/livez").status_code == 200
-        assert {name for name, pid in server.pids().items() if pid != before[name]} == {"prefill-0"}
-        server.complete(PROMPT)
+    before, deaths = mortal.pids(), len(mortal.deaths())
+    mortal.signal("prefill-0", signal.SIGKILL)
+    wait_until(lambda: not mortal.is_ready(), "the death to be noticed")
+    reply = mortal.http.get("/readyz")
+    if reply.status_code == 503:
+        assert "prefill-0" in reply.json()["reasons"]["engine"]
+    while not mortal.is_ready():
+        assert mortal.http.get("/livez").status_code == 200
+    assert {name for name, pid in mortal.pids().items() if pid != before[name]} == {"prefill-0"}
+    mortal.complete(PROMPT)
+    assert len(mortal.deaths()) == deaths + 1
 
 
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
-def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(folder: Path, name: str) -> None:
-    with serving(folder, MODEL, *FLAGS, deaths=1) as server:
-        answer = server.complete(PROMPT)
-        port = server.worker_port(name)
-        server.signal(name, signal.SIGKILL)
-        wait_until(lambda: len(server.deaths()) == 1, "the death to be noticed")
-        with taken(port):
-            wait_until(server.is_ready, "readiness", server)
-            assert server.worker_port(name) != port
-            assert server.complete(PROMPT, no_cache=True).tokens == answer.tokens
+def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(mortal: Server, name: str) -> None:
+    answer, deaths = mortal.complete(PROMPT), len(mortal.deaths())
+    port = mortal.worker_port(name)
+    mortal.signal(name, signal.SIGKILL)
+    wait_until(lambda: len(mortal.deaths()) == deaths + 1, "the death to be noticed")
+    with taken(port):
+        wait_until(lambda: mortal.worker_port(name) != port, "another port", mortal)
+        wait_until(mortal.is_ready, "readiness", mortal)
+        assert mortal.complete(PROMPT, no_cache=True).tokens == answer.tokens
+    assert len(mortal.deaths()) == deaths + 1
 
 
 def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) -> None:
+    """Readiness ends at once, the stream is finished, every exit code is 0."""
     with serving(folder, MODEL, *FLAGS) as server:
         stream = Stream(server)
-        assert stream.begun.wait(30)
+        assert stream.begun.wait(PATIENCE_S)
         os.kill(server.popen.pid, signal.SIGTERM)
         wait_until(lambda: server.http.get("/readyz").status_code == 503, "draining")
         assert server.http.get("/readyz").json()["reasons"].keys() == {"draining"}
@@ -206,9 +219,12 @@ def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) ->
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
         assert server.http.get("/livez").status_code == 200
         assert stream.is_alive(), "asked too late to show anything"
-        stream.join(60)
+        stream.join(PATIENCE_S)
         assert stream.events[-1] == "[DONE]"
-        assert server.popen.wait(30) == 0
+        assert json.loads(stream.events[-2])["usage"]["completion_tokens"] == LONG * NUM_SAMPLES
+        assert server.popen.wait(PATIENCE_S) == 0
+        assert all(line.endswith("exit code 0") for line in server.deaths())
+        assert not any(is_alive(pid) for pid in server.pids().values())
 
 
 def test_a_second_signal_ends_the_grace(folder: Path) -> None:
@@ -216,11 +232,11 @@ def test_a_second_signal_ends_the_grace(folder: Path) -> None:
     with serving(folder, MODEL, *FLAGS) as server:
         stream = Stream(server)
         pids = server.pids()
-        assert stream.begun.wait(30)
+        assert stream.begun.wait(PATIENCE_S)
         os.kill(server.popen.pid, signal.SIGTERM)
         wait_until(lambda: "stopping" in server.log(), "the first signal")
         os.kill(server.popen.pid, signal.SIGTERM)
-        assert server.popen.wait(30) == 0
-        stream.join(30)
+        assert server.popen.wait(PATIENCE_S) == 0
+        stream.join(PATIENCE_S)
         assert stream.events[-1] != "[DONE]" or '"error"' in stream.events[-2]
         assert not any(psutil.pid_exists(pid) for pid in pids.values())

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaserve.cli.compose import free_port, free_ports
 from deltaserve.layout.dtype import DType
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
+from tests.ports import free_port, free_ports
 
 PAGES = ("--page-size", "16")
 FLAGS = (*PAGES, "--chunked-prefill-size", "32", "--num-pages", "256")
@@ -67,6 +67,7 @@ def test_two_and_two(tiny_models: Path, folder: Path) -> None:
     """All four work, and a second turn goes where its prefix is."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, "--prefill", "2", "--decode", "2") as server:
+        wait_until(lambda: all(worker["state"] == "ready" for worker in server.workers().values()), "all four", server)
         prompts = [random_prompt(200, seed=i) for i in range(12)]
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(lambda prompt: server.complete(prompt, 30), prompts))
@@ -182,64 +183,66 @@ def by_hand(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, dict[
 
 
 def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
-    """Without a supervisor the broken connection tells of a death; a new process on the same port is found."""
+    """Two routers share the workers, one of another cluster may not; a death is noticed, a new process is found."""
     model = tiny_models / "llama"
-    with by_hand(folder, model, *CHECKED) as (api, parts):
-        prompt = random_prompt(100, seed=1)
+    with by_hand(folder, model, *CHECKED) as (api, parts), ExitStack() as stack:
+        check_other_routers(model, folder, api, parts, stack)
+        prompt = random_prompt(100, seed=11)
         for cached in (0, 96):
             answer = api.complete(prompt, 6)
             assert_true(model, prompt, answer)
             assert answer.cached_len == cached
-        old = parts["prefill"]
-        old.kill()
-        wait_until(lambda: not api.is_ready(), "the loss to be noticed")
-        parts["prefill"] = Process(folder / "again", *old.argv)
-        try:
-            wait_until(api.is_ready, "readiness", parts["prefill"])
-            other = random_prompt(120, seed=2)
-            assert_true(model, other, api.complete(other, 6))
-            for name in ("router", "decode", "prefill"):
-                assert parts[name].end() == 0, parts[name].tail()
-                log = parts[name].log()
-                assert log.startswith("deltaserve: ")
-                assert "uvicorn" not in log
-                assert log.count(": loading ") == (name != "router")
-            assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
-        finally:
-            parts["prefill"].kill()
+        check_death(model, folder, api, parts, stack)
+        for name in ("second", "router", "decode", "prefill"):
+            assert parts[name].end() == 0, parts[name].tail()
+            log = parts[name].log()
+            assert log.startswith("deltaserve: ")
+            assert "uvicorn" not in log
+            assert log.count(": loading ") == (name in ("decode", "prefill"))
+        assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
 
 
-def test_two_routers_share_the_workers_and_one_of_another_cluster_is_told_why_not(
-    tiny_models: Path, folder: Path
-) -> None:
-    model = tiny_models / "llama"
+def check_other_routers(model: Path, folder: Path, first: Api, parts: dict[str, Process], stack: ExitStack) -> None:
+    """One of this cluster, which becomes the part `second`, and one of another, which is told why not."""
     stranger_key = folder / "stranger.key"
     stranger_key.touch(mode=0o600)
     stranger_key.write_text(secrets.token_urlsafe(48))
-    with by_hand(folder, model, *CHECKED) as (first, parts), ExitStack() as stack:
-        argv = list(parts["router"].argv)
+    argv = list(parts["router"].argv)
 
-        def another(name: str, **changed: str) -> tuple[Api, Process]:
-            for flag, value in {"port": str(free_port()), **changed}.items():
-                argv[argv.index(f"--{flag.replace('_', '-')}") + 1] = value
-            process = Process(folder / name, *argv)
-            stack.callback(process.kill)
-            api = Api(f"http://127.0.0.1:{argv[argv.index('--port') + 1]}", model.name)
-            stack.callback(api.http.close)
-            return api, process
+    def another(name: str, **changed: str) -> tuple[Api, Process]:
+        for flag, value in {"port": str(free_port()), **changed}.items():
+            argv[argv.index(f"--{flag.replace('_', '-')}") + 1] = value
+        process = Process(folder / name, *argv)
+        stack.callback(process.kill)
+        api = Api(f"http://127.0.0.1:{argv[argv.index('--port') + 1]}", model.name)
+        stack.callback(api.http.close)
+        return api, process
 
-        second, process = another("second")
-        wait_until(second.is_ready, "readiness", process)
-        for seed in range(4):
-            prompt = random_prompt(100, seed=seed)
-            for api in (first, second):
-                assert_true(model, prompt, api.complete(prompt, 6))
-        _, stranger = another("stranger", cluster_key_file=str(stranger_key))
-        stranger.wait_for_log("ends every handshake: another cluster key there")
-        for role in ("prefill", "decode"):
-            parts[role].wait_for_log("was refused: it has another cluster key")
-        assert first.is_ready()
-        assert second.is_ready()
+    second, parts["second"] = another("second")
+    wait_until(second.is_ready, "readiness", parts["second"])
+    for seed in range(4):
+        prompt = random_prompt(100, seed=seed)
+        for api in (first, second):
+            assert_true(model, prompt, api.complete(prompt, 6))
+    _, stranger = another("stranger", cluster_key_file=str(stranger_key))
+    stranger.wait_for_log("ends every handshake: another cluster key there")
+    for role in ("prefill", "decode"):
+        parts[role].wait_for_log("was refused: it has another cluster key")
+    assert first.is_ready()
+    assert second.is_ready()
+    stranger.end()
+
+
+def check_death(model: Path, folder: Path, api: Api, parts: dict[str, Process], stack: ExitStack) -> None:
+    """Without a supervisor the broken connection tells of it; a new process on the same port is found."""
+    old = parts["prefill"]
+    old.kill()
+    wait_until(lambda: not api.is_ready(), "the loss to be noticed")
+    parts["prefill"] = Process(folder / "again", *old.argv)
+    stack.callback(parts["prefill"].kill)
+    wait_until(api.is_ready, "readiness", parts["prefill"])
+    other = random_prompt(120, seed=12)
+    assert_true(model, other, api.complete(other, 6))
 
 
 @pytest.mark.slow
@@ -306,16 +309,17 @@ def test_a_terminal_that_goes_away_ends_all_as_ctrl_c_does(tiny_models: Path, fo
         *FLAGS,
     ]
     popen = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(folder))
-    os.close(theirs)
-    said = b""
-    while b"serving at" not in said:
-        said += os.read(ours, 4096)
-    os.close(ours)
     try:
+        os.close(theirs)
+        said = b""
+        while b"serving at" not in said:
+            said += os.read(ours, 4096)
+        os.close(ours)
         assert popen.wait(PATIENCE_S) == 0
+        assert not list(folder.glob("deltaserve-*"))
     finally:
-        popen.terminate()
-    assert not list(folder.glob("deltaserve-*"))
+        popen.kill()
+        popen.wait()
 
 
 def listening_addresses(pids: Iterable[int]) -> set[str]:

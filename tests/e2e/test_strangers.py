@@ -1,9 +1,12 @@
 """Whoever can reach a worker's port but does not hold the cluster key changes nothing: not a frame of his is read."""
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
+import pytest
 import zmq
 
 from deltaserve.base.errors import ProtocolError
@@ -18,7 +21,14 @@ from tests.wire.mutations import Mutator, framed
 from tests.wire.samples import MESSAGE_TYPES, sample
 
 PROMPT = random_prompt(40, seed=3)
+FLAGS = ("--page-size", "16", "--num-pages", "64")
 NAMES = {"front": "front", "prefill-0": "prefill", "decode-0": "decode"}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_models: Path) -> Iterator[Server]:
+    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), tiny_models / "llama", *FLAGS) as started:
+        yield started
 
 
 def urls(server: Server) -> list[str]:
@@ -61,11 +71,11 @@ def damaged(mutator: Mutator) -> bytes:
             return frame
 
 
-def test_damaged_frames_from_a_holder_of_the_key(tiny_models: Path, folder: Path) -> None:
+def test_damaged_frames_from_a_holder_of_the_key(tiny_models: Path, server: Server) -> None:
     """A thousand, over the real links of both workers: no process ends, the answer stays right."""
     model = tiny_models / "llama"
     mutator = Mutator([encode(sample(kind)) for kind in MESSAGE_TYPES], seed=7)
-    with serving(folder, model, "--page-size", "16", "--num-pages", "64") as server, zmq.Context() as context:
+    with zmq.Context() as context:
         before = server.complete(PROMPT, 4)
         assert_true(model, PROMPT, before)
         security = LinkSecurity.from_cluster_key(key_of(server))
@@ -79,14 +89,12 @@ def test_damaged_frames_from_a_holder_of_the_key(tiny_models: Path, folder: Path
         assert_true(model, PROMPT[::-1], server.complete(PROMPT[::-1], 4))
 
 
-def test_a_stranger_at_the_workers_ports(tiny_models: Path, folder: Path) -> None:
-    model = tiny_models / "llama"
-    with serving(folder, model, "--page-size", "16", "--num-pages", "64") as server:
-        before = server.complete(PROMPT, 4)
-        assert_true(model, PROMPT, before)
-        for url in urls(server):
-            for name, role in NAMES.items():
-                pose(url, name, role)
-            for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\xff" + bytes(200)):
-                shout(url, data)
-            assert server.complete(PROMPT, 4).tokens == before.tokens
+def test_a_stranger_at_the_workers_ports(tiny_models: Path, server: Server) -> None:
+    before = server.complete(PROMPT, 4)
+    assert_true(tiny_models / "llama", PROMPT, before)
+    for url in urls(server):
+        for name, role in NAMES.items():
+            pose(url, name, role)
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\xff" + bytes(200)):
+            shout(url, data)
+        assert server.complete(PROMPT, 4).tokens == before.tokens
