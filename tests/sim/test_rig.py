@@ -35,6 +35,7 @@ KEPT_SEEDS = {
     2086805: "the same, with what prefill remembers of that ticket",
     2094074: "a room that came again counted its attempts anew, and prefill held a later one",
     5019119: "a frame of long ago made decode look for a moved prefill worker where it had been, for ever",
+    6622: "a ticket without pages, of a peer that cannot be fenced, was never over",
     17953881860043: "a late request stalled the queue, and earlier ones behind it held what it waited for",
     7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
 }

@@ -179,6 +179,15 @@ def test_a_stranded_ticket_keeps_its_pages_and_asks_for_no_further_fence() -> No
     assert side.all_free
 
 
+def test_a_stranded_ticket_without_pages_is_over() -> None:
+    side = DecodeSide()
+    ticket = side.grant(0)
+    side.receiver.revoke(ticket, 0.0)
+    side.receiver.strand(PREFILL)
+    assert side.receiver.get(ticket.id) is None
+    assert side.receiver.closed_below(PREFILL, ticket.id.writer_boot) == ticket.id.seq + 1
+
+
 def test_one_fence_is_asked_for_however_long_it_takes() -> None:
     side = DecodeSide()
     ticket = side.grant(2)

@@ -220,10 +220,15 @@ class Clients:
         error = asked.answer.error
         if error is None or asked.is_cut_off or (error.reason is FailReason.NO_PEER and not asked.was_ready):
             return
-        if error.reason is FailReason.OVERLOADED and len(self.asked) > self.knobs.shape.max_queued:
+        if error.reason in self._no_capacity() and len(self.asked) > self.knobs.shape.max_queued:
             return
         if not is_excused(error.reason, +self.counts, asked.flaws):
             raise IntegrityError(f"I23: {asked.name} failed without cause: {error.reason.value}, {error.message}")
+
+    def _no_capacity(self) -> Collection[FailReason]:
+        """What may be said to one request too many: also by the worker left to try, if that changes its role."""
+        changes = self.counts[FaultKind.ROLE] > 0
+        return (FailReason.OVERLOADED, FailReason.DRAINING) if changes else (FailReason.OVERLOADED,)
 
     def check_over(self) -> None:
         """I7, I11: every request has ended, by its deadline."""

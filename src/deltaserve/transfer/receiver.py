@@ -222,9 +222,14 @@ class Receiver:
             self._unanswered.pop(ticket.id, None)
 
     def strand(self, peer: PeerName) -> None:
-        """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence."""
+        """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence.
+
+        One without pages, of a prompt that was all here, keeps nothing: it is over.
+        """
         for ticket in self.of_peer(peer):
-            if ticket.is_revoked:
+            if ticket.is_revoked and not any(ticket.pages):
+                self._release(ticket)
+            elif ticket.is_revoked:
                 ticket.is_stranded = True
                 self._unanswered.pop(ticket.id, None)
 
