@@ -20,6 +20,8 @@ from deltaserve.sim.faults import (
 from deltaserve.transport.base import Evidence
 
 NAMESPACES = ("", "tenant-a", "tenant-b")
+LEAST_DRAIN_S = 0.7
+"""A writer that drains says so twice a second: whoever waits less takes it for silent."""
 _LOADED = 0.03
 """Of the runs: they are long."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
@@ -219,8 +221,7 @@ def calm(knobs: Knobs) -> Knobs:
     """The same with nothing that befalls workers and what is between them: every request must be answered."""
     harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
-    # A writer that drains says so twice a second: whoever waits less takes it for silent.
-    shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, 0.7))
+    shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))
     return replace(knobs, shape=shape, rates={}, events=events, late_starts=False)
 
 

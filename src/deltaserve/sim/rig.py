@@ -33,7 +33,7 @@ from deltaserve.sim.faults import (
     LinkFaults,
     WriteFaults,
 )
-from deltaserve.sim.knobs import Knobs, draw_knobs
+from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import Progress
 from deltaserve.sim.trace import Trace
@@ -261,7 +261,8 @@ class Run:
 
     def _check_fences(self) -> None:
         """I27: no link is ended, with all that is on it, unless something has befallen it or a worker."""
-        proves = self.knobs.shape.evidence is Evidence.COMPLETION
+        shape = self.knobs.shape
+        proves = shape.evidence is Evidence.COMPLETION and shape.drain_timeout_s >= LEAST_DRAIN_S
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
         if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
