@@ -35,6 +35,8 @@ _MAX_PLACES = 4
 """Addresses of one peer."""
 _PLACE_S = 5.0
 """A peer that is not there is looked for at each of its addresses for so long."""
+_FAREWELLS = 60
+"""Heartbeats with which those who knew the engine before this one hear that it is over, unless they are heard of."""
 _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
@@ -104,6 +106,11 @@ class Greeter:
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
         self._marks: dict[PeerName, int] = {}
+        self._farewells: dict[PeerName, Boot] = {}
+        """Who knew the engine before this one |-> their boot."""
+        self._num_farewells = 0
+        self._hang_up_later: list[PeerName] = []
+        """Whom that engine had dialled: over these links they hear of its end."""
         self._num_fencing = 0
         """Fences that were asked for and are not there yet."""
         self.refusals: dict[PeerName, str] = {}
@@ -312,12 +319,16 @@ class Greeter:
 
     def succeed(self, former: "Greeter") -> None:
         """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
-        for peer in former.table:
-            if peer.boot is not None:
-                ours, theirs = self.config.boot, peer.boot
-                envelope = Envelope(src=self.config.name, src_boot=ours, dst_boot=theirs, body=_NOT_READY)
-                self._out.append(SendFrame(peer.name, envelope))
-        self._out.extend(HangUp(name) for name in former._dialled)
+        self._farewells = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
+        self._hang_up_later = list(former._dialled)
+        self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """To those of whom nothing was heard since: they may keep what they remember of the former engine for ever."""
+        for name, boot in self._farewells.items():
+            if self.table.get(name).boot is None:
+                envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=_NOT_READY)
+                self._out.append(SendFrame(name, envelope))
 
     # ------------------------------------------------------------ reports and time
 
@@ -358,6 +369,12 @@ class Greeter:
             elif peer.is_ready:
                 silent.append(peer)
         self._forget_strangers(now)
+        if self._num_farewells < _FAREWELLS:
+            self._num_farewells += 1
+            self._say_farewell()
+        elif self._hang_up_later:
+            self._out.extend(HangUp(name) for name in self._hang_up_later if name not in self._dialled)
+            self._hang_up_later.clear()
         for peer in self.table:
             self._look_elsewhere(peer, now)
             greeting = self._greetings.get(peer.name)
