@@ -5,7 +5,8 @@ Pure packages hold decisions and accounting: no torch, I/O, threads, clocks, env
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,13 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.engine.worker": "Ctrl-C must be handled before torch is imported",
 }
 """Modules that may import by name at run time, with the reason. In-function import statements: none."""
+
+SHARED_NAMES = {
+    *("Asked", "Part", "Piece", "Progress", "Starting", "Verdict"),
+    *("client.py", "completions.py", "config.py", "errors.py", "events.py", "fields.py", "limits.py", "memory.py"),
+    *("metrics.py", "process.py", "serve.py", "settings.py", "spec.py", "stream.py"),
+}
+"""Names of classes and files that more than one package has. None may be added."""
 
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
@@ -216,6 +224,18 @@ def global_state_breaches(module: Module) -> list[str]:
     return [f"{module.name}:{node.lineno} global {', '.join(node.names)}" for node in nodes]
 
 
+def shared_names(modules: Sequence[Module]) -> set[str]:
+    """Of classes and files of more than one package: whoever reads one must first find out which is meant."""
+    owners: dict[str, set[str | None]] = defaultdict(set)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                owners[node.name].add(module.package)
+        if not module.is_init:
+            owners[module.name.rpartition(".")[2] + ".py"].add(module.package)
+    return {name for name, packages in owners.items() if len(packages) > 1}
+
+
 def size_breaches(name: str, tree: ast.Module) -> list[str]:
     breaches: list[str] = []
     for node in ast.walk(tree):
@@ -292,6 +312,10 @@ def test_no_import_cycles() -> None:
     assert cycle is None, " -> ".join(cycle or [])
 
 
+def test_names_are_unique_across_packages() -> None:
+    assert shared_names(MODULES) == SHARED_NAMES
+
+
 def test_sizes() -> None:
     breaches = []
     for folder in ("src", "tests", "scripts", "benchmarks", "tools"):
@@ -347,6 +371,12 @@ def test_transfer_takes_only_the_seam_of_transport() -> None:
 def test_a_cycle_is_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+def test_shared_names_are_found() -> None:
+    here = module_of("class Row: ...", "deltaserve.sched.sample")
+    assert shared_names([here, module_of("class Row: ...", "deltaserve.sched.other")]) == set()
+    assert shared_names([here, module_of("class Row: ...", "deltaserve.cli.sample")]) == {"Row", "sample.py"}
 
 
 def test_sizes_bite() -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from deltaserve.bench.client import Client, Load, Measurement, num_right
-from deltaserve.bench.completions import Completion, Dialect, ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.completions import Completion, ServerDialect, ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.traffic import Conversation, Lengths, MultiTurnTraffic
 from tests.bench.answering_server import AnsweringServer, CharacterTokenizer, Manners, serving
@@ -73,7 +73,7 @@ def test_requests_ask_for_greedy_streamed_answers_with_usage() -> None:
 def test_the_client_tells_how_late_it_was() -> None:
     async def session(url: str) -> Measurement:
         async with httpx.AsyncClient(base_url=url) as http:
-            client = Client(http, Dialect("oracle", {}), on_record=lambda record: time.sleep(0.05))
+            client = Client(http, ServerDialect("oracle", {}), on_record=lambda record: time.sleep(0.05))
             return await client.measure(RECALL.generate(seed=3), Load([0.0] * 4))
 
     with serving(AnsweringServer(Manners())) as url:
@@ -130,7 +130,7 @@ def test_a_failed_turn_ends_its_conversation_only() -> None:
 def test_an_unreachable_server_is_an_error_in_words() -> None:
     async def session() -> Measurement:
         async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as http:
-            return await Client(http, Dialect("m", {})).measure(RECALL.generate(seed=3)[:1], Load([0.0]))
+            return await Client(http, ServerDialect("m", {})).measure(RECALL.generate(seed=3)[:1], Load([0.0]))
 
     (record,) = asyncio.run(session()).records
     assert record.error is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.cli.cgroup import Limits, read_limits, usable_cores
+from deltaserve.cli.cgroup import CgroupLimits, read_limits, usable_cores
 
 GIB = 1 << 30
 
@@ -29,7 +29,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
             "memory.stat": f"anon {GIB}\ninactive_file {2 * GIB}\n",
         },
     )
-    assert read_limits(mount / "proc", mount) == Limits(1.5, 8 * GIB, 7 * GIB)
+    assert read_limits(mount / "proc", mount) == CgroupLimits(1.5, 8 * GIB, 7 * GIB)
 
 
 def test_the_tightest_of_all_groups_above_counts(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_the_tightest_of_all_groups_above_counts(tmp_path: Path) -> None:
             "system.slice/deltaserve.service/memory.current": f"{2 * GIB}\n",
         },
     )
-    assert read_limits(mount / "proc", mount) == Limits(4.0, GIB, 0)
+    assert read_limits(mount / "proc", mount) == CgroupLimits(4.0, GIB, 0)
 
 
 def test_the_first_version_has_a_tree_per_controller(tmp_path: Path) -> None:
@@ -63,18 +63,18 @@ def test_the_first_version_has_a_tree_per_controller(tmp_path: Path) -> None:
             "memory/docker/1/memory.stat": "cache 4096\ntotal_inactive_file 0\n",
         },
     )
-    assert read_limits(mount / "proc", mount) == Limits(2.0, GIB, GIB - 4096)
+    assert read_limits(mount / "proc", mount) == CgroupLimits(2.0, GIB, GIB - 4096)
 
 
 def test_no_groups_no_limits(tmp_path: Path) -> None:
-    assert read_limits(tmp_path / "absent", tmp_path) == Limits()
-    assert read_limits(write(tmp_path, {"proc": "nonsense\n0::/../x\n"}) / "proc", tmp_path) == Limits()
+    assert read_limits(tmp_path / "absent", tmp_path) == CgroupLimits()
+    assert read_limits(write(tmp_path, {"proc": "nonsense\n0::/../x\n"}) / "proc", tmp_path) == CgroupLimits()
 
 
 @pytest.mark.parametrize("cores", [0.2, 1.0, 1.9])
 def test_part_of_a_core_is_no_second_one(cores: float) -> None:
-    assert usable_cores(Limits(cores=cores)) == 1
+    assert usable_cores(CgroupLimits(cores=cores)) == 1
 
 
 def test_without_a_limit_there_are_the_cores_it_may_run_on() -> None:
-    assert usable_cores(Limits()) == len(os.sched_getaffinity(0))
+    assert usable_cores(CgroupLimits()) == len(os.sched_getaffinity(0))

@@ -9,7 +9,7 @@ import pytest
 from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli import verify
 from deltaserve.cli.main import main
-from deltaserve.cli.verify_client import Answer, Score
+from deltaserve.cli.verify_client import Score, TokenCompletion
 from deltaserve.cli.verify_reference import TransformersReference
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
@@ -28,8 +28,8 @@ class Server:
     def encode(self, text: str) -> list[int]:
         return [ord(c) for c in text]
 
-    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: object) -> Answer:
-        return Answer((1, 2), (-1.0, -1.0), (), 0, 0)
+    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: object) -> TokenCompletion:
+        return TokenCompletion((1, 2), (-1.0, -1.0), (), 0, 0)
 
     def score(self, tokens: Sequence[int]) -> list[Score]:
         logprob = -1.0 - self._difference

@@ -13,7 +13,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.config import load_family, load_spec
 from deltaserve.models.llama import LLAMA
 from deltaserve.models.safetensors_folder import SafetensorsFolder
-from deltaserve.models.tensors import Inventory, Part, check_weights, tensor_parts
+from deltaserve.models.tensors import Inventory, TensorPart, check_weights, tensor_parts
 from deltaserve.models.weights import allocate
 from tests.fixtures.tiny_models import VARIANTS
 
@@ -21,7 +21,7 @@ Damage = Callable[[dict[str, dict[str, object]]], None]
 
 
 def check(path: Path) -> None:
-    parts = {"a": Part((4, 8), ("a",)), "b": Part((16,), ("b",))}
+    parts = {"a": TensorPart((4, 8), ("a",)), "b": TensorPart((16,), ("b",))}
     check_weights(SafetensorsFolder(path.parent).headers(), Inventory(LLAMA, parts, {}))
 
 

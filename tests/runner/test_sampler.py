@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.runner.randomness import uniform
-from deltaserve.runner.rows import History
+from deltaserve.runner.row_state import History
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 
 VOCAB = 50

@@ -7,7 +7,7 @@ import pytest
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PeerName, RegionId
 from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteId, WriteState
-from deltaserve.transport.loopback import Fabric, Fate, Landed, LoopbackTransport, Part, Policy, Posted, prompt
+from deltaserve.transport.loopback import Fabric, Fate, LoopbackTransport, Part, Policy, Posted, WriteArrival, prompt
 from tests.transport.worlds import REGION, Side, copy, join
 
 SIZE = 64
@@ -17,7 +17,7 @@ class Link:
     """A writer `p` full of x and an empty reader `d`, and what an observer saw."""
 
     def __init__(self, policy: Policy = prompt, fence_result: FenceResult = FenceResult.CLOSED) -> None:
-        self.landed: list[Landed] = []
+        self.landed: list[WriteArrival] = []
         self.fabric = Fabric(policy, self.landed.append)
         self.p = self.side("p", b"x")
         self.d = self.side("d", b".", fence_result)

@@ -11,7 +11,7 @@ from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport import nixl as adapter
 from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteState
 from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport, environment
-from deltaserve.transport.nixl_endpoint import Batch, Endpoint, batches, memory_of
+from deltaserve.transport.nixl_endpoint import Batch, NixlEndpoint, batches, memory_of
 from tests.transport.worlds import NIXL_OPTIONS, NixlWorld, Side, copy, finish, join, pattern, receive
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def pair(world: NixlWorld) -> tuple[Side, Side]:
     return writer, reader
 
 
-def endpoint_of(side: Side, peer: Side) -> Endpoint:
+def endpoint_of(side: Side, peer: Side) -> NixlEndpoint:
     assert isinstance(side.transport, NixlTransport)
     return side.transport._endpoints[peer.name]
 
@@ -205,14 +205,14 @@ def test_broken_endpoint_hides_no_one_and_takes_no_writes(
     reader, one, two = (world.side(name, MIB) for name in ("d", "p0", "p1"))
     for writer in (one, two):
         join(writer, reader)
-    intact = Endpoint.notifications
+    intact = NixlEndpoint.notifications
 
-    def notifications(endpoint: Endpoint) -> list[bytes]:
+    def notifications(endpoint: NixlEndpoint) -> list[bytes]:
         if endpoint.peer == one.name:
             raise RuntimeError("the worker is gone")
         return intact(endpoint)
 
-    monkeypatch.setattr(Endpoint, "notifications", notifications)
+    monkeypatch.setattr(NixlEndpoint, "notifications", notifications)
     write = two.transport.write(reader.name, [], b"heard")
     assert finish(world, two, write) is WriteState.DONE
     assert receive(world, reader) == [(two.name, b"heard")]

@@ -51,7 +51,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One number."""
 
     name: str
@@ -59,9 +59,9 @@ class Sample:
     value: float
 
 
-def read_samples(values: Mapping[str, float]) -> Iterable[Sample]:
+def read_samples(values: Mapping[str, float]) -> Iterable[MetricSample]:
     """Of metrics in text form; what is none is left out."""
     for text, value in values.items():
         found = _SAMPLE.fullmatch(text)
         if found is not None:
-            yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value)
+            yield MetricSample(found[1], dict(_LABEL.findall(found[2] or "")), value)

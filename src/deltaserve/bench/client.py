@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from deltaserve.bench.completions import Completion, Dialect, ServerError, Tokenizer, complete
+from deltaserve.bench.completions import Completion, ServerDialect, ServerError, Tokenizer, complete
 from deltaserve.bench.record import RequestRecord
-from deltaserve.bench.traffic import Conversation, Turn
+from deltaserve.bench.traffic import ChatTurn, Conversation
 
 LAG_PROBE_S = 0.01
 
@@ -42,7 +42,7 @@ class Client:
     def __init__(
         self,
         http: httpx.AsyncClient,
-        dialect: Dialect,
+        dialect: ServerDialect,
         tokenizer: Tokenizer | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
@@ -106,7 +106,7 @@ class Client:
             history += turn.stand_in if answer is None else answer
         return records
 
-    async def _send(self, prompt: Sequence[int], turn: Turn, completion: Completion) -> str | None:
+    async def _send(self, prompt: Sequence[int], turn: ChatTurn, completion: Completion) -> str | None:
         """Fill `completion`; returns what went wrong, in words."""
         try:
             await complete(self._http, self._dialect.body(prompt, turn.output_len), completion)

@@ -27,7 +27,7 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ServerDialect:
     """How to talk to one server."""
 
     model: str
@@ -126,15 +126,17 @@ async def served_model(http: httpx.AsyncClient) -> str:
     return str(models[0]["id"])
 
 
-async def negotiate(http: httpx.AsyncClient, model: str, prompt: Sequence[int], tokenizer: Tokenizer | None) -> Dialect:
+async def negotiate(
+    http: httpx.AsyncClient, model: str, prompt: Sequence[int], tokenizer: Tokenizer | None
+) -> ServerDialect:
     """Find, with one-token requests, the richest dialect the server accepts: extra fields first, ids before text.
 
     Raises ServerError with the first refusal if none is accepted.
     """
     strict: Mapping[str, object] = {}
-    candidates = [Dialect(model, LENIENT), Dialect(model, strict)]
+    candidates = [ServerDialect(model, LENIENT), ServerDialect(model, strict)]
     if tokenizer is not None:
-        candidates += [Dialect(model, LENIENT, tokenizer), Dialect(model, strict, tokenizer)]
+        candidates += [ServerDialect(model, LENIENT, tokenizer), ServerDialect(model, strict, tokenizer)]
     refusals = []
     for dialect in candidates:
         try:

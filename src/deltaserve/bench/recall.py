@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from deltaserve.bench.traffic import Conversation, Turn
+from deltaserve.bench.traffic import ChatTurn, Conversation
 
 FIRST_NAME = 267
 NUM_NAMES = 128
@@ -92,9 +92,9 @@ class RecallTraffic:
         return conversations
 
     def _conversation(self, rng: Random, document: Document) -> Conversation:
-        turns: list[Turn] = []
+        turns: list[ChatTurn] = []
         for start in rng.choices(list(document.successor), k=self.num_turns):
             answer = expected_chain(document, start, self.answer_len)
             context = () if turns else document.tokens
-            turns.append(Turn((*context, ASK, start), self.answer_len, stand_in=answer, expected=answer))
+            turns.append(ChatTurn((*context, ASK, start), self.answer_len, stand_in=answer, expected=answer))
         return Conversation(tuple(turns))

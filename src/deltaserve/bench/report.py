@@ -31,7 +31,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class BenchSummary:
     """Figures of one run. Rates per second, over the time from the first send to the last answer's end."""
 
     duration_s: float
@@ -95,7 +95,7 @@ def distribution(samples: Iterable[float | None]) -> Distribution | None:
     return Distribution(mean, p50, p90, p95, p99, ordered[-1], len(ordered))
 
 
-def summarize(measurement: Measurement) -> Summary:
+def summarize(measurement: Measurement) -> BenchSummary:
     """All figures but `num_failed` are of completed requests."""
     done = [record for record in measurement.records if record.error is None]
     judged = [record for record in done if record.tokens_right is not None]
@@ -107,7 +107,7 @@ def summarize(measurement: Measurement) -> Summary:
     def rate(amount: float) -> float:
         return amount / seconds if seconds else 0.0
 
-    return Summary(
+    return BenchSummary(
         duration_s=seconds,
         num_completed=len(done),
         num_failed=len(measurement.records) - len(done),
@@ -158,7 +158,7 @@ def _latencies(done: Sequence[RequestRecord]) -> dict[str, Distribution]:
     return {name: found for name, values in samples.items() if (found := distribution(values)) is not None}
 
 
-def print_summary(console: Console, summary: Summary) -> None:
+def print_summary(console: Console, summary: BenchSummary) -> None:
     """Two tables: totals and rates, then latencies in milliseconds."""
     totals = Table(show_header=False, box=None)
     totals.add_column(style="bold")
@@ -188,7 +188,7 @@ LABELS = {
 }
 
 
-def _totals(summary: Summary) -> Iterable[tuple[str, str]]:
+def _totals(summary: BenchSummary) -> Iterable[tuple[str, str]]:
     yield "completed requests", f"{summary.num_completed:,}"
     yield "failed requests", f"{summary.num_failed:,}"
     yield "duration, s", f"{summary.duration_s:,.2f}"
@@ -208,7 +208,7 @@ def _totals(summary: Summary) -> Iterable[tuple[str, str]]:
         yield "tokens right", f"{summary.tokens_right / summary.tokens_expected:.2%}"
 
 
-def as_json(settings: Mapping[str, object], measurement: Measurement, summary: Summary) -> dict[str, object]:
+def as_json(settings: Mapping[str, object], measurement: Measurement, summary: BenchSummary) -> dict[str, object]:
     """What `--output-file` holds: the settings, the summary and every request."""
     return {
         "settings": dict(settings),

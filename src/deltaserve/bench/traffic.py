@@ -9,7 +9,7 @@ from random import Random
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """One request of a conversation. Its prompt is all earlier turns with their answers, then `tokens`."""
 
     tokens: tuple[int, ...]
@@ -24,7 +24,7 @@ class Turn:
 class Conversation:
     """Turns to be sent one after the other; turn n + 1 starts when the answer of turn n is complete."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class MultiTurnTraffic:
         ]
 
 
-def random_turn(rng: Random, prefix: Sequence[int], lengths: Lengths, token_range: TokenRange) -> Turn:
+def random_turn(rng: Random, prefix: Sequence[int], lengths: Lengths, token_range: TokenRange) -> ChatTurn:
     """`prefix`, then a random question; nothing is known about its answer."""
     output_len = lengths.draw(rng, lengths.output_len)
     question = token_range.sample(rng, lengths.draw(rng, lengths.question_len))
-    return Turn((*prefix, *question), output_len, token_range.sample(rng, output_len))
+    return ChatTurn((*prefix, *question), output_len, token_range.sample(rng, output_len))
 
 
 def arrival_times(num_conversations: int, rate: float | None, seed: int) -> list[float]:

@@ -11,7 +11,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """None: there is no limit."""
 
     cores: float | None = None
@@ -20,19 +20,19 @@ class Limits:
     """What of it is not in use now, or only by a cache of files."""
 
 
-def read_limits(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> Limits:
+def read_limits(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupLimits:
     """The tightest of the groups this process is in. What cannot be read limits nothing."""
     groups = _read_text(membership).splitlines()
     cores = [_cores(folder) for folder in _folders(groups, "cpu", mount)]
     memory = [_memory(folder) for folder in _folders(groups, "memory", mount)]
-    return Limits(
+    return CgroupLimits(
         min((count for count in cores if count is not None), default=None),
         min((limit for limit, _ in filter(None, memory)), default=None),
         min((free for _, free in filter(None, memory)), default=None),
     )
 
 
-def usable_cores(limits: Limits) -> int:
+def usable_cores(limits: CgroupLimits) -> int:
     """At least one."""
     allowed = math.inf if limits.cores is None else limits.cores
     return max(1, int(min(len(os.sched_getaffinity(0)), allowed)))

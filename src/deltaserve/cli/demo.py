@@ -24,7 +24,7 @@ from deltaserve.cli.demo_talk import GUIDE, hold, make_talk_table, talk_commands
 from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
 from deltaserve.cli.options import option_of
 from deltaserve.cli.serve import as_resolved
-from deltaserve.cli.session import ServerError, T, Work, serve_while
+from deltaserve.cli.session import ServerLostError, T, Work, serve_while
 
 MODEL = Path("models") / "recall-micro"
 NUM_ASKERS = 48
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         if language_model is None:
             return demo.run(ending)
         return max(demo.run(Ending.GO_ON), Talk(console, language_model, port).run(ending))
-    except (ServerError, httpx.HTTPError) as error:
+    except (ServerLostError, httpx.HTTPError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 

@@ -11,7 +11,7 @@ from deltaserve.cli.demo_traffic import Figures
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One quantity: how it is shown, and what is compared. Without `value` there is no factor."""
 
     label: str
@@ -20,18 +20,18 @@ class Row:
 
 
 ROWS = (
-    Row("answers right", lambda f: f"{f.answers_right} of {f.num_requests}"),
-    Row("prompt tokens", lambda f: f"{f.prompt_tokens:,}"),
-    Row("  cached on prefill", lambda f: f"{f.cached_on_prefill:,}"),
-    Row("  cached on decode", lambda f: f"{f.cached_on_decode:,}"),
-    Row("moved from prefill to decode", lambda f: f"{f.bytes_moved / 2**20:.1f} MiB", lambda f: f.bytes_moved),
-    Row("running on decode at once, peak", lambda f: str(f.running_peak), lambda f: f.running_peak),
-    Row("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}", lambda f: f.pages_peak),
-    Row("KV positions attention needed", lambda f: f"{f.tokens_read:,}"),
-    Row("  not read again, being shared", lambda f: f"{f.shared_tokens_read:,}"),
-    Row("time to first token, p50", lambda f: _milliseconds(f.ttft_p50_s), lambda f: f.ttft_p50_s),
-    Row("time per output token, p50", lambda f: _milliseconds(f.tpot_p50_s), lambda f: f.tpot_p50_s),
-    Row("wall time", lambda f: f"{f.wall_s:.2f} s", lambda f: f.wall_s),
+    ReportRow("answers right", lambda f: f"{f.answers_right} of {f.num_requests}"),
+    ReportRow("prompt tokens", lambda f: f"{f.prompt_tokens:,}"),
+    ReportRow("  cached on prefill", lambda f: f"{f.cached_on_prefill:,}"),
+    ReportRow("  cached on decode", lambda f: f"{f.cached_on_decode:,}"),
+    ReportRow("moved from prefill to decode", lambda f: f"{f.bytes_moved / 2**20:.1f} MiB", lambda f: f.bytes_moved),
+    ReportRow("running on decode at once, peak", lambda f: str(f.running_peak), lambda f: f.running_peak),
+    ReportRow("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}", lambda f: f.pages_peak),
+    ReportRow("KV positions attention needed", lambda f: f"{f.tokens_read:,}"),
+    ReportRow("  not read again, being shared", lambda f: f"{f.shared_tokens_read:,}"),
+    ReportRow("time to first token, p50", lambda f: _milliseconds(f.ttft_p50_s), lambda f: f.ttft_p50_s),
+    ReportRow("time per output token, p50", lambda f: _milliseconds(f.tpot_p50_s), lambda f: f.tpot_p50_s),
+    ReportRow("wall time", lambda f: f"{f.wall_s:.2f} s", lambda f: f.wall_s),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from deltaserve.bench.client import Client, Load, Measurement
-from deltaserve.bench.completions import LENIENT, Dialect
+from deltaserve.bench.completions import LENIENT, ServerDialect
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.record import RequestRecord
 from deltaserve.bench.report import summarize
@@ -149,7 +149,7 @@ def ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[Reques
 async def _ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[RequestRecord], None]) -> Figures:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     conversations = scene.conversations()
-    dialect = Dialect(model, {**LENIENT, "timings": True})
+    dialect = ServerDialect(model, {**LENIENT, "timings": True})
     async with httpx.AsyncClient(base_url=base_url, limits=limits, timeout=_TIMEOUT_S, trust_env=False) as http:
         before, sight = Sight(), Sight()
         await _settle(http, before)

@@ -40,7 +40,7 @@ from deltaserve.server.text import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Deployment:
     """Everything `serve` starts."""
 
     children: tuple[ChildSpec, ...]
@@ -107,7 +107,7 @@ def as_resolved(spec: WorkerSpec) -> WorkerSpec:
     return spec
 
 
-def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], WorkerSpec] = as_resolved) -> Cluster:
+def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], WorkerSpec] = as_resolved) -> Deployment:
     """Resolve everything, write the specs of all processes into `folder` (private).
 
     `adjust`: the last word about each worker, for what settings say of all workers alike.
@@ -133,7 +133,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     )
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    return Cluster(tuple(children), resolved, f"http://{network.host}:{network.port}")
+    return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def describe(r: ResolvedConfig) -> str:
     )
 
 
-def teller(cluster: Cluster, say: Say) -> Callable[[Happening], None]:
+def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:
     """Prints what happens; says how to use the server once it is ready."""
     is_told = False
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.private_folder import private_folder
-from deltaserve.cli.serve import Cluster, compose, supervisor_options
+from deltaserve.cli.serve import Deployment, compose, supervisor_options
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
 from deltaserve.engine.spec import WorkerSpec
@@ -21,7 +21,7 @@ Work = Callable[[str, Event], T]
 """(base URL, set when the user asks to end) -> a result."""
 
 
-class ServerError(Exception):
+class ServerLostError(Exception):
     """The server could not be kept running."""
 
 
@@ -31,7 +31,7 @@ def serve_while(
     """Start a server, do the work in a thread once it is ready, end the server; the work's result.
 
     Call it in the main thread. No process outlives the call. Raises what the work raises; KeyboardInterrupt when the
-    user ended the server before the work began; ServerError; ConfigError.
+    user ended the server before the work began; ServerLostError; ConfigError.
     """
     with private_folder(settings.process.state_dir) as folder:
         options = supervisor_options(settings, folder)
@@ -41,15 +41,17 @@ def serve_while(
 class _Run(Generic[T]):
     """One server and the thread that talks to it."""
 
-    def __init__(self, cluster: Cluster, options: SupervisorOptions, work: Work[T], say: Callable[[str], None]) -> None:
-        self._url = cluster.base_url
+    def __init__(
+        self, deployment: Deployment, options: SupervisorOptions, work: Work[T], say: Callable[[str], None]
+    ) -> None:
+        self._url = deployment.base_url
         self._work = work
         self._say = say
         self._stopping = Event()
         self._outcome: Future[T] = Future()
         self._thread = Thread(target=self._perform, name="work", daemon=True)
         self._given_up: str | None = None
-        self._supervisor = Supervisor(cluster.children, options, self._hear)
+        self._supervisor = Supervisor(deployment.children, options, self._hear)
 
     def result(self) -> T:
         code = self._supervisor.run()
@@ -57,7 +59,7 @@ class _Run(Generic[T]):
         if self._thread.ident is not None:
             self._thread.join(_LAST_WORDS_S)
         if self._given_up is not None:
-            raise (ConfigError if code is Exit.CONFIG else ServerError)(self._given_up)
+            raise (ConfigError if code is Exit.CONFIG else ServerLostError)(self._given_up)
         if not self._outcome.done():
             raise KeyboardInterrupt
         return self._outcome.result()

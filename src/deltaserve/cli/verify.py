@@ -15,7 +15,7 @@ from rich.table import Table
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli.compose import Checkpoint
-from deltaserve.cli.verify_client import Answer, Score, ServerClient, VerifyError
+from deltaserve.cli.verify_client import Score, ServerClient, TokenCompletion, VerifyError
 from deltaserve.cli.verify_reference import TransformersReference
 from deltaserve.layout.dtype import DType
 
@@ -50,7 +50,7 @@ class Case:
 
     name: str
     prompt: tuple[int, ...]
-    answer: Answer
+    answer: TokenCompletion
     is_greedy: bool = True
 
 

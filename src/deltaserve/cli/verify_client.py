@@ -19,7 +19,7 @@ class VerifyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TokenCompletion:
     """A completion of token ids."""
 
     tokens: tuple[int, ...]
@@ -67,14 +67,14 @@ class ServerClient:
         found: list[int] = self._call("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
         return found
 
-    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: object) -> Answer:
+    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: object) -> TokenCompletion:
         """Greedy unless told. Raises VerifyError."""
         body = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "logprobs": 0, **fields}
         body |= {"return_token_ids": True, "timings": True, "cache_salt": self._salt, "model": self.model}
         reply = self._call("POST", "/v1/completions", body)
         choice, timings = reply["choices"][0], reply["usage"]["timings"][0]
         listed = choice.get("prompt_logprobs") or [None]
-        return Answer(
+        return TokenCompletion(
             tokens=tuple(choice["token_ids"]),
             logprobs=tuple(choice["logprobs"]["token_logprobs"]),
             prompt_logprobs=tuple(e[str(t)]["logprob"] for t, e in zip(prompt[1:], listed[1:], strict=False)),

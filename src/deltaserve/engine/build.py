@@ -7,7 +7,7 @@ from pathlib import Path
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.engine.process import Parts
+from deltaserve.engine.process import WorkerParts
 from deltaserve.engine.spec import WorkerSpec, read_secret
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.instance.api import Instance, InstanceConfig
@@ -29,7 +29,7 @@ _WARM_UP = PeerName("warm-up")
 """No peer: names of peers are those of instances."""
 
 
-def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
+def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> WorkerParts:
     """Loads the weights and allocates the pools. Raises ConfigError."""
     path = Path(spec.model_path)
     model = load_spec(path, spec.model_overrides)
@@ -48,7 +48,7 @@ def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) 
     def open_plane() -> DataPlane:
         return _open_plane(spec, boot, executor, cache)
 
-    return Parts(make_instance(config), executor, open_plane)
+    return WorkerParts(make_instance(config), executor, open_plane)
 
 
 def make_instance(config: InstanceConfig) -> Instance:

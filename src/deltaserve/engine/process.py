@@ -36,7 +36,7 @@ _SWITCH_INTERVAL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WorkerParts:
     """What makes a worker this worker."""
 
     instance: Instance
@@ -45,7 +45,7 @@ class Parts:
     """Called in the transfer thread."""
 
 
-Build = Callable[[WorkerSpec, Boot, Callable[[str], None]], Parts]
+Build = Callable[[WorkerSpec, Boot, Callable[[str], None]], WorkerParts]
 """(spec, boot, report progress) -> parts. Raises ConfigError."""
 
 

@@ -37,7 +37,7 @@ _REFUSALS: dict[int, str] = {
 """Failures of a handshake that only a peer of another configuration causes. Probes and scans cause others."""
 
 
-class Sent(Enum):
+class SendOutcome(Enum):
     """What became of a frame."""
 
     ACCEPTED = "accepted"
@@ -72,14 +72,14 @@ class Listener:
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.url.rpartition(":")[2])
 
-    def send(self, connection: bytes, frame: bytes) -> Sent:
+    def send(self, connection: bytes, frame: bytes) -> SendOutcome:
         outbox = self._outboxes.get(connection)
         if outbox is None:
             outbox = self._outboxes[connection] = Outbox(self._limits.outbox_bytes)
             if len(self._outboxes) > self._limits.max_names:
                 self._outboxes.popitem(last=False)
         sent = _send(self.socket, [connection, frame], outbox)
-        if sent is Sent.NO_LINK:
+        if sent is SendOutcome.NO_LINK:
             del self._outboxes[connection]
         return sent
 
@@ -124,7 +124,7 @@ class Dialer:
             self.close(linger_ms=0)
             raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
 
-    def send(self, frame: bytes) -> Sent:
+    def send(self, frame: bytes) -> SendOutcome:
         return _send(self.socket, [frame], self._outbox)
 
     def close(self, linger_ms: int = _HANG_UP_LINGER_MS) -> None:
@@ -216,21 +216,21 @@ def _close(socket: Socket, monitor: Socket, linger_ms: int) -> None:
     socket.close(linger=linger_ms)
 
 
-def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> Sent:
+def _send(socket: Socket, parts: list[bytes], outbox: Outbox) -> SendOutcome:
     num_bytes = len(parts[-1])
     try:
         if num_bytes < TRACKED_BYTES:
             socket.send_multipart(parts, zmq.NOBLOCK)
-            return Sent.ACCEPTED
+            return SendOutcome.ACCEPTED
         if not outbox.admits(num_bytes):
-            return Sent.FULL
+            return SendOutcome.FULL
         tracker = socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
     except zmq.Again:
-        return Sent.STUCK
+        return SendOutcome.STUCK
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
-            return Sent.NO_LINK
+            return SendOutcome.NO_LINK
         raise
     if tracker is not None:
         outbox.add(tracker, num_bytes)
-    return Sent.ACCEPTED
+    return SendOutcome.ACCEPTED

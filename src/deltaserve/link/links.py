@@ -13,7 +13,7 @@ import zmq
 
 from deltaserve.base.errors import ConfigError, ProtocolError
 from deltaserve.base.ids import PeerName
-from deltaserve.link.ends import Context, Dialer, Listener, Sent, Socket, receive_parts
+from deltaserve.link.ends import Context, Dialer, Listener, SendOutcome, Socket, receive_parts
 from deltaserve.link.limits import LinkLimits, LinkStats
 from deltaserve.link.security import LinkSecurity
 from deltaserve.link.strikes import LinkKey, Strikes
@@ -201,38 +201,38 @@ class Links:
             self._log.warn(f"to {peer}: {error}")
             return False
         sent = self._hand_over(peer, frame)
-        if sent is Sent.ACCEPTED:
+        if sent is SendOutcome.ACCEPTED:
             self.stats.sent += 1
-        elif sent is Sent.NO_LINK:
+        elif sent is SendOutcome.NO_LINK:
             self.stats.dropped_no_link += 1
         else:
             self.stats.dropped_full += 1
-        return sent is Sent.ACCEPTED
+        return sent is SendOutcome.ACCEPTED
 
-    def _hand_over(self, peer: PeerName, frame: bytes) -> Sent:
+    def _hand_over(self, peer: PeerName, frame: bytes) -> SendOutcome:
         dialer = self._dialled.get(peer)
         if dialer is not None:
             sent = dialer.send(frame)
-            return self._redial(peer, dialer.url, frame) if sent is Sent.STUCK else sent
+            return self._redial(peer, dialer.url, frame) if sent is SendOutcome.STUCK else sent
         if self._listener is None:
-            return Sent.NO_LINK
+            return SendOutcome.NO_LINK
         for connection in self._routes.get(peer, ()):
             sent = self._listener.send(connection, frame)
-            if sent is not Sent.NO_LINK:
+            if sent is not SendOutcome.NO_LINK:
                 return sent
         self._routes.pop(peer, None)
-        return Sent.NO_LINK
+        return SendOutcome.NO_LINK
 
-    def _redial(self, peer: PeerName, url: str, frame: bytes) -> Sent:
+    def _redial(self, peer: PeerName, url: str, frame: bytes) -> SendOutcome:
         """Give a connection up that takes no frame, and its frames with it; not more often than every `redial_s`."""
         if self._clock() - self._dialled_at[peer] < self._limits.redial_s:
-            return Sent.STUCK
+            return SendOutcome.STUCK
         self.stats.redialled += 1
         self._log.warn(f"the link to {peer} takes no frame: dialled again")
         self._close_dialled(peer)
         self.dial(PeerAddress(name=peer, url=url))
         dialer = self._dialled.get(peer)
-        return Sent.NO_LINK if dialer is None else dialer.send(frame)
+        return SendOutcome.NO_LINK if dialer is None else dialer.send(frame)
 
     def _note_source(self, key: LinkKey, name: PeerName) -> None:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""

@@ -17,7 +17,7 @@ HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """One tensor of a checkpoint."""
 
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Part:
     """Parts it fills: itself, or for a tensor that fuses several (experts), all of those."""
 
 
-def tensor_parts(spec: ModelSpec) -> dict[str, Part]:
+def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
     table = (spec.vocab_size, spec.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": table, "norm.weight": (spec.hidden_size,)}
@@ -35,7 +35,7 @@ def tensor_parts(spec: ModelSpec) -> dict[str, Part]:
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in _attention(spec).items()}
         if not spec.is_moe(layer):
             shapes |= {f"layers.{layer}.mlp.{name}": shape for name, shape in _dense(spec).items()}
-    parts = {name: Part(shape, (name,)) for name, shape in shapes.items()}
+    parts = {name: TensorPart(shape, (name,)) for name, shape in shapes.items()}
     if spec.moe is not None:
         for layer in sorted(spec.moe.layers):
             parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
@@ -66,20 +66,20 @@ def _dense(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, Part]:
+def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
     count, inner = moe.num_experts, moe.intermediate_size
-    parts = {f"{prefix}.gate.weight": Part((count, hidden), (f"{prefix}.gate.weight",))}
+    parts = {f"{prefix}.gate.weight": TensorPart((count, hidden), (f"{prefix}.gate.weight",))}
     up_names: list[str] = []
     down_names: list[str] = []
     for expert in range(count):
         names = [f"{prefix}.experts.{expert}.{kind}_proj.weight" for kind in ("gate", "up", "down")]
         shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-        parts |= {name: Part(shape, (name,)) for name, shape in zip(names, shapes, strict=True)}
+        parts |= {name: TensorPart(shape, (name,)) for name, shape in zip(names, shapes, strict=True)}
         up_names += names[:2]
         down_names.append(names[2])
-    parts[f"{prefix}.experts.gate_up_proj"] = Part((count, 2 * inner, hidden), tuple(up_names))
-    parts[f"{prefix}.experts.down_proj"] = Part((count, hidden, inner), tuple(down_names))
+    parts[f"{prefix}.experts.gate_up_proj"] = TensorPart((count, 2 * inner, hidden), tuple(up_names))
+    parts[f"{prefix}.experts.down_proj"] = TensorPart((count, hidden, inner), tuple(down_names))
     return parts
 
 
@@ -88,7 +88,7 @@ class Inventory:
     """Books which tensors were found. Each is found once; none is missing."""
 
     family: Family
-    parts: Mapping[str, Part]
+    parts: Mapping[str, TensorPart]
     index: Mapping[str, str]
     """Tensor |-> file, as the folder's index says; empty without one."""
     num_values: int = 0

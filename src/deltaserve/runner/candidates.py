@@ -18,7 +18,7 @@ _GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SamplingLimits:
     """Of n rows that draw, each [n, 1] on the device of the logits."""
 
     temperature: Tensor  # float32
@@ -30,7 +30,9 @@ class Limits:
     """Whether some row has a top_p of the whole vocabulary's weight."""
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[SamplingParams, float]], vocab_size: int, device: torch.device) -> "Limits":
+    def of(
+        cls, rows: Sequence[tuple[SamplingParams, float]], vocab_size: int, device: torch.device
+    ) -> "SamplingLimits":
         """`rows`: parameters and point of each."""
 
         def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -47,7 +49,7 @@ class Limits:
         )
 
 
-def draw_among(logits: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+def draw_among(logits: Tensor, limits: SamplingLimits) -> tuple[Tensor, Tensor]:
     """logits [n, V] float32 -> token of each row [n] int64, and whether all it could have drawn were candidates [n]."""
     values, ids = _largest(logits, min(NUM_CANDIDATES, logits.shape[1]))  # [n, C], largest first
     values = values.clamp(max=torch.finfo(values.dtype).max)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from deltaserve.base.ids import RowId
 from deltaserve.device.attention import Batch, Query, Shared
-from deltaserve.runner.rows import Row
+from deltaserve.runner.row_state import Row
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues
 
 _UINT32_LE = np.dtype("<u4")

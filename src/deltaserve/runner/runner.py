@@ -24,7 +24,7 @@ from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
 from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs, step_inputs
-from deltaserve.runner.rows import Row
+from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.runner.scratch import LOGPROB_POSITIONS
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult

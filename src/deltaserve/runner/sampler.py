@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
-from deltaserve.runner.candidates import Limits, draw_among
+from deltaserve.runner.candidates import SamplingLimits, draw_among
 from deltaserve.runner.randomness import uniform
-from deltaserve.runner.rows import History
+from deltaserve.runner.row_state import History
 
 _COLDEST = 1e-5
 """Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
@@ -123,7 +123,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         tokens |= zip(greedy, _lines(logits, greedy).argmax(-1).tolist(), strict=True)
     limited = [index for index in range(len(rows)) if index not in tokens and _is_limited(rows[index].params, vocab)]
     if limited:
-        limits = Limits.of([(rows[i].params, _point(rows[i])) for i in limited], vocab, logits.device)
+        limits = SamplingLimits.of([(rows[i].params, _point(rows[i])) for i in limited], vocab, logits.device)
         found, complete = draw_among(_lines(logits, limited), limits)
         drawn = zip(limited, found.tolist(), complete.tolist(), strict=True)
         tokens |= {index: token for index, token, is_certain in drawn if is_certain}

@@ -10,7 +10,7 @@ from deltaserve.request.client import Limits
 from deltaserve.server.completions import too_long
 from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import Items, Part, at_most
-from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, check_model, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.read import parse_object
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.template import TemplateError
@@ -73,15 +73,15 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens exclude each other")
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    budget = Budget("messages", param, wanted, asker.settings.default_max_tokens)
-    budget.check(asker.limits)
+    limit = OutputLimit("messages", param, wanted, asker.settings.default_max_tokens)
+    limit.check(asker.limits)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
     options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
     messages = template_messages(body.messages, asker.limits)
     prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
+    asked = Asked(limit.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
     return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"), OutputOptions())
 
 

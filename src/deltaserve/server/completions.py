@@ -6,7 +6,7 @@ from pydantic import Field, WithJsonSchema
 
 from deltaserve.request.client import Limits
 from deltaserve.server.errors import ApiError, excerpt, invalid
-from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, check_model, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.text import TextCodec
 
@@ -33,15 +33,15 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
     least = 0 if body.echo or body.prompt_logprobs is not None else 1
-    budget = Budget("prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
-    budget.check(asker.limits)
+    limit = OutputLimit("prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
+    limit.check(asker.limits)
     prompts = read_prompts(
         body.prompt, asker.codec, asker.limits, add_special_tokens=body.add_special_tokens is not False
     )
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
-    asked = [Asked(budget.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts]
+    asked = [Asked(limit.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts]
     return compose(body, asker, prompts, asked, new_id("cmpl-"), OutputOptions(echo=bool(body.echo)))
 
 

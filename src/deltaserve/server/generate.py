@@ -13,7 +13,7 @@ from deltaserve.server.errors import ApiError, invalid, unsupported
 from deltaserve.server.fields import MAX_HINT_BYTES, parse
 from deltaserve.server.fields import Body as Fields
 from deltaserve.server.formats import Body, finite
-from deltaserve.server.jobs import Asker, Budget, Common, Job, OutputOptions, Prompt, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
 from deltaserve.server.stream import Piece
 from deltaserve.server.text import TextCodec
@@ -54,15 +54,17 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     if fields.n not in (None, 1):
         raise unsupported("sampling_params.n", "one sample for each request; use /v1/completions for n > 1")
     prompt_param = "text" if body.input_ids is None else "input_ids"
-    budget = Budget(prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS, least=0)
-    budget.check(asker.limits)
+    limit = OutputLimit(
+        prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS, least=0
+    )
+    limit.check(asker.limits)
     prompt = _prompt(body, asker)
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     start = body.logprob_start_len if body.logprob_start_len != -1 else None
     if start is not None and start >= len(prompt.tokens):
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
-    asked = Asked(budget.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
+    asked = Asked(limit.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
     own = OutputOptions(
         input_logprobs_from=None if input_logprobs is None else start,
         text_in_logprobs=bool(body.return_text_in_logprobs),

@@ -118,7 +118,7 @@ def salted(namespace: Namespace, salt: str | None) -> Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class OutputLimit:
     """How many output tokens a request asks for, and under which names."""
 
     prompt_param: str

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from deltaserve.base.metrics import HELP, Sample, read_samples
+from deltaserve.base.metrics import HELP, MetricSample, read_samples
 
 Stats = Callable[[], Mapping[str, object]]
 
@@ -39,33 +39,33 @@ class EngineMetrics(Collector):
         return families.values()
 
 
-def _samples(stats: Mapping[str, object]) -> Iterator[Sample]:
+def _samples(stats: Mapping[str, object]) -> Iterator[MetricSample]:
     for key, name in _OWN.items():
         if isinstance(value := stats.get(key), bool | int | float):
-            yield Sample(name, {}, float(value))
+            yield MetricSample(name, {}, float(value))
     for event, count in _numbers(stats.get("counts")).items():
-        yield Sample("deltaserve_front_events_total", {"event": event}, count)
+        yield MetricSample("deltaserve_front_events_total", {"event": event}, count)
     yield from _labelled(_numbers(stats.get("links")), _FRONT)
     workers = stats.get("workers")
     for worker in workers if isinstance(workers, list) else []:
         yield from _of_worker(worker)
 
 
-def _of_worker(worker: Mapping[str, object]) -> Iterator[Sample]:
+def _of_worker(worker: Mapping[str, object]) -> Iterator[MetricSample]:
     labels = {"instance": str(worker["name"]), "role": str(worker["role"])}
-    yield Sample("deltaserve_worker_up", labels, float(worker.get("state") == "ready"))
-    yield Sample("deltaserve_worker_breaker_open", labels, float(worker.get("breaker") == "open"))
+    yield MetricSample("deltaserve_worker_up", labels, float(worker.get("state") == "ready"))
+    yield MetricSample("deltaserve_worker_breaker_open", labels, float(worker.get("breaker") == "open"))
     for key in ("rooms", "resident_keys"):
         if isinstance(value := worker.get(key), int):
-            yield Sample(f"deltaserve_worker_{key}", labels, float(value))
+            yield MetricSample(f"deltaserve_worker_{key}", labels, float(value))
     status = worker.get("status")
     if isinstance(status, Mapping):
         yield from _labelled(_numbers(status.get("metrics")), labels)
 
 
-def _labelled(values: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Sample]:
+def _labelled(values: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[MetricSample]:
     for sample in read_samples(values):
-        yield Sample(sample.name, {**labels, **sample.labels}, sample.value)
+        yield MetricSample(sample.name, {**labels, **sample.labels}, sample.value)
 
 
 def _numbers(values: object) -> Mapping[str, float]:

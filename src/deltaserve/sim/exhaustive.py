@@ -18,7 +18,7 @@ from deltaserve.base.ids import PeerName, Room
 from deltaserve.request.request import Request
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import Shape
-from deltaserve.sim.faults import FRAME_FAULTS, WRITE_FAULTS, Copy, FaultKind, LinkFaults, WriteFaults
+from deltaserve.sim.faults import FRAME_FAULTS, WRITE_FAULTS, FaultKind, FrameCopy, LinkFaults, WriteFaults
 from deltaserve.sim.knobs import Knobs, Traffic
 from deltaserve.sim.process import SimWorker
 from deltaserve.sim.rig import Report, Run
@@ -65,7 +65,7 @@ class _Links(LinkFaults):
     number: int = 0
     ticket_frames: list[int] = field(default_factory=list)
 
-    def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[Copy]:
+    def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[FrameCopy]:
         self.number += 1
         if isinstance(decode(frame).body, _TICKET_FRAMES):
             self.ticket_frames.append(self.number)
@@ -117,7 +117,7 @@ def small_knobs() -> Knobs:
 class SmallRun(Run):
     """A run with given strikes and no other fault."""
 
-    def __init__(self, strikes: tuple[Strike, ...], on_event: "Recorder | None" = None) -> None:
+    def __init__(self, strikes: tuple[Strike, ...], on_event: "MomentRecorder | None" = None) -> None:
         faults: Counter[FaultKind] = Counter()
         frames = {s.at: s.kind for s in strikes if s.kind in FRAME_FAULTS}
         writes = {s.at: s.kind for s in strikes if s.kind in WRITE_FAULTS}
@@ -137,7 +137,7 @@ class SmallRun(Run):
             self._strike(strike.kind)
 
 
-class Recorder:
+class MomentRecorder:
     """Which moments a run had, and the digest of each event's state."""
 
     def __init__(self) -> None:
@@ -187,8 +187,8 @@ def run_small(strikes: tuple[Strike, ...]) -> Report:
     return SmallRun(strikes).judged()
 
 
-def record(strikes: tuple[Strike, ...] = ()) -> tuple[Report, Recorder]:
-    recorder = Recorder()
+def record(strikes: tuple[Strike, ...] = ()) -> tuple[Report, MomentRecorder]:
+    recorder = MomentRecorder()
     return SmallRun(strikes, recorder).judged(), recorder
 
 
@@ -222,7 +222,7 @@ class PairSweep:
     seen: set[tuple[bytes, FaultKind, int]] = field(default_factory=set)
     num_merged: int = 0
 
-    def second_strikes(self, first: Strike, recorder: Recorder) -> list[Strike]:
+    def second_strikes(self, first: Strike, recorder: MomentRecorder) -> list[Strike]:
         """Deaths worth trying after `first`, and every later fault of a ticket frame or write."""
         if recorder.moments is None:
             return []

@@ -108,7 +108,7 @@ _REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class FrameCopy:
     """One copy of a frame on its way."""
 
     frame: bytes
@@ -137,7 +137,7 @@ class LinkFaults:
         self.dead_until.clear()
         self.clogged_until.clear()
 
-    def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[Copy]:
+    def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[FrameCopy]:
         """The copies that will arrive."""
         connection = (src, dst)
         if now < self.dead_until.get(connection, 0.0):
@@ -147,11 +147,11 @@ class LinkFaults:
         if clogged_s > 0:
             delay += clogged_s
         if not self.rates or (self.sick is not None and self.sick not in connection):
-            return [Copy(frame, delay)]
+            return [FrameCopy(frame, delay)]
         copies = self._disturbed(frame, delay)
         past = self._past.setdefault(connection, deque(maxlen=_REMEMBERED))
         if past and self._strikes(FaultKind.REPLAY):
-            copies.append(Copy(self.chance.choose(past), delay))
+            copies.append(FrameCopy(self.chance.choose(past), delay))
         past.append(frame)
         return copies
 
@@ -162,7 +162,7 @@ class LinkFaults:
         self._busy_until[connection] = over
         return over - now
 
-    def _disturbed(self, frame: bytes, delay: float) -> list[Copy]:
+    def _disturbed(self, frame: bytes, delay: float) -> list[FrameCopy]:
         if self._strikes(FaultKind.DROP):
             return []
         if self._strikes(FaultKind.DELAY):
@@ -172,9 +172,9 @@ class LinkFaults:
             frame = frame[:at] + bytes([frame[at] ^ (1 + self.chance.below(255))]) + frame[at + 1 :]
         if self._strikes(FaultKind.OVERSIZE):
             frame = frame + bytes(LARGE_FRAME_BYTES)
-        copies = [Copy(frame, delay)]
+        copies = [FrameCopy(frame, delay)]
         if self._strikes(FaultKind.DUPLICATE):
-            copies.append(Copy(frame, delay + self.chance.exponential(0.01)))
+            copies.append(FrameCopy(frame, delay + self.chance.exponential(0.01)))
         return copies
 
     def _strikes(self, kind: FaultKind) -> bool:

@@ -24,7 +24,7 @@ from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
 from deltaserve.transfer.receiver import Ticket
-from deltaserve.transport.loopback import Landed
+from deltaserve.transport.loopback import WriteArrival
 
 _FREE = PageState.FREE.value
 
@@ -109,7 +109,7 @@ class Watch:
 
     # ------------------------------------------------------------ landings
 
-    def landed(self, landed: Landed) -> None:
+    def landed(self, landed: WriteArrival) -> None:
         """The fabric's observer."""
         writer, reader = landed.writer, landed.reader
         if not isinstance(writer, SimTransport) or not isinstance(reader, SimTransport):

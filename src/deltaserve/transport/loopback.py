@@ -63,7 +63,7 @@ def prompt(posted: Posted) -> Fate:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class WriteArrival:
     """Bytes arrived at `dst`. `dropped`: its endpoint was gone, so they did not enter its memory."""
 
     src: PeerName
@@ -77,11 +77,11 @@ class Landed:
     reader: "LoopbackTransport"
 
 
-Observer = Callable[[Landed], None]
+Observer = Callable[[WriteArrival], None]
 """Told of every landing, also of those that happen inside a `poll`."""
 
 
-def ignore(landed: Landed) -> None:
+def ignore(landed: WriteArrival) -> None:
     """The observer of a world nobody watches."""
 
 
@@ -239,7 +239,7 @@ class Fabric:
                 far.owner.memory[span.region][span.offset : span.offset + span.num_bytes] = write.bytes_of(index)
         reads_source = write.payload is None
         near, reader = write.near.owner, far.owner
-        self._observer(Landed(near.me, reader.me, write.id, copies, dropped, reads_source, near, reader))
+        self._observer(WriteArrival(near.me, reader.me, write.id, copies, dropped, reads_source, near, reader))
 
 
 class LoopbackTransport:

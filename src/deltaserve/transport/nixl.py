@@ -16,7 +16,7 @@ from deltaserve.base.extents import Copy, Region
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.bounds import check_metadata, check_write, index_remote
-from deltaserve.transport.nixl_endpoint import Endpoint, Write, agent_config, batches, memory_of
+from deltaserve.transport.nixl_endpoint import NixlEndpoint, Write, agent_config, batches, memory_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class NixlTransport:
         self._config = agent_config(options.progress_delay_us)
         self._can_fence = set(options.tls.split(",")) <= options.fenced_by_close
         self._regions: dict[RegionId, Region] = {}
-        self._endpoints: dict[PeerName, Endpoint] = {}
+        self._endpoints: dict[PeerName, NixlEndpoint] = {}
         self._writes: dict[WriteId, tuple[PeerName, Write]] = {}
         self._unfenced: set[PeerName] = set()
         self._broken: set[PeerName] = set()
@@ -98,7 +98,7 @@ class NixlTransport:
             raise TransportError(f"open {peer}: the transport is closed or has an endpoint for it")
         name = f"{self._prefix}.{next(self._opened)}>{peer}"
         try:
-            endpoint = Endpoint(name, peer, self._config, list(self._regions.values()))
+            endpoint = NixlEndpoint(name, peer, self._config, list(self._regions.values()))
         except TransportError:
             raise
         except Exception as error:  # the library's errors share no base class

@@ -90,7 +90,7 @@ class Write:
         self.handle: int | None = None
 
 
-class Endpoint:
+class NixlEndpoint:
     """Owns the agent for one peer, and all its handles. After `destroy` nothing else may be called."""
 
     def __init__(self, name: str, peer: PeerName, config: lib.nixlAgentConfig, regions: Sequence[Region]) -> None:

@@ -12,7 +12,7 @@ from deltaserve.base.errors import ConfigError, IntegrityError
 from deltaserve.base.ids import Boot, PeerName, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.engine.process import Parts, run_worker
+from deltaserve.engine.process import WorkerParts, run_worker
 from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, PeerDied, SendFrame
@@ -168,7 +168,7 @@ class EchoPlane:
         print("transport closed", file=sys.stderr)
 
 
-def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Parts:
+def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> WorkerParts:
     folder = spec.model_path
     if folder == "not-a-model":
         raise ConfigError("config.json: not found\nin the model folder")
@@ -179,7 +179,7 @@ def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Part
             raise ConfigError("no such network device")
         return EchoPlane(folder)
 
-    return Parts(EchoInstance(spec.name, boot, folder), EchoExecutor(folder), open_plane)
+    return WorkerParts(EchoInstance(spec.name, boot, folder), EchoExecutor(folder), open_plane)
 
 
 if __name__ == "__main__":

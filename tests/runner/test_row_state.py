@@ -8,7 +8,7 @@ from deltaserve.base.errors import StateError
 from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.runner.rows import Row
+from deltaserve.runner.row_state import Row
 from deltaserve.sched.plan import RowOpen
 
 CPU = torch.device("cpu")
