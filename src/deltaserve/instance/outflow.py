@@ -278,9 +278,9 @@ class Outflow:
         self.links.fence(peer)
 
     def leave_rooms(self) -> None:
-        """All rooms end without a word: their readers offer them elsewhere when they hear that this engine is over."""
+        """All rooms end: their readers have them computed elsewhere."""
         for room in list(self.rooms.values()):
-            self._end(room)
+            self._fail(room, FailReason.DRAINING, "prefill takes up another role")
 
     def drop_peer(self, peer: PeerName) -> None:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
