@@ -124,7 +124,5 @@ def test_the_demos_talk(server: Server) -> None:
         assert min(turn.cached_on_prefill, turn.cached_on_decode) > 800
         assert turn.bytes_moved < cold.bytes_moved / 10
     command = talk_commands(server.base_url, server.model)[0]
-    assert '"stream": true' in command
-    command = command.replace('"stream": true', '"stream": true, "max_tokens": 32')  # sampled: it may find no end
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "data: [DONE]" in done.stdout

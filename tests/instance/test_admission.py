@@ -121,6 +121,7 @@ def test_decode_computes_a_short_delta_itself_when_the_front_says_so(local_len: 
     asked = duo.serve([*range(1, 17), *range(60, 66)], 3)
     assert len(duo.sent(Offer, DECODE)) - before == num_offers
     assert asked.usage.decode_cached_len == 16
+    assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1 - num_offers
 
 
 def with_local_len(place: Callable[..., Placement], local_len: int) -> Callable[..., Placement]:

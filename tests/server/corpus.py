@@ -301,7 +301,7 @@ CHAT_ONLY: list[Bad] = [
     ("messages", _user(7), _V, "messages[0].content"),
     ("messages", _user("x" * 600), _C, None),
     ("messages", _user("x" * 1_000_000), _C, None),
-    ("max_completion_tokens", 5, _V, "max_tokens"),
+    ("max_completion_tokens", 6, _V, "max_tokens"),
     ("logprobs", 3, _V, None),
     ("top_logprobs", 3, _V, None),
     ("top_logprobs", 21, _V, None),

@@ -194,9 +194,9 @@ def talk_in_words(turns: Sequence[Turn]) -> str:
 def talk_commands(base_url: str, model: str) -> list[str]:
     """For a shell: a chat that comes word by word, the same at once, what the server counts."""
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    streamed: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
+    body: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
     return [
-        curl(f"{base_url}/v1/chat/completions", streamed).replace("curl -s", "curl -sN"),
-        curl(f"{base_url}/v1/chat/completions", {"model": model, "messages": messages, "timings": True}),
+        curl(f"{base_url}/v1/chat/completions", body | {"stream": True}).replace("curl -s", "curl -sN"),
+        curl(f"{base_url}/v1/chat/completions", body | {"timings": True}),
         f"curl -s {base_url}/metrics",
     ]

@@ -182,7 +182,7 @@ def _make_parser(command: str, description: str, options: Sequence[Option]) -> L
     parser = LineParser(f"deltaserve {command}", description, _EPILOG)
     parser.argument_default = argparse.SUPPRESS
     parser.usage = f"deltaserve {command} MODEL [options]"
-    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="folder of a checkpoint")
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="folder of a checkpoint, or GGUF file")
     files = parser.add_argument_group("configuration")
     files.add_argument("--config", action=_Once, metavar="FILE", help="YAML file of options, named as the flags are")
     files.add_argument("--dump-config", action=_Once, nargs=0, help="print the settings as YAML and end")

@@ -62,6 +62,8 @@ class Serving:
         self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
         self.is_draining = False
         self._outbox = ToFronts(links)
+        self._num_near = 0
+        """Prompts computed here although a prefill worker was there."""
 
     def requests(self) -> list[Request]:
         """Of all rooms."""
@@ -171,6 +173,7 @@ class Serving:
             return
         room = self.rooms.open(front, submit, now)
         if submit.prefill is None or self._is_near(room):
+            self._num_near += submit.prefill is not None
             self._compute_here(room)
         else:
             self.links.dial(submit.prefill, now)
@@ -402,5 +405,6 @@ class Serving:
     def metrics(self) -> dict[str, float]:
         return self.intake.metrics() | {
             "deltaserve_late_dones_total": self.receiver.late_dones,
+            "deltaserve_conditional_prefills_total": self._num_near,
             "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
         }

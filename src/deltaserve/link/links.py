@@ -157,7 +157,7 @@ class Links:
         elif peer not in self._refusing:
             self._refusing.add(peer)
             logging.getLogger(__name__).warning(
-                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker",
+                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker, or it hangs",
                 *(peer, dialer.url),
             )
 

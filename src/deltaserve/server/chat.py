@@ -69,8 +69,8 @@ class ChatBody(Common):
 def chat_job(body: ChatBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise invalid("max_tokens", "max_tokens and max_completion_tokens exclude each other")
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: the first is the second's old name")
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     limit = OutputLimit("messages", param, wanted, asker.settings.default_max_tokens)
