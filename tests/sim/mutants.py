@@ -181,7 +181,7 @@ MUTANTS = (
         "retracted_keeps_count",
         "D1",
         _SCHED,
-        "        self._give_back(request)\n        request.num_computed = request.num_finite = 0\n",
+        "        self._give_back(request)\n        request.start_over()\n",
         "        self._give_back(request)\n",
     ),
     # deadlock, identity

@@ -105,7 +105,8 @@ class Outflow:
             return False
         self._move(room, PrefillEvent.YIELD)
         request.truncate(room.num_tokens)
-        request.num_computed, room.first = 0, None
+        request.start_over()
+        room.first = None
         self.parts.scheduler.add(request)
         return True
 

@@ -148,6 +148,10 @@ class Request:
         del self.tokens[num_tokens * TOKEN_BYTES :]
         self.num_computed = min(self.num_computed, num_tokens)
 
+    def start_over(self) -> None:
+        """What was computed is not its own any more: it is matched, and computed, again."""
+        self.num_computed = self.num_finite = 0
+
     def grow_keys(self, seed: bytes, page_size: int, num_pages: int) -> None:
         """Make keys cover the first `num_pages` full pages. `seed` is key_0 of the namespace."""
         have = num_keys(self.keys)

@@ -731,7 +731,7 @@ class Scheduler:
         """Take everything from a running request; what it computed stays in the tree for its return."""
         self.share_computed(request)
         self._give_back(request)
-        request.num_computed = request.num_finite = 0
+        request.start_over()
         request.num_retractions += 1
         self.num_retractions += 1
         request.is_urgent = True
