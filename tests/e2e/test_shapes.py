@@ -226,8 +226,6 @@ def check_other_routers(model: Path, folder: Path, first: Api, parts: dict[str, 
             assert_true(model, prompt, api.complete(prompt, 6))
     _, stranger = another("stranger", cluster_key_file=str(stranger_key))
     stranger.wait_for_log("ends every handshake: another cluster key there")
-    for role in ("prefill", "decode"):
-        parts[role].wait_for_log("was refused: it has another cluster key")
     assert first.is_ready()
     assert second.is_ready()
     stranger.end()

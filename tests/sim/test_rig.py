@@ -37,7 +37,7 @@ KEPT_SEEDS = {
     5019119: "a frame of long ago made decode look for a moved prefill worker where it had been, for ever",
     6622: "a ticket without pages, of a peer that cannot be fenced, was never over",
     17953881860043: "a late request stalled the queue, and earlier ones behind it held what it waited for",
-    17953915110682: "a prompt computed ahead yielded, and of its pages computed anew some passed for finite that were not",
+    17953915110682: "a prompt computed ahead yielded: pages computed anew passed for finite and were not",
     7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""

@@ -6,14 +6,14 @@ is counted, logged at a bounded rate, and dropped.
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from deltaserve.base.errors import ConfigError, ProtocolError
 from deltaserve.base.ids import PeerName
-from deltaserve.link.ends import Context, Dialer, Listener, SendOutcome, Socket, receive_parts
+from deltaserve.link.ends import Change, Context, Dialer, Listener, SendOutcome, Socket, receive_parts
 from deltaserve.link.limits import LinkLimits, LinkStats
 from deltaserve.link.security import LinkSecurity
 from deltaserve.link.strikes import LinkKey, Strikes
@@ -21,8 +21,8 @@ from deltaserve.wire.codec import decode, encode
 from deltaserve.wire.messages import Envelope, PeerAddress
 
 _LOG_EVERY_S = 5.0
-_REFUSAL_LOG_EVERY_S = 300.0
-"""Who is refused tries again several times a second."""
+_REFUSED_OFTEN = 3
+"""Handshakes in a row: a peer that is being started or killed ends one."""
 _DEFAULT_LIMITS = LinkLimits()
 _ROUTES_OF_A_NAME = 2
 """Connections remembered: a process that dials anew is heard over the former one for a moment longer."""
@@ -60,10 +60,8 @@ class Links:
         """Name |-> the listener's connection it was last seen on."""
         self._strikes = Strikes(limits, clock)
         self._log = _RareLog(clock, _LOG_EVERY_S)
-        self._refusing: set[PeerName] = set()
-        """Dialled peers of which it was logged that they end every handshake."""
-        self._refusals: dict[str, _RareLog] = {}
-        """Per reason for which connections to the listener are refused."""
+        self._refused: Counter[PeerName] = Counter()
+        """Handshakes in a row that ended before a dialled peer was there, over redials too."""
 
     # ------------------------------------------------------------ connections
 
@@ -94,6 +92,8 @@ class Links:
             self._log.warn(f"peer {name}: {error}")
             return
         self._close_dialled(name)
+        if known is not None:
+            self._refused.pop(name, None)
         self._dialled[name] = dialer
         self._dialled_at[name] = self._clock()
         self._names[dialer.socket] = name
@@ -101,6 +101,7 @@ class Links:
     def hang_up(self, peer: PeerName) -> None:
         """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
         self._close_dialled(peer)
+        self._refused.pop(peer, None)
         self._routes.pop(peer, None)
 
     def _close_dialled(self, peer: PeerName) -> None:
@@ -108,7 +109,6 @@ class Links:
         if dialer is not None:
             del self._names[dialer.socket], self._dialled_at[peer]
             self._strikes.forget(peer)
-            self._refusing.discard(peer)
             dialer.close()
 
     def close(self, linger_ms: int = 0) -> None:
@@ -133,32 +133,29 @@ class Links:
 
     def monitors(self) -> list[Socket]:
         """Readable when `take_broken` has something to tell. They change as `sockets` does."""
-        listening = [self._listener.monitor] if self._listener is not None else []
-        return listening + [dialer.monitor for dialer in self._dialled.values()]
+        return [dialer.monitor for dialer in self._dialled.values()]
 
     def take_broken(self) -> list[PeerName]:
         """Dialled peers whose connection ended since this was last asked: they are dialled again, and may be gone.
 
-        Handshakes that fail, on either side, are logged.
+        One that ends handshake after handshake is logged.
         """
-        broken = [name for name, dialer in self._dialled.items() if dialer.take_broken()]
-        for name in broken:
-            self._note_refusal(name, self._dialled[name])
-        if self._listener is not None:
-            for why in self._listener.take_refusals():
-                log = self._refusals.setdefault(why, _RareLog(self._clock, _REFUSAL_LOG_EVERY_S))
-                log.warn(f"a connection to {self._listener.url} was refused: {why}")
-        return broken
+        changes = {name: dialer.take_changes() for name, dialer in self._dialled.items()}
+        for name, of_one in changes.items():
+            for change in of_one:
+                self._count_refusal(name, change)
+        return [name for name, of_one in changes.items() if {Change.DOWN, Change.REFUSED} & set(of_one)]
 
-    def _note_refusal(self, peer: PeerName, dialer: Dialer) -> None:
-        """Once, until a handshake succeeds."""
-        if not dialer.is_refused:
-            self._refusing.discard(peer)
-        elif peer not in self._refusing:
-            self._refusing.add(peer)
+    def _count_refusal(self, peer: PeerName, change: Change) -> None:
+        if change is not Change.REFUSED:
+            self._refused.pop(peer, None)
+            return
+        self._refused[peer] += 1
+        if self._refused[peer] == _REFUSED_OFTEN:
             logging.getLogger(__name__).warning(
-                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker, or it hangs",
-                *(peer, dialer.url),
+                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker, or it "
+                "hangs",
+                *(peer, self._dialled[peer].url),
             )
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> list[Socket]:
