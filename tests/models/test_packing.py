@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from deltaserve.models.layers import product
+from deltaserve.models.layers import packed_rows, product
 from deltaserve.models.packing import pack, packing_pays
 
 
@@ -32,3 +32,17 @@ def test_packed_product(dtype: torch.dtype, num_tokens: int, biased: bool) -> No
 def test_what_is_packed(capability: str, packed: set[torch.dtype]) -> None:
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     assert {dtype for dtype in dtypes if packing_pays(dtype, capability)} == packed
+
+
+def test_lengths_of_packed_products_are_few() -> None:
+    """The CPU's matrix library keeps generated code for each."""
+    lengths = [packed_rows(num_rows) for num_rows in range(1, 2049)]
+    assert all(num_rows <= length for num_rows, length in enumerate(lengths, start=1))
+    assert len(set(lengths)) < 64
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 130])
+@torch.inference_mode()
+def test_rows_that_fill_up_change_nothing(num_rows: int) -> None:
+    weight, x = torch.randn(24, 16), torch.randn(num_rows, 16)
+    torch.testing.assert_close(product(x, pack(weight)), functional.linear(x, weight), atol=1e-4, rtol=1e-4)

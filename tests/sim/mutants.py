@@ -437,3 +437,15 @@ MUTANTS = (
     Mutant("fences_again", "A10", _SERVING, "        self.receiver.fencing(peer)\n", ""),
     Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),
 )
+
+
+UNFOUND = frozenset(
+    {
+        "retracted_keeps_count",
+        "frame_for_a_former_life",
+        "grant_counts_an_older_prefix",
+        "granted_without_the_second_pool",
+    }
+)
+"""Planted faults that the simulator found until lifetimes and changes of role changed what its seeds draw, and has not
+found since in 2,500 runs each (the first in 8,500): to be searched on, or shown to be harmless now."""

@@ -29,7 +29,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_transfer_bytes_sent_total": "Bytes that prefill posted",
     "deltaserve_transfer_bytes_landed_total": "Bytes that decode accepted",
     "deltaserve_late_dones_total": "Notifications of chunks whose ticket was over: their pages were not used",
-    "deltaserve_conditional_prefills_total": "Prompts decode computed itself though prefill was there (--conditional-prefill)",
+    "deltaserve_conditional_prefills_total": "Prompts decode computed itself though prefill was there",
     "deltaserve_draining_bytes": "Bytes that writers still have on their way to withdrawn pages, as they said last",
     "deltaserve_quarantine_age_seconds": "How long the oldest page has waited for a proof that nobody writes it",
     "deltaserve_stale_frames_total": "Frames of boots or greetings that are over, ignored",
