@@ -6,6 +6,7 @@ import pytest
 
 from tests.chaos.soak import assert_kept, soak
 from tests.chaos.storm import WEIGHTS, make_storm
+from tests.chaos.watch import Memory
 
 SEED = 1
 STORM_S = 180.0
@@ -25,3 +26,15 @@ def test_a_storm_is_made_of_its_seed_alone_and_holds_every_kind() -> None:
     assert storm == make_storm(SEED, STORM_S) != make_storm(SEED + 1, STORM_S)
     assert {event.kind for event in storm} == set(WEIGHTS)
     assert all(event.at_s + event.seconds <= STORM_S for event in storm)
+
+
+@pytest.mark.parametrize("step_at_s", [61, 90, 120, 179])
+def test_a_step_of_memory_is_no_leak_and_a_leak_is_found_beside_it(step_at_s: int) -> None:
+    def resident(at_s: int, leak_mib_per_min: float) -> float:
+        return 300.0 + leak_mib_per_min * at_s / 60 + (at_s % 3) / 10 + (12.0 if at_s >= step_at_s else 0.0)
+
+    samples = [(float(at_s), {"steps": resident(at_s, 0.0), "leaks": resident(at_s, 4.0)}) for at_s in range(181)]
+    growth = Memory({"steps": 1, "leaks": 2}, samples).growth(warm_up_s=60.0)
+    assert growth["steps"].mib_per_min == pytest.approx(0.0, abs=0.1)
+    assert growth["leaks"].mib_per_min == pytest.approx(4.0, abs=0.7)
+    assert growth["leaks"].mib - growth["steps"].mib == pytest.approx(8.0, abs=1.0)

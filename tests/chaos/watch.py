@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -12,6 +14,7 @@ _SAMPLE_S = 1.0
 _LAG_PROBE_S = 0.05
 _NUM_COUNTS = 20
 _COUNT_S = 0.1
+_NUM_SPANS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,17 @@ async def settled_counts(pid: int) -> Counts:
     return Counts(min(c.descriptors for c in seen), min(c.threads for c in seen))
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Of resident memory. A leak grows in every span; a first matrix product of a new shape, or one more arena, is a
+    single step, which a line through all samples would take for a leak when the run is short."""
+
+    mib_per_min: float
+    """The median over the spans."""
+    mib: float
+    """From the first span to the last."""
+
+
 @dataclass(slots=True)
 class Memory:
     """Resident memory of processes that live through the whole run."""
@@ -52,19 +66,23 @@ class Memory:
             self.samples.append((time.monotonic() - began, now))
             await asyncio.sleep(_SAMPLE_S)
 
-    def slopes(self, warm_up_s: float) -> dict[str, float]:
-        """MiB per minute: the least squares line through all samples after the warm-up."""
-        points = [(at_s / 60, values) for at_s, values in self.samples if at_s >= warm_up_s]
-        return {name: _slope([(x, values[name]) for x, values in points]) for name in self.pids}
+    def growth(self, warm_up_s: float) -> dict[str, Growth]:
+        """Of every process after the warm-up: medians of samples at the ends of each of `_NUM_SPANS` spans."""
+        points = [(at_s, values) for at_s, values in self.samples if at_s >= warm_up_s]
+        span_s = (points[-1][0] - points[0][0]) / _NUM_SPANS
+        return {name: _growth([(x, values[name]) for x, values in points], span_s) for name in self.pids}
 
     def last(self) -> dict[str, float]:
         return self.samples[-1][1]
 
 
-def _slope(points: list[tuple[float, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+def _growth(points: list[tuple[float, float]], span_s: float) -> Growth:
+    first_s = points[0][0]
+    levels = [
+        median(mib for at_s, mib in points if abs(at_s - first_s - edge * span_s) <= span_s / 2)
+        for edge in range(_NUM_SPANS + 1)
+    ]
+    return Growth(median(b - a for a, b in pairwise(levels)) / span_s * 60, levels[-1] - levels[0])
 
 
 @dataclass(slots=True)
