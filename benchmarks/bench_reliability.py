@@ -38,7 +38,7 @@ from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSetting
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.session import serve_while
-from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.worker_spec import WorkerSpec
 
 MODEL = ROOT / "models" / "recall-micro"
 PAGE, CHUNK = 16, 16

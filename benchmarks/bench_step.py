@@ -23,10 +23,10 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.device.kv_pool import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.layers import product
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.packing import pack
-from deltaserve.models.spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
 

@@ -64,13 +64,6 @@ LAZY_IMPORTS: dict[str, str] = {
 }
 """Modules that may import by name at run time, with the reason. In-function import statements: none."""
 
-SHARED_NAMES = {
-    *("Asked", "Part", "Piece", "Progress", "Starting", "Verdict"),
-    *("client.py", "completions.py", "config.py", "errors.py", "events.py", "fields.py", "limits.py", "memory.py"),
-    *("metrics.py", "process.py", "serve.py", "settings.py", "spec.py", "stream.py"),
-}
-"""Names of classes and files that more than one package has. None may be added."""
-
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 
@@ -313,7 +306,7 @@ def test_no_import_cycles() -> None:
 
 
 def test_names_are_unique_across_packages() -> None:
-    assert shared_names(MODULES) == SHARED_NAMES
+    assert shared_names(MODULES) == set()
 
 
 def test_sizes() -> None:

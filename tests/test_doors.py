@@ -47,7 +47,7 @@
   tests/instance/test_hits.py::test_namespaces_share_nothing_on_either_side
 9 No shared memory has a name; only pages can be written from outside, and by living peers only.
   tests/test_doors.py::test_sources_share_no_memory_by_name
-  tests/device/test_memory.py::test_regions_name_real_memory
+  tests/device/test_page_memory.py::test_regions_name_real_memory
   tests/e2e/test_service.py::test_no_process_shares_memory_by_name
   tests/e2e/test_nixl_fence.py
 10 Warm-up and probes say what they are; no value is magic.
@@ -77,7 +77,7 @@ from deltaserve.base.ids import Namespace
 from deltaserve.cli.dispatch import COMMANDS
 from deltaserve.cli.doctor_machine import check_doors
 from deltaserve.cli.options import read_options
-from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.server.app import create_admin_app, create_app
 from deltaserve.server.settings import ApiKey, ServerSettings
 from deltaserve.server.text import TextCodec

@@ -10,7 +10,7 @@ from deltaserve.base.metrics import HELP, read_samples
 from deltaserve.engine.build import make_instance
 from deltaserve.engine.exits import Exit
 from deltaserve.link.limits import LinkStats
-from deltaserve.server.metrics import ServerMetrics
+from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.sim.cluster import Shape, worker_config
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()

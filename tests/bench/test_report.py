@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deltaserve.bench.client import Measurement
+from deltaserve.bench.load_client import Measurement
 from deltaserve.bench.record import Arrival, RequestRecord
 from deltaserve.bench.report import as_json, distribution, percentile, print_summary, summarize
 

@@ -24,7 +24,7 @@ from deltaserve.cli.front_process import FrontWorker, front_child
 from deltaserve.cli.serve import cluster_secret, front_spec
 from deltaserve.engine.child import Child, ChildSpec
 from deltaserve.engine.log_file import LogFile
-from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.link.notices import PeerDown, Ready, Welcome
 from tests.chaos.proxy import FAIR, Proxy
 from tests.e2e.server import ROOT, is_held

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.worker_spec import WorkerSpec
 from tests.chaos.cluster import MODEL, NUM_PAGES, Cluster, running, worker_metrics
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, make_questions
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.settings import load
+from deltaserve.cli.settings_merge import load
 
 M = "models/tiny"
 

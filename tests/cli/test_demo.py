@@ -14,7 +14,7 @@ from rich.table import Table
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.bench.client import Measurement
+from deltaserve.bench.load_client import Measurement
 from deltaserve.bench.record import Arrival, RequestRecord
 from deltaserve.bench.report import summarize
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec

@@ -3,7 +3,7 @@
 import pytest
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.settings import load
+from deltaserve.cli.settings_merge import load
 
 M = "models/tiny"
 

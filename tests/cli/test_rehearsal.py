@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.cli.main import main
-from deltaserve.cli.settings import load
+from deltaserve.cli.settings_merge import load
 
 ROLES = ("serve", "prefill", "decode", "router")
 

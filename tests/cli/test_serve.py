@@ -7,7 +7,7 @@ import msgspec
 from deltaserve.base.config import Settings
 from deltaserve.cli.front_process import FrontSpec
 from deltaserve.cli.serve import compose
-from deltaserve.engine.spec import read_spec
+from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
 

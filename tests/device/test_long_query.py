@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deltaserve.device import limits, long_query
+from deltaserve.device import long_query, scratch_limits
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, check_against_plain
 
@@ -17,7 +17,7 @@ def test_any_block_size(
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(long_query, "CAUSAL_POSITIONS", causal)
-    monkeypatch.setitem(limits.SCORE_BYTES, "cpu", score_bytes)
+    monkeypatch.setitem(scratch_limits.SCORE_BYTES, "cpu", score_bytes)
     monkeypatch.setattr(long_query, "MAX_POSITIONS", positions)
     monkeypatch.setattr(long_query, "MAX_KEYS", keys)
     check_against_plain(Shape(kv_heads=5, dtype=dtype, kv_dtype=dtype), (200, 60, 150), (20, 60, 137))

@@ -8,7 +8,7 @@ import torch
 
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from tests.e2e.server import Answer
 from tests.runner.world import TOLERANCE, reference_logprobs
 

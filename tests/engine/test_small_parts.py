@@ -17,8 +17,8 @@ from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import Ended
 from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.spec import read_secret, read_spec, worker_environment
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+from deltaserve.engine.worker_spec import read_secret, read_spec, worker_environment
 from deltaserve.instance.api import InstanceOptions
 from tests.engine.workers import SECRET, write_worker
 

@@ -12,7 +12,7 @@ from typing import Any
 from deltaserve.base.ids import PeerName, Role
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.engine.spec import WorkerSpec, write_spec
+from deltaserve.engine.worker_spec import WorkerSpec, write_spec
 from deltaserve.layout.dtype import DType
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope, Finished, PeerAddress, Submit, Tokens

@@ -4,7 +4,7 @@ import pytest
 
 from deltaserve.base.tokens import token_len
 from deltaserve.sim.cluster import Shape
-from deltaserve.sim.memory import STAMP_BYTES
+from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.wire.messages import Grant
 from tests.instance.duo import DECODE, Duo
 

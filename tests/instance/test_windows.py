@@ -6,7 +6,7 @@ from deltaserve.base.ids import PoolId
 from deltaserve.base.tokens import pack_u32, token_len
 from deltaserve.instance.checks import grant_fits
 from deltaserve.sim.cluster import Shape, worker_config
-from deltaserve.sim.memory import STAMP_BYTES
+from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.wire.messages import Component, Grant
 from tests.instance.duo import DECODE, PREFILL, Duo
 

@@ -12,10 +12,10 @@ import pytest
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.layout.dtype import DType
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.gguf_header import QUANTISATIONS, REFUSED, read_header
-from deltaserve.models.spec import RopeKind
+from deltaserve.models.model_spec import RopeKind
 from tests.fixtures.tiny_gguf import Kind, Write, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 

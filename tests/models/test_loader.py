@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.files import INDEX_NAME, SINGLE_NAME
 from deltaserve.models.loader import load_weights
 from deltaserve.models.weights import DecoderWeights, MoeWeights

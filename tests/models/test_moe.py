@@ -5,8 +5,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.layers import swiglu
+from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.moe import moe_mlp, route
-from deltaserve.models.spec import MoeSpec, RouterKind
 from deltaserve.models.weights import MoeWeights
 
 SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True, layers=frozenset({0}))

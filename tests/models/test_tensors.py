@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import save_file
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.models.config import load_family, load_spec
+from deltaserve.models.checkpoint_config import load_family, load_spec
 from deltaserve.models.llama import LLAMA
 from deltaserve.models.safetensors_folder import SafetensorsFolder
 from deltaserve.models.tensors import Inventory, TensorPart, check_weights, tensor_parts

@@ -16,7 +16,7 @@ from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sched.queue import Verdict
+from deltaserve.sched.queue import TryOutcome
 from deltaserve.sched.scheduler import Needs, SchedConfig
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs, possible_positions, shared_positions
@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ from elsewhere
 
-    def fetch(self, request: Request, reserve: Needs, now: float) -> Verdict:
+    def fetch(self, request: Request, reserve: Needs, now: float) -> TryOutcome:
         """As decode does: lease what is here, grant all that is missing, or nothing."""
         cache, size = self.bench.cache, self.config.page_size
         uses_tree = self.config.radix_cache and request.cache is CacheUse.NORMAL
@@ -149,13 +149,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(needed) <= {*held, *missing[-1]}
         needs = tuple(map(len, missing))
         if not self.scheduler.yield_to(request, needs, reserve):
-            return Verdict.NO_ROOM
+            return TryOutcome.NO_ROOM
         pages = self.bench.budget.allocate(needs)
         assert pages is not None, "it was said to fit"
         self.scheduler.unhold(request)
         self.scheduler.enter(request)
         self.coming[request] = missing, pages
-        return Verdict.TAKEN
+        return TryOutcome.TAKEN
 
     @precondition(lambda self: self.coming)
     @rule(data=st.data(), token=st.integers(0, 2))

@@ -11,7 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import ItemOutcome, PlanItem, SharedRun, TokenOf, TokenValues
 from tests.runner.world import (

@@ -7,8 +7,8 @@ import torch
 
 from deltaserve.base.config_resolve import StepSizes
 from deltaserve.device.attention import Batch, Query
-from deltaserve.models.config import load_spec
-from deltaserve.models.spec import ModelSpec
+from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.scratch import attention_bytes, scratch_bytes
 from tests.device.attention_world import Shape, World
 

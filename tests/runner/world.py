@@ -14,7 +14,7 @@ from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.dtype import DType
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import (
     ItemResult,

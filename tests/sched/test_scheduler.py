@@ -8,7 +8,7 @@ from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.plan import StepResult
-from deltaserve.sched.queue import Verdict
+from deltaserve.sched.queue import TryOutcome
 from deltaserve.sched.scheduler import Claim, Needs
 from deltaserve.wire.messages import CacheUse
 from tests.cache.toys import LONG_WINDOW
@@ -317,7 +317,7 @@ def test_a_request_in_the_queue_is_not_made_to_yield_by_one_behind_it() -> None:
     bench = Bench(config(), num_pages=(8,))
     first = cached(bench, range(12), 1.0)
     first.origin = Origin.FETCHED
-    bench.scheduler.fetch = lambda request, reserve, now: Verdict.HELD_BACK
+    bench.scheduler.fetch = lambda request, reserve, now: TryOutcome.HELD_BACK
     bench.add(first)
     second = make_request(range(50, 80), max_tokens=1, arrival=2.0)
     bench.add(second)
@@ -555,9 +555,9 @@ def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses
     entering = make_request(range(8), max_tokens=3)
     entering.origin = Origin.FETCHED
 
-    def fetch(request: Request, reserve: Needs, now: float) -> Verdict:
+    def fetch(request: Request, reserve: Needs, now: float) -> TryOutcome:
         bench.scheduler.enter(request)
-        return Verdict.TAKEN
+        return TryOutcome.TAKEN
 
     bench.scheduler.fetch = fetch
     first, second = make_request(range(20, 25), max_tokens=3), make_request(range(30, 35), max_tokens=3)

@@ -15,7 +15,7 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
 from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sched.scheduler import Progress, SchedConfig, Scheduler
+from deltaserve.sched.scheduler import SchedConfig, Scheduler, StepProgress
 from deltaserve.wire.messages import CacheUse
 
 SPACE = Namespace("alice")
@@ -122,7 +122,7 @@ class Bench:
         for request in requests:
             self.scheduler.add(request)
 
-    def step(self, token: int = 7) -> tuple[StepPlan, list[Progress]]:
+    def step(self, token: int = 7) -> tuple[StepPlan, list[StepProgress]]:
         """Admit at time 0, plan, answer every sampling row with `token`, commit."""
         self.scheduler.admit(0.0)
         plan = self.plan()
@@ -134,7 +134,7 @@ class Bench:
         self.tables.apply(plan)
         return plan
 
-    def commit(self, plan: StepPlan, token: int = 7) -> list[Progress]:
+    def commit(self, plan: StepPlan, token: int = 7) -> list[StepProgress]:
         items = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
         progress = self.scheduler.commit(StepResult(plan.step, items))
         for item in progress:

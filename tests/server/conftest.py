@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from deltaserve.server.app import create_app
 from deltaserve.server.front import Front
-from deltaserve.server.serve import Listening, serve
+from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID, build_tokenizer

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from deltaserve.server.metrics import EngineMetrics
+from deltaserve.server.prometheus import EngineMetrics
 
 
 def scrape(workers: object, **stats: object) -> str:

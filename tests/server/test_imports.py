@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-CODE = "import sys, deltaserve.server.serve; print(*sorted({'torch', 'transformers', 'nixl'} & sys.modules.keys()))"
+CODE = "import sys, deltaserve.server.listening; print(*sorted({'torch', 'transformers', 'nixl'} & sys.modules.keys()))"
 
 
 def test_the_front_loads_no_model_library() -> None:

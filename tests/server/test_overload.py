@@ -13,7 +13,7 @@ import pytest
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import Admission
-from deltaserve.server.errors import ApiError
+from deltaserve.server.api_errors import ApiError
 from deltaserve.server.health import Liveness
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
 from deltaserve.server.text import TextCodec

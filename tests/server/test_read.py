@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.server.errors import ApiError
+from deltaserve.server.api_errors import ApiError
 from deltaserve.server.read import MAX_CONTAINERS, parse_object
 
 numbers = st.integers(-(10**18), 10**18) | st.floats(allow_nan=False, allow_infinity=False)

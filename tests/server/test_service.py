@@ -10,7 +10,7 @@ import pytest
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Role
 from deltaserve.request.client import Limits
-from deltaserve.server.errors import FAIL_STATUS
+from deltaserve.server.api_errors import FAIL_STATUS
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text import TextCodec
 from tests.server.conftest import MODEL, Served, events, served

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
-from deltaserve.sim.memory import STAMP_BYTES, StampMemory, region_infos
 from deltaserve.sim.oracle import stamp_spec
+from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory, region_infos
 from deltaserve.transfer.commands import (
     Landed,
     OpenEndpoint,

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as TokenizerFile
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root
-from deltaserve.bench.client import Client, Load, Measurement
-from deltaserve.bench.completions import ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.completion_stream import ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.report import as_json, print_summary, summarize
 from deltaserve.bench.traffic import (

@@ -9,7 +9,7 @@ from itertools import accumulate
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.bench.client import Measurement
+from deltaserve.bench.load_client import Measurement
 from deltaserve.bench.record import RequestRecord
 
 MAX_LAG_S = 0.01

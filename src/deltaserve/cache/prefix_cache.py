@@ -17,13 +17,13 @@ from deltaserve.base.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.tokens import TOKEN_BYTES, token_len
 from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.events import EventLog, TreeEvents, TreeSnapshot
 from deltaserve.cache.eviction import LruOrder
 from deltaserve.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.cache.lease import Insertion, Lease, Match
 from deltaserve.cache.pages import PageEvent
 from deltaserve.cache.radix import Node, Packed, Pages, RadixTree
 from deltaserve.cache.tails import TailPool
+from deltaserve.cache.tree_changes import EventLog, TreeEvents, TreeSnapshot
 
 __all__ = ["Insertion", "Lease", "Match", "PrefixCache", "TreeEvents", "TreeSnapshot"]
 

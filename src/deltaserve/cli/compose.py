@@ -20,16 +20,16 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
-from deltaserve.engine.spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.engine.terminal import LogSpec
+from deltaserve.engine.worker_spec import WorkerSpec, worker_environment, write_spec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.config import family_of, spec_of
+from deltaserve.models.checkpoint_config import family_of, spec_of
 from deltaserve.models.files import GGUF_SUFFIX
 from deltaserve.models.fingerprint import model_fingerprint
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
-from deltaserve.models.spec import ModelSpec
 from deltaserve.models.tensors import Inventory, as_stored, check_weights
 from deltaserve.runner.scratch import scratch_bytes
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
 from deltaserve.base.ids import Role
-from deltaserve.engine.spec import WorkerSpec
+from deltaserve.engine.worker_spec import WorkerSpec
 
 DECODE = "decode-0"
 PAGE_SIZE = 16

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from deltaserve.bench.client import Client, Load, Measurement
-from deltaserve.bench.completions import LENIENT, ServerDialect
+from deltaserve.bench.completion_stream import LENIENT, ServerDialect
+from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.record import RequestRecord
 from deltaserve.bench.report import summarize

@@ -11,7 +11,7 @@ from typing import Any
 import deltaserve
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.cli.options import nearest
-from deltaserve.cli.settings import LineParser, load
+from deltaserve.cli.settings_merge import LineParser, load
 from deltaserve.cli.yaml_file import write_yaml
 from deltaserve.engine.interrupts import EXIT_INTERRUPTED
 

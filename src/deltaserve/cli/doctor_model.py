@@ -6,7 +6,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_names
 from deltaserve.cli.doctor_report import Level, Line
-from deltaserve.models.spec import ModelSpec
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.server.text import TextCodec
 
 _SAMPLE = "A page is 64 tokens; \u4f60\u597d, \u00fcber."

@@ -27,7 +27,7 @@ from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
-from deltaserve.server.serve import Listening, serve
+from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, read_api_keys
 from deltaserve.server.text import TextCodec
 

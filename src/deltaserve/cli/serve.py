@@ -32,9 +32,9 @@ from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
 from deltaserve.engine.restarts import RestartPolicy
-from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import Say, say, say_in_json
+from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.server.settings import read_api_keys
 from deltaserve.server.text import TextCodec
 

@@ -11,8 +11,8 @@ from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.serve import Deployment, compose, supervisor_options
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
-from deltaserve.engine.spec import WorkerSpec
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
+from deltaserve.engine.worker_spec import WorkerSpec
 
 _LAST_WORDS_S = 10.0
 

@@ -21,10 +21,10 @@ from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
 from deltaserve.cli.net_devices import check_devices, net_devices
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import describe, require_free_port
-from deltaserve.engine.happenings import Starting
+from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.interrupts import hold_for_successor
-from deltaserve.engine.spec import encode_spec, worker_environment
 from deltaserve.engine.terminal import say, say_in_json
+from deltaserve.engine.worker_spec import encode_spec, worker_environment
 
 _LOOPBACK = "127.0.0.0/8"
 """Without a trusted network: config_rules lets only a worker on loopback do without one."""
@@ -44,7 +44,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     tell(describe(prepared.resolved))
-    tell(Starting(name, os.getpid()))
+    tell(ChildStarts(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
     hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})

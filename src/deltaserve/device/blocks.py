@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.kv_pool import KvArena
-from deltaserve.device.limits import BLOCK_BYTES
+from deltaserve.device.scratch_limits import BLOCK_BYTES
 from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from deltaserve.device.attention import Query
 from deltaserve.device.kv_pool import KvArena
-from deltaserve.device.limits import CAUSAL_POSITIONS, MAX_KEYS, MAX_POSITIONS, SCORE_BYTES
 from deltaserve.device.page_table import Table
 from deltaserve.device.precision import may_round, rounded_products
+from deltaserve.device.scratch_limits import CAUSAL_POSITIONS, MAX_KEYS, MAX_POSITIONS, SCORE_BYTES
 from deltaserve.device.workspace import Workspace
 
 _K, _V = 0, 1

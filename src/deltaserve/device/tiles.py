@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaserve.device.attention import Batch, Query, Shared
-from deltaserve.device.limits import MAX_TILED_LEN, MAX_TILED_PARTS, TILE_ROWS
 from deltaserve.device.page_table import Table
+from deltaserve.device.scratch_limits import MAX_TILED_LEN, MAX_TILED_PARTS, TILE_ROWS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -7,16 +7,16 @@ from pathlib import Path
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.engine.process import WorkerParts
-from deltaserve.engine.spec import WorkerSpec, read_secret
 from deltaserve.engine.transfer_thread import DataPlane
+from deltaserve.engine.worker_process import WorkerParts
+from deltaserve.engine.worker_spec import WorkerSpec, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.core import EngineCore
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fingerprint import model_fingerprint
-from deltaserve.models.spec import ModelSpec
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class ChildStarts:
     name: str
     pid: int
 
@@ -73,4 +73,4 @@ class Stopping:
         return "stopping: requests in flight may end (again: at once)"
 
 
-Happening = Starting | Says | IsReady | AllReady | Ended | GivenUp | Stopping
+Happening = ChildStarts | Says | IsReady | AllReady | Ended | GivenUp | Stopping

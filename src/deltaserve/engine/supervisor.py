@@ -19,12 +19,12 @@ from deltaserve.engine.child import Child, ChildSpec, Kind
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import (
     AllReady,
+    ChildStarts,
     Ended,
     GivenUp,
     Happening,
     IsReady,
     Says,
-    Starting,
     Stopping,
 )
 from deltaserve.engine.interrupts import stop_signals
@@ -180,7 +180,7 @@ class Supervisor:
         watched.starts.began(time.monotonic())
         self._selector.register(child.pidfd, selectors.EVENT_READ)
         self._selector.register(child.channel_fd, selectors.EVENT_READ)
-        self._say(Starting(spec.name, child.pid))
+        self._say(ChildStarts(spec.name, child.pid))
         if log.problem is not None:
             self._say(Says(spec.name, log.problem))
 

@@ -21,7 +21,7 @@ from deltaserve.instance.rooms import DecodeRoom, RoomBook
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
-from deltaserve.sched.queue import Verdict
+from deltaserve.sched.queue import TryOutcome
 from deltaserve.sched.scheduler import Needs
 from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
@@ -180,24 +180,24 @@ class Intake:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
 
-    def fetch(self, request: Request, reserve: Needs, now: float) -> Verdict:
+    def fetch(self, request: Request, reserve: Needs, now: float) -> TryOutcome:
         """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
         room = self._rooms.of_request(request)
         if room is None or room.prefill is None or self._waits_for_twin(room, now):
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         boot = self._links.table.get(room.prefill).boot
         if boot is None or not self._links.is_ready(room.prefill):
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         self._take_lease(room)
         scheduler = self._parts.scheduler
         leased = request.lease.num_pages if request.lease else 0
         missing = self._missing(room)
         needs = tuple(map(len, missing))
         if not scheduler.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
-            return Verdict.NO_ROOM
+            return TryOutcome.NO_ROOM
         ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing)
         if ticket is None:
-            return Verdict.NO_ROOM
+            return TryOutcome.NO_ROOM
         scheduler.unhold(request)
         scheduler.enter(request)
         self._open(ticket, room)
@@ -207,7 +207,7 @@ class Intake:
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
         room.repeat_gap_s, room.next_repeat = 1.0, now
         self.repeat(room, now)
-        return Verdict.TAKEN
+        return TryOutcome.TAKEN
 
     def _missing(self, room: DecodeRoom) -> list[range]:
         """Page indexes to be sent, per pool: what continuing behind the prompt needs and the lease does not hold."""

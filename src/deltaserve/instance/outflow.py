@@ -17,7 +17,7 @@ from deltaserve.instance.rooms import PrefillRoom, make_request, prompt_logprobs
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
-from deltaserve.sched.scheduler import HORIZON_STEPS, Claim, Progress
+from deltaserve.sched.scheduler import HORIZON_STEPS, Claim, StepProgress
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
@@ -110,7 +110,7 @@ class Outflow:
         self.parts.scheduler.add(request)
         return True
 
-    def advance(self, progress: Progress) -> bool:
+    def advance(self, progress: StepProgress) -> bool:
         """One step's outcome: True if the request is of this desk."""
         room = self._by_request.get(progress.request)
         if room is not None:
@@ -336,7 +336,7 @@ class Outflow:
         starting = Starting(room=room.room, attempt=room.attempt, cached_len=room.cached_len)
         self.links.send(room.peer, starting)
 
-    def _advance(self, room: PrefillRoom, progress: Progress) -> None:
+    def _advance(self, room: PrefillRoom, progress: StepProgress) -> None:
         """One step's outcome for one room."""
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:

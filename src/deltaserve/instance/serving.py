@@ -20,7 +20,7 @@ from deltaserve.request.ending import finish_of
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled
-from deltaserve.sched.scheduler import Progress
+from deltaserve.sched.scheduler import StepProgress
 from deltaserve.transfer.commands import (
     Landed,
     PagesVerified,
@@ -114,7 +114,7 @@ class Serving:
         """Tokens of all rooms go out, one frame per front."""
         self._outbox.flush()
 
-    def advance(self, progress: Progress, now: float) -> None:
+    def advance(self, progress: StepProgress, now: float) -> None:
         """One step's outcome for one request."""
         room = self.rooms.of_request(progress.request)
         if room is not None:
@@ -303,7 +303,7 @@ class Serving:
 
     # ------------------------------------------------------------ progress
 
-    def _advance(self, room: DecodeRoom, progress: Progress, now: float) -> None:
+    def _advance(self, room: DecodeRoom, progress: StepProgress, now: float) -> None:
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:
             self._fail(room, *failure, now)

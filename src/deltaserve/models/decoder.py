@@ -10,9 +10,9 @@ from torch import Tensor
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.gqa import attend, project
 from deltaserve.models.layers import dense_mlp, product, rms_norm
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
-from deltaserve.models.spec import ModelSpec
 from deltaserve.models.weights import DecoderWeights, DenseWeights, MoeWeights
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.fields import Fields
+from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope_fields import rope_spec
-from deltaserve.models.spec import ModelSpec, QkNorm
 
 MAX_LAYERS = 512
 MAX_VOCAB = 2**22

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.layers import linear
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.rope import rotate
-from deltaserve.models.spec import ModelSpec
 from deltaserve.models.weights import AttentionWeights
 
 

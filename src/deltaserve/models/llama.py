@@ -2,7 +2,7 @@
 
 from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec
 from deltaserve.models.fields import Fields
-from deltaserve.models.spec import ModelSpec, QkNorm
+from deltaserve.models.model_spec import ModelSpec, QkNorm
 
 
 def _build(fields: Fields) -> ModelSpec:

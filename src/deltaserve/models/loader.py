@@ -10,14 +10,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from deltaserve.models.config import family_of
+from deltaserve.models.checkpoint_config import family_of
 from deltaserve.models.gguf_arrays import gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import Source, open_source
 from deltaserve.models.packing import pack, pack_layer
 from deltaserve.models.safetensors_folder import SafetensorsFolder, valid_file
 from deltaserve.models.source import TensorHeader
-from deltaserve.models.spec import ModelSpec
 from deltaserve.models.tensors import Inventory, as_stored
 from deltaserve.models.weights import DecoderWeights, allocate
 

@@ -5,7 +5,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.layers import swiglu
-from deltaserve.models.spec import MoeSpec
+from deltaserve.models.model_spec import MoeSpec
 from deltaserve.models.weights import MoeWeights
 
 

@@ -2,7 +2,7 @@
 
 from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
-from deltaserve.models.spec import ModelSpec, QkNorm
+from deltaserve.models.model_spec import ModelSpec, QkNorm
 
 _HEAD_DIM = 128
 """What transformers assumes where config.json names none."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from deltaserve.models.family import COMMON_RENAMES, MAX_HIDDEN, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
-from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 
 _MAX_EXPERTS = 4096
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from deltaserve.models.spec import RopeKind, RopeSpec
+from deltaserve.models.model_spec import RopeKind, RopeSpec
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 
 from deltaserve.models.fields import Fields
-from deltaserve.models.spec import RopeKind, RopeSpec
+from deltaserve.models.model_spec import RopeKind, RopeSpec
 
 _KINDS = {kind.value: kind for kind in RopeKind}
 

@@ -9,8 +9,8 @@ from math import prod
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm
 from deltaserve.models.source import TensorHeader
-from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 HEAD = "lm_head.weight"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deltaserve.models.spec import ModelSpec, MoeSpec, QkNorm
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer
-from deltaserve.router.stream import Stream
+from deltaserve.router.room_stream import Stream
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.wire.messages import Envelope, Submit

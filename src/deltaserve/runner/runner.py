@@ -15,14 +15,14 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.kv_pool import torch_dtype
-from deltaserve.device.memory import DeviceMemory
+from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
-from deltaserve.models.spec import ModelSpec
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs

@@ -1,7 +1,7 @@
 """How much memory a step takes beside weights and pages, at most. No torch: the launcher asks first."""
 
 from deltaserve.base.config_resolve import StepSizes
-from deltaserve.device.limits import (
+from deltaserve.device.scratch_limits import (
     BLOCK_BYTES,
     CAUSAL_POSITIONS,
     MAX_KEYS,
@@ -10,7 +10,7 @@ from deltaserve.device.limits import (
     SCORE_BYTES,
     TILE_ROWS,
 )
-from deltaserve.models.spec import ModelSpec
+from deltaserve.models.model_spec import ModelSpec
 
 LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""

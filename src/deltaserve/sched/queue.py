@@ -20,7 +20,7 @@ _RANKED = 64
 _MAX_RANK = 2**63
 
 
-class Verdict(Enum):
+class TryOutcome(Enum):
     """What trying one request came to."""
 
     TAKEN = "taken"
@@ -30,7 +30,7 @@ class Verdict(Enum):
     """It waits for something else (a twin, its reader, the steps already booked): in nobody's way, passed by nobody."""
 
 
-Attempt = Callable[[Request], Verdict]
+Attempt = Callable[[Request], TryOutcome]
 
 
 @dataclass(slots=True)
@@ -108,19 +108,19 @@ class FairQueue:
         taken: list[Request] = []
         for request in requests:
             match attempt(request):
-                case Verdict.TAKEN:
+                case TryOutcome.TAKEN:
                     self.discard(request)
                     taken.append(request)
                     for wait in self._refused:
                         wait.overtaken += 1
-                case Verdict.NO_ROOM:
+                case TryOutcome.NO_ROOM:
                     wait = self._wait_of(request)
                     self._refused.append(wait)
                     wait.is_stalling = not _may_be_overtaken(wait, now)
                     if len(self._refused) == MAX_TRIES or wait.is_stalling:
                         self._is_blocked = True
                         break
-                case Verdict.HELD_BACK:
+                case TryOutcome.HELD_BACK:
                     pass
         return taken
 

@@ -37,7 +37,7 @@ from deltaserve.sched.plan import (
     WorkList,
 )
 from deltaserve.sched.policy import POLICIES
-from deltaserve.sched.queue import FairQueue, Verdict
+from deltaserve.sched.queue import FairQueue, TryOutcome
 from deltaserve.sched.rows import Rows
 from deltaserve.sched.twins import Twins
 from deltaserve.sched.worklist import LeasedRow, shared_runs
@@ -95,7 +95,7 @@ class SchedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepProgress:
     """What one step did for one request."""
 
     request: Request
@@ -181,7 +181,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.gatekeeper: Gatekeeper = gatekeeper or OpenDoor()
-        self.fetch: Callable[[Request, Needs, float], Verdict] | None = None
+        self.fetch: Callable[[Request, Needs, float], TryOutcome] | None = None
         """(request of origin FETCHED, pages to leave, now): try to have its pages sent here. Set by whoever can."""
         self._cache = cache
         self._budget = budget
@@ -335,21 +335,21 @@ class Scheduler:
             frontier=self._twins.frontier(self._running),
         )
 
-    def _try(self, request: Request, booking: _Booking, now: float) -> Verdict:
+    def _try(self, request: Request, booking: _Booking, now: float) -> TryOutcome:
         if booking.is_full:
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         if request.origin is Origin.FETCHED:
             reserve = self._reserve_beside(request, booking)
-            verdict = self.fetch(request, reserve, now) if self.fetch is not None else Verdict.HELD_BACK
+            verdict = self.fetch(request, reserve, now) if self.fetch is not None else TryOutcome.HELD_BACK
         elif not self.gatekeeper.may_start(request):
-            return Verdict.HELD_BACK  # what most of a long queue waits for: asked before anything that costs more
+            return TryOutcome.HELD_BACK  # what most of a long queue waits for: asked before anything that costs more
         else:
             verdict = self._try_computed(request, booking)
-        if verdict is Verdict.TAKEN:
+        if verdict is TryOutcome.TAKEN:
             booking.num_rows -= 1
             booking.reserve = self._sum((booking.reserve, self._reserve_of(request)))
             booking.frontier |= self._twins.frontier((request,))
-        elif verdict is Verdict.NO_ROOM:
+        elif verdict is TryOutcome.NO_ROOM:
             self._count_blocked(request)
         return verdict
 
@@ -359,11 +359,11 @@ class Scheduler:
         self.num_blocked += 1
         self._blocked_need = self._blocked_need or -(-request.num_tokens // page_size) - num_cached
 
-    def _try_computed(self, request: Request, booking: _Booking) -> Verdict:
+    def _try_computed(self, request: Request, booking: _Booking) -> TryOutcome:
         waits_for_long = booking.has_long and request.num_tokens - request.matched_len > self.config.step_len
         may_start = not booking.is_late and not waits_for_long and not self._twins.holds_back(request)
         if not may_start:
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, request.tokens, request.keys, limit)
@@ -371,18 +371,18 @@ class Scheduler:
         twin = booking.frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
         if twin is not None:
             self._twins.hold_back(request, twin)
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         missing = request.num_tokens - match.num_tokens
         if booking.has_long and missing > self.config.step_len:
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         claim = self.gatekeeper.claim(request, match.num_tokens)
         if claim is Claim.NOTHING:
-            return Verdict.HELD_BACK
+            return TryOutcome.HELD_BACK
         if not self._start(request, match, claim, self._reserve_beside(request, booking)):
-            return Verdict.NO_ROOM if claim is Claim.FULL else Verdict.HELD_BACK
+            return TryOutcome.NO_ROOM if claim is Claim.FULL else TryOutcome.HELD_BACK
         booking.horizon_left -= min(missing, self.config.step_len)
         booking.has_long |= missing > self.config.step_len
-        return Verdict.TAKEN
+        return TryOutcome.TAKEN
 
     def _start(self, request: Request, match: Match, claim: Claim, reserve: Needs) -> bool:
         """Lease the match, take the other pages and a row; or nothing."""
@@ -651,7 +651,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ commit
 
-    def commit(self, result: StepResult) -> list[Progress]:
+    def commit(self, result: StepResult) -> list[StepProgress]:
         """Apply a step's result. Results of requests that ended meanwhile are dropped, their pages given back."""
         if self._in_flight is None or result.step != self._step:
             raise StateError(f"result of step {result.step} while step {self._step} is expected")
@@ -663,7 +663,7 @@ class Scheduler:
             self._give_back(request)
         return [p for p in progress if p.request not in ended]
 
-    def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> Progress:
+    def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> StepProgress:
         if result.outcome is not ItemOutcome.FAILED:
             request.num_computed = planned.q_start + planned.q_len
         if result.outcome is not ItemOutcome.COMPUTED:
@@ -674,7 +674,7 @@ class Scheduler:
             request.num_finite = request.num_computed
             if planned.q_len > 1:
                 self._runs = None  # it decodes from now on and may share
-        return Progress(request, planned.q_start, result.sampled, result.outcome, result.prompt_logprobs)
+        return StepProgress(request, planned.q_start, result.sampled, result.outcome, result.prompt_logprobs)
 
     def _distrust(self, request: Request, outcome: ItemOutcome) -> None:
         """What the step wrote is not handed on. Any page that no token was drawn from may be why its output is not

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
-from deltaserve.server.errors import ApiError, retry_after
+from deltaserve.server.api_errors import ApiError, retry_after
 from deltaserve.server.settings import ServerSettings
 
 _PLACES_PER_FREE_ONE = 4

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.request.client import Engine
+from deltaserve.server.api_errors import ApiError
 from deltaserve.server.edge import Edge
-from deltaserve.server.errors import ApiError
 from deltaserve.server.front import Front
 from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE, serve_dialect
 from deltaserve.server.info_routes import InfoRoutes

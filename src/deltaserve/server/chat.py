@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from deltaserve.request.client import Limits
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.body_fields import BodyPart, Items, at_most
 from deltaserve.server.completions import too_long
-from deltaserve.server.errors import ApiError, invalid, unsupported
-from deltaserve.server.fields import Items, Part, at_most
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.read import parse_object
-from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
+from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.template import TemplateError
 from deltaserve.server.text import TextCodec, TooManyTokens
 
@@ -25,14 +25,14 @@ MAX_OPTIONS = 16
 Content = str | Items[dict[str, object]] | None
 
 
-class FunctionCall(Part):
+class FunctionCall(BodyPart):
     """What an earlier assistant turn called. `arguments` is a JSON object in a string."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Part):
+class ToolCall(BodyPart):
     """One call of an earlier assistant turn."""
 
     id: str
@@ -40,7 +40,7 @@ class ToolCall(Part):
     function: FunctionCall
 
 
-class ChatMessage(Part):
+class ChatMessage(BodyPart):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -81,7 +81,7 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     messages = template_messages(body.messages, asker.limits)
     prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    asked = Asked(limit.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
+    asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
     return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"), OutputOptions())
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from deltaserve.request.client import Limits
-from deltaserve.server.errors import ApiError, excerpt, invalid
+from deltaserve.server.api_errors import ApiError, excerpt, invalid
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
-from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
+from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.text import TextCodec
 
 DEFAULT_MAX_TOKENS = 16
@@ -41,7 +41,9 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
-    asked = [Asked(limit.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts]
+    asked = [
+        EndpointFields(limit.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts
+    ]
     return compose(body, asker, prompts, asked, new_id("cmpl-"), OutputOptions(echo=bool(body.echo)))
 
 

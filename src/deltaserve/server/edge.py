@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaserve.base.ids import Namespace
+from deltaserve.server.api_errors import CLIENT_CLOSED, ApiError, ClientGone
 from deltaserve.server.caller import SCOPE_KEY, Caller
-from deltaserve.server.errors import CLIENT_CLOSED, ApiError, ClientGone
 from deltaserve.server.front import Front
 from deltaserve.server.replies import error_reply
 from deltaserve.server.settings import ApiKey, HttpLimits, Right

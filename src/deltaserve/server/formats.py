@@ -5,7 +5,7 @@ from typing import Protocol
 
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.jobs import Job, OutputOptions, Prompt, Sample, Streaming
-from deltaserve.server.stream import Piece
+from deltaserve.server.stream import TextPiece
 from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, extension, usage_body
 
@@ -18,11 +18,11 @@ Body = dict[str, object]
 class Format(Protocol):
     """A dialect, made for one job. `is_first` marks the first piece of a sample that carries a token."""
 
-    def whole(self, job: Job, pieces: Mapping[int, Piece], counted: Counted) -> Body:
+    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
         """The body of a job that is not streamed; `pieces` holds every sample, complete."""
         ...
 
-    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
         """One event of a streamed job; None when it would say nothing."""
         ...
 
@@ -37,11 +37,11 @@ class Choices(Protocol):
     whole_object: str
     chunk_object: str
 
-    def choice(self, sample: Sample, piece: Piece) -> Body:
+    def choice(self, sample: Sample, piece: TextPiece) -> Body:
         """The whole of one sample."""
         ...
 
-    def chunk(self, sample: Sample, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
         """A streamed part of one sample."""
         ...
 
@@ -52,13 +52,13 @@ class OpenAiFormat:
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
-    def whole(self, job: Job, pieces: Mapping[int, Piece], counted: Counted) -> Body:
+    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
         """The body of a job that is not streamed."""
         choices = [self._choices.choice(sample, pieces[sample.index]) for sample in job.samples]
         envelope = _envelope(job, self._choices.whole_object)
         return {**envelope, "choices": choices, "usage": usage_body(job, counted), **extension(job, counted)}
 
-    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body | None:
+    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
         """One event, about one sample."""
         choice = self._choices.chunk(job.samples[piece.index], piece, is_first=is_first)
         return None if choice is None else self._chunk(job, [choice], counted)
@@ -91,15 +91,15 @@ class CompletionChoices:
         self._codec = codec
         self._options = options
 
-    def choice(self, sample: Sample, piece: Piece) -> Body:
+    def choice(self, sample: Sample, piece: TextPiece) -> Body:
         return self._choice(sample, piece, is_first=True)
 
-    def chunk(self, sample: Sample, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
         if is_first or _says_something(piece, self._options):
             return self._choice(sample, piece, is_first=is_first)
         return None
 
-    def _choice(self, sample: Sample, piece: Piece, *, is_first: bool) -> Body:
+    def _choice(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
         echo = echo_text(self._codec, sample.prompt) if self._options.echo else ""
         body: Body = {
             "index": sample.index,
@@ -110,7 +110,7 @@ class CompletionChoices:
         }
         return body | _extensions(self._codec, self._options, sample, piece, is_first=is_first)
 
-    def _logprobs(self, sample: Sample, piece: Piece, echo_len: int, *, is_first: bool) -> Body | None:
+    def _logprobs(self, sample: Sample, piece: TextPiece, echo_len: int, *, is_first: bool) -> Body | None:
         if sample.generation.sampling.logprobs is None:
             return None
         tokens, offsets = list(piece.tokens), [echo_len + offset for offset in piece.offsets]
@@ -148,11 +148,11 @@ class ChatChoices:
         self._codec = codec
         self._options = options
 
-    def choice(self, sample: Sample, piece: Piece) -> Body:
+    def choice(self, sample: Sample, piece: TextPiece) -> Body:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return self._choice(sample, piece, {"message": message}, is_first=True)
 
-    def chunk(self, sample: Sample, piece: Piece, *, is_first: bool) -> Body | None:
+    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
         if not is_first and not _says_something(piece, self._options):
             return None
         delta: Body = {"role": "assistant", "content": piece.text} if is_first else {}
@@ -160,7 +160,7 @@ class ChatChoices:
             delta["content"] = piece.text
         return self._choice(sample, piece, {"delta": delta}, is_first=is_first)
 
-    def _choice(self, sample: Sample, piece: Piece, content: Body, *, is_first: bool) -> Body:
+    def _choice(self, sample: Sample, piece: TextPiece, content: Body, *, is_first: bool) -> Body:
         body: Body = {
             "index": sample.index,
             **content,
@@ -170,7 +170,7 @@ class ChatChoices:
         }
         return body | _extensions(self._codec, self._options, sample, piece, is_first=is_first)
 
-    def _logprobs(self, sample: Sample, piece: Piece) -> Body | None:
+    def _logprobs(self, sample: Sample, piece: TextPiece) -> Body | None:
         if sample.generation.sampling.logprobs is None:
             return None
         entries = [
@@ -219,11 +219,11 @@ def prompt_logprob_list(codec: TextCodec, prompt: Prompt, values: Sequence[Token
     return listed
 
 
-def _says_something(piece: Piece, options: OutputOptions) -> bool:
+def _says_something(piece: TextPiece, options: OutputOptions) -> bool:
     return bool(piece.text or piece.logprobs or piece.finish or (options.return_token_ids and piece.tokens))
 
 
-def _extensions(codec: TextCodec, options: OutputOptions, sample: Sample, piece: Piece, *, is_first: bool) -> Body:
+def _extensions(codec: TextCodec, options: OutputOptions, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
     """Fields that only clients who asked for them see."""
     body: Body = {}
     if options.return_token_ids:

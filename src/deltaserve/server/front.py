@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from deltaserve.request.client import Engine, Limits
 from deltaserve.server.admission import Admission
-from deltaserve.server.errors import not_ready
+from deltaserve.server.api_errors import not_ready
 from deltaserve.server.health import Health, Liveness
-from deltaserve.server.metrics import ServerMetrics
 from deltaserve.server.observe import Recorder
+from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Bodies
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner

@@ -8,14 +8,14 @@ import msgspec
 from pydantic import Field
 
 from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.body_fields import MAX_HINT_BYTES, parse
+from deltaserve.server.body_fields import Body as Fields
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.errors import ApiError, invalid, unsupported
-from deltaserve.server.fields import MAX_HINT_BYTES, parse
-from deltaserve.server.fields import Body as Fields
 from deltaserve.server.formats import Body, finite
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, compose, new_id
-from deltaserve.server.sampling_fields import MAX_LOGPROBS, Asked
-from deltaserve.server.stream import Piece
+from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
+from deltaserve.server.stream import TextPiece
 from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, cached_details, cached_len
 from deltaserve.wire.messages import FinishReason
@@ -64,7 +64,7 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     if start is not None and start >= len(prompt.tokens):
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
-    asked = Asked(limit.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
+    asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
     own = OutputOptions(
         input_logprobs_from=None if input_logprobs is None else start,
         text_in_logprobs=bool(body.return_text_in_logprobs),
@@ -120,11 +120,11 @@ class GenerateFormat:
         self._lists: dict[str, _Grown] = {}
         self._last: int | None = None
 
-    def whole(self, job: Job, pieces: Mapping[int, Piece], counted: Counted) -> Body:
+    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
         """The body of a job that is not streamed."""
         return self.chunk(job, pieces[0], counted, is_first=True)
 
-    def chunk(self, job: Job, piece: Piece, counted: Counted, *, is_first: bool) -> Body:
+    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body:
         """Everything up to and with `piece`."""
         sample = job.samples[0]
         self._text += msgspec.json.encode(piece.text)[1:-1]
@@ -163,7 +163,7 @@ class GenerateFormat:
         text = self._codec.token_label(token) if self._options.text_in_logprobs else None
         return [None if logprob is None else finite(logprob), token, text]
 
-    def _finish(self, piece: Piece, num_tokens: int) -> Body | None:
+    def _finish(self, piece: TextPiece, num_tokens: int) -> Body | None:
         if piece.finish is None:
             return None
         if piece.finish is FinishReason.LENGTH:

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.server.api_errors import ApiError, from_failure
+from deltaserve.server.body_fields import parse
 from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
-from deltaserve.server.errors import ApiError, from_failure
-from deltaserve.server.fields import parse
 from deltaserve.server.formats import Body, ChatChoices, CompletionChoices, Format, OpenAiFormat
 from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
@@ -24,7 +24,7 @@ from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if, read_object
 from deltaserve.server.replies import json_reply
 from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
-from deltaserve.server.stream import Piece, Runner, join
+from deltaserve.server.stream import Runner, TextPiece, join
 from deltaserve.server.text import TextCodec
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -87,10 +87,10 @@ CANCELLED = "client_gone"
 
 async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format) -> Body:
     """The JSON body of a job that is not streamed. Raises ApiError."""
-    parts: dict[int, list[Piece]] = {sample.index: [] for sample in job.samples}
+    parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in job.samples}
     outcome = CANCELLED
 
-    async def keep(piece: Piece) -> None:
+    async def keep(piece: TextPiece) -> None:
         parts[piece.index].append(piece)
 
     try:
@@ -110,7 +110,7 @@ async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Forma
     outcome = CANCELLED
     started: set[int] = set()
 
-    async def emit(piece: Piece) -> None:
+    async def emit(piece: TextPiece) -> None:
         chunk = form.chunk(job, piece, record.counts, is_first=piece.index not in started)
         started.add(piece.index)
         if chunk is not None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deltaserve.server.errors import not_ready
+from deltaserve.server.api_errors import not_ready
 
 STILL_S = 10.0
 """So long without a sign of life is dead."""

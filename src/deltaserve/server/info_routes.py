@@ -15,11 +15,11 @@ from deltaserve.base.ids import Role, Room
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
+from deltaserve.server.body_fields import Body, Items, parse
 from deltaserve.server.caller import caller_of
 from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
 from deltaserve.server.completions import check_length, read_ids
-from deltaserve.server.errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
-from deltaserve.server.fields import Body, Items, parse
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import check_model
 from deltaserve.server.read import in_thread_if, read_object

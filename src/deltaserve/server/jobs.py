@@ -12,9 +12,9 @@ from pydantic import ConfigDict
 from deltaserve.base.ids import Namespace, Room
 from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits
-from deltaserve.server.errors import ApiError, excerpt, invalid, unsupported
-from deltaserve.server.fields import OnIgnored, Part
-from deltaserve.server.sampling_fields import Asked, SamplingFields, derive_seed, resolve, stop_strings
+from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
+from deltaserve.server.body_fields import BodyPart, OnIgnored
+from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text import TextCodec
 from deltaserve.wire.messages import CacheUse
@@ -158,7 +158,7 @@ class OutputLimit:
         return ApiError(400, "context_length_exceeded", f"{message} ({numbers})", self.prompt_param)
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyPart):
     """OpenAI's stream_options. Other names in it are refused: a typo would silently lose the usage."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -209,9 +209,14 @@ def check_model(name: str | None, settings: ServerSettings) -> None:
 
 
 def compose(
-    body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequence[Asked], job_id: str, own: OutputOptions
+    body: Common,
+    asker: Asker,
+    prompts: Sequence[Prompt],
+    asked: Sequence[EndpointFields],
+    job_id: str,
+    own: OutputOptions,
 ) -> Job:
-    """The job of `prompts`, one `Asked` each. `own`: options of this endpoint alone. Raises ApiError 400."""
+    """The job of `prompts`, one `EndpointFields` each. `own`: options of this endpoint alone. Raises ApiError 400."""
     num_each = 1 if body.n is None else body.n
     if not 1 <= num_each <= asker.settings.max_n:
         raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{asker.settings.max_n}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from deltaserve.server.caller import Caller
 from deltaserve.server.jobs import Job
-from deltaserve.server.metrics import ServerMetrics
-from deltaserve.server.stream import Piece
+from deltaserve.server.prometheus import ServerMetrics
+from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import timings
 from deltaserve.wire.messages import Usage
 
@@ -56,7 +56,7 @@ class JobRecord:
     def __post_init__(self) -> None:
         self.counts = {sample.index: (0, None) for sample in self.job.samples}
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: TextPiece) -> None:
         """A sample gained something."""
         num_tokens, _ = self.counts[piece.index]
         self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage)

@@ -7,9 +7,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deltaserve import __version__
+from deltaserve.server.api_errors import FAIL_STATUS
 from deltaserve.server.chat import ChatBody
 from deltaserve.server.completions import CompletionBody
-from deltaserve.server.errors import FAIL_STATUS
 from deltaserve.server.generate import GenerateBody
 from deltaserve.server.info_routes import DetokenizeBody, TokenizeBody
 

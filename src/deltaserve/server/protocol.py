@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from deltaserve.server.errors import ApiError, retry_after
+from deltaserve.server.api_errors import ApiError, retry_after
 from deltaserve.server.settings import HttpLimits
 from deltaserve.server.sse import ABORT_EXTENSION
 

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import exceeds_share
+from deltaserve.server.api_errors import ApiError, ClientGone, invalid, retry_after
 from deltaserve.server.caller import caller_of
-from deltaserve.server.errors import ApiError, ClientGone, invalid, retry_after
 from deltaserve.server.settings import ServerSettings
 
 

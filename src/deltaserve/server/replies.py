@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from deltaserve.server.errors import ApiError
+from deltaserve.server.api_errors import ApiError
 
 
 def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from deltaserve.base.sampling import SamplingParams
-from deltaserve.server.errors import invalid
-from deltaserve.server.fields import Body, Items, at_most
+from deltaserve.server.api_errors import invalid
+from deltaserve.server.body_fields import Body, Items, at_most
 from deltaserve.server.text import SamplingDefaults
 
 MAX_LOGPROBS = 20
@@ -46,7 +46,7 @@ class SamplingFields(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EndpointFields:
     """What one endpoint read on its own and the shared fields do not say."""
 
     max_tokens: int
@@ -66,7 +66,7 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
 
 
 def resolve(
-    fields: SamplingFields, asked: Asked, defaults: SamplingDefaults, eos_ids: tuple[int, ...], vocab_size: int
+    fields: SamplingFields, asked: EndpointFields, defaults: SamplingDefaults, eos_ids: tuple[int, ...], vocab_size: int
 ) -> SamplingParams:
     """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field."""
     if fields.min_tokens is not None and fields.min_tokens > max(1, asked.max_tokens):

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deltaserve.server.errors import ClientGone
+from deltaserve.server.api_errors import ClientGone
 from deltaserve.server.settings import StreamTimes
 
 DONE = b"data: [DONE]\n\n"

@@ -20,7 +20,7 @@ DEADLINE_SLACK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """What one sample gained. Text may lag the tokens: part of a character or of a stop string is held back."""
 
     index: int
@@ -36,7 +36,7 @@ class Piece:
     usage: Usage | None = None
 
 
-Sink = Callable[[Piece], Awaitable[None]]
+Sink = Callable[[TextPiece], Awaitable[None]]
 """Takes the next piece of any sample. The sample's next tokens are not asked for before it returns."""
 
 
@@ -59,7 +59,7 @@ class SampleText:
         """Whether a stop string was found. Tokens behind it are dropped."""
         return self._filter.matched is not None
 
-    def take(self, delta: OutputDelta) -> Piece:
+    def take(self, delta: OutputDelta) -> TextPiece:
         """What the next delta adds."""
         texts: list[str] = []
         offsets: list[int] = []
@@ -76,7 +76,7 @@ class SampleText:
             elif self.stopped:
                 finish = FinishReason.STOP
         kept = len(offsets)
-        return Piece(
+        return TextPiece(
             index=self._index,
             text="".join(texts),
             tokens=delta.tokens[:kept],
@@ -148,7 +148,7 @@ class Runner:
     interval: int
     """Tokens that a piece holds at least; the first and the last one of a sample do not wait for them."""
 
-    async def run(self, job: Job, on_delta: Callable[[Piece], None], sink: Sink) -> None:
+    async def run(self, job: Job, on_delta: Callable[[TextPiece], None], sink: Sink) -> None:
         """All samples to their ends; `on_delta` sees each piece as it comes, `sink` gets them joined to the interval.
 
         The first sample to fail ends them all. Raises RequestFailed. Leaving early (cancellation) cancels the rooms.
@@ -167,11 +167,11 @@ class Runner:
             raise RequestFailed(FailReason.DEADLINE, "the engine did not end the request at its deadline") from error
 
     async def _sample(
-        self, sample: Sample, options: OutputOptions, on_delta: Callable[[Piece], None], sink: Sink
+        self, sample: Sample, options: OutputOptions, on_delta: Callable[[TextPiece], None], sink: Sink
     ) -> None:
         text = SampleText(sample, options, self.codec)
         room = sample.generation.room
-        held: list[Piece] = []
+        held: list[TextPiece] = []
         num_held, num_needed = 0, 1
         with self.rooms.holding(room):
             # An async generator by the contract's words ("aclose"), which its return type does not say.
@@ -193,12 +193,12 @@ class Runner:
                         return
 
 
-def join(parts: Sequence[Piece]) -> Piece:
+def join(parts: Sequence[TextPiece]) -> TextPiece:
     """Successive pieces of one sample as one."""
     last = parts[-1]
     if len(parts) == 1:
         return last
-    return Piece(
+    return TextPiece(
         index=last.index,
         text="".join(part.text for part in parts),
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),

@@ -13,9 +13,9 @@ from deltaserve.instance.api import InstanceConfig, InstanceOptions
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.request.client import Generation
 from deltaserve.routing.events import FrontConfig, Member
-from deltaserve.sim.memory import STAMP_BYTES
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import SimFront, SimWorker
+from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
 from deltaserve.transport.base import Evidence
 from deltaserve.transport.loopback import Fabric

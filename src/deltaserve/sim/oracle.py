@@ -23,7 +23,7 @@ from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sim.memory import STAMP_BYTES, StampMemory
+from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")
 _NAN = b"\xff" * 8

@@ -24,8 +24,8 @@ from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleR
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
-from deltaserve.sim.memory import StampMemory, region_infos
 from deltaserve.sim.oracle import OracleExecutor
+from deltaserve.sim.rank_memory import StampMemory, region_infos
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport

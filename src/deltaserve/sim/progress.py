@@ -11,7 +11,7 @@ PATIENCE_S = 4.0
 """Of a request that neither its workers nor its front hold up."""
 
 
-class Progress:
+class LivenessWatch:
     """Looks at all requests now and then."""
 
     def __init__(self, sick: PeerName) -> None:

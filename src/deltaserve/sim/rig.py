@@ -35,7 +35,7 @@ from deltaserve.sim.faults import (
 )
 from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
-from deltaserve.sim.progress import Progress
+from deltaserve.sim.progress import LivenessWatch
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
 from deltaserve.sim.world import World
@@ -139,11 +139,11 @@ class Run:
         self._which_front = Chance(seed, "fronts")
         self._disorder = Disorder(self, list(self._roles), self._front_names, Chance(seed, "disorder"), self._links)
         self._load = Chance(seed, "load")
-        self._progress: Progress | None = None
+        self._progress: LivenessWatch | None = None
         if knobs.sick is not None:
             self._links.sick = self._writes.sick = knobs.sick
             self._disorder.confine(knobs.sick)
-            self._progress = Progress(knobs.sick)
+            self._progress = LivenessWatch(knobs.sick)
         self._lives: Counter[PeerName] = Counter()
         self._comebacks = Chance(seed, "misfits")
         self._misfit_rate = knobs.misfits

@@ -7,7 +7,7 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.memory import StampMemory
+from deltaserve.sim.rank_memory import StampMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.gate import ChunkJob, Gate

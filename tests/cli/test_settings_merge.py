@@ -9,7 +9,7 @@ from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES
 from deltaserve.cli.options import Option, read_options
-from deltaserve.cli.settings import load, read_settings
+from deltaserve.cli.settings_merge import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
 
 M = "models/tiny"

@@ -8,7 +8,7 @@ import pytest
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.request.client import OutputDelta
-from deltaserve.router.stream import Stream
+from deltaserve.router.room_stream import Stream
 from deltaserve.wire.messages import FinishReason, Usage
 
 USAGE = Usage(prompt_len=1, output_len=3)

@@ -8,11 +8,11 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
 from deltaserve.models.fields import Fields, shown
 from deltaserve.models.llama import LLAMA
+from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
 from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
 from deltaserve.models.source import TensorSource
-from deltaserve.models.spec import ModelSpec
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
 

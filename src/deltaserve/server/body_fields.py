@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from deltaserve.server.errors import ApiError, invalid, unsupported
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
 
 INTERNAL_PREFIXES = ("bootstrap_", "kv_transfer", "disagg_", "disaggregation_", "page", "ticket", "worker", "_")
 _INTERNAL = """
@@ -83,7 +83,7 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
-class Part(BaseModel):
+class BodyPart(BaseModel):
     """An object inside a body."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)

@@ -6,8 +6,15 @@ import time
 import httpx
 import pytest
 
-from deltaserve.bench.client import Client, Load, Measurement, num_right
-from deltaserve.bench.completions import Completion, ServerDialect, ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.completion_stream import (
+    Completion,
+    ServerDialect,
+    ServerError,
+    Tokenizer,
+    negotiate,
+    served_model,
+)
+from deltaserve.bench.load_client import Client, Load, Measurement, num_right
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.traffic import Conversation, Lengths, MultiTurnTraffic
 from tests.bench.answering_server import AnsweringServer, CharacterTokenizer, Manners, serving

@@ -16,10 +16,10 @@ from deltaserve.engine.boots import new_boot
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.spec import WorkerSpec, read_secret, read_spec
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.terminal import start_log
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
+from deltaserve.engine.worker_spec import WorkerSpec, read_secret, read_spec
 from deltaserve.instance.api import Instance
 from deltaserve.link.links import Links
 from deltaserve.link.parent import Parent

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from deltaserve.bench.completions import Completion, ServerDialect, ServerError, Tokenizer, complete
+from deltaserve.bench.completion_stream import Completion, ServerDialect, ServerError, Tokenizer, complete
 from deltaserve.bench.record import RequestRecord
 from deltaserve.bench.traffic import ChatTurn, Conversation
 

@@ -8,7 +8,7 @@ import torch
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.base.tokens import unpack_u32
-from deltaserve.device.memory import DeviceMemory
+from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout

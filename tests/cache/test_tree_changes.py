@@ -1,7 +1,7 @@
 """Numbered changes, and the snapshot that heals a gap."""
 
 from deltaserve.base.keys import KEY_BYTES
-from deltaserve.cache.events import MAX_PENDING_KEYS, EventLog, TreeEvents
+from deltaserve.cache.tree_changes import MAX_PENDING_KEYS, EventLog, TreeEvents
 from tests.cache.toys import ALICE, BOB, Toy
 
 

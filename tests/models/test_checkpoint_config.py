@@ -11,11 +11,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
-from deltaserve.models.config import load_spec
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fields import Fields
+from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind
 from deltaserve.models.rope import inverse_frequencies
 from deltaserve.models.rope_fields import rope_spec
-from deltaserve.models.spec import ModelSpec, QkNorm, RopeKind
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
