@@ -22,7 +22,7 @@ FLOORS = {
     2: ("request", "device", "peer"),
     3: ("sched", "transfer", "routing"),
     4: ("instance", "models"),
-    5: ("runner", "sim", "link"),
+    5: ("runner", "sim", "link", "text"),
     6: ("engine", "server", "router"),
     7: ("bench",),
     8: ("cli",),

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deltaserve"
-ON_THE_WAY = ("server", "routing", "router", "instance", "sched", "cache", "transfer", "request")
+ON_THE_WAY = ("server", "text", "routing", "router", "instance", "sched", "cache", "transfer", "request")
 """Packages every file of which the walk of docs/architecture.md names."""
 _FILE = re.compile(r"`(\w+(?:/\w+)+\.py)`")
 

@@ -39,7 +39,7 @@
   tests/models/test_loader.py::test_only_unsafe_weights
   tests/models/test_loader.py::test_index_that_leads_elsewhere
   tests/models/test_tensors.py::test_a_header_that_lies_is_refused
-  tests/server/test_text.py::test_a_template_that_reaches_too_far_is_refused
+  tests/text/test_text_codec.py::test_a_template_that_reaches_too_far_is_refused
 8 The tenant is the first part of every cache key and cannot be left out.
   tests/test_doors.py::test_no_type_or_function_has_a_default_namespace
   tests/base/test_keys.py::test_each_part_of_the_seed_counts
@@ -80,9 +80,9 @@ from deltaserve.cli.options import read_options
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.server.app import create_admin_app, create_app
 from deltaserve.server.settings import ApiKey, ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import Message
-from tests.fixtures.tiny_tokenizer import build_tokenizer
+from tests.fixtures.text_folder import write_text_folder
 from tests.ports import free_port
 from tests.server.oracle import OracleEngine
 
@@ -183,9 +183,7 @@ def _last_name(node: ast.expr) -> str:
 
 @pytest.fixture
 def codec(tmp_path: Path) -> TextCodec:
-    build_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"vocab_size": 272, "eos_token_id": 258}')
-    return TextCodec.load(tmp_path)
+    return TextCodec.load(write_text_folder(tmp_path))
 
 
 @pytest.fixture

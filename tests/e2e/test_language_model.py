@@ -16,7 +16,7 @@ import torch
 
 from deltaserve.cli.demo_talk import hold, talk_commands
 from deltaserve.cli.verify_reference import TransformersReference
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.e2e.server import PATIENCE_S, Server
 from tests.fixtures.language_model import language_model
 from tests.runner.world import TOLERANCE

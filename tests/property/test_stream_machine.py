@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,11 +18,11 @@ from starlette.types import Message, Scope
 from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason
-from tests.fixtures.tiny_tokenizer import EOS_ID, build_tokenizer
+from tests.fixtures.text_folder import VOCAB, write_text_folder
 from tests.server.corpus import MODEL, completion
-from tests.server.oracle import VOCAB, OracleEngine, usage_of
+from tests.server.oracle import OracleEngine, usage_of
 
 PROMPT = "ab"
 
@@ -79,10 +78,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    folder: Path = tmp_path_factory.mktemp("stream")
-    build_tokenizer(["baku", "domi"]).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS_ID}))
-    return TextCodec.load(folder)
+    return TextCodec.load(write_text_folder(tmp_path_factory.mktemp("stream")))
 
 
 def cut_at_stop(text: str, stops: list[str]) -> tuple[str, str]:

@@ -15,9 +15,9 @@ from deltaserve.server.app import create_app
 from deltaserve.server.front import Front
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
-from tests.fixtures.tiny_tokenizer import EOS_ID, build_tokenizer
-from tests.server.oracle import VOCAB, OracleEngine
+from deltaserve.text.text_codec import TextCodec
+from tests.fixtures.text_folder import write_text_folder
+from tests.server.oracle import OracleEngine
 
 MODEL = "tiny"
 
@@ -30,11 +30,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tokenizer.json, tokenizer_config.json, chat_template.jinja, config.json."""
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer(["baku", "domi"]).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS_ID}))
-    return folder
+    """The text side of a model."""
+    return write_text_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.wire.messages import FinishReason, Usage
+from tests.fixtures.text_folder import VOCAB
 
-VOCAB = 272
 LIMITS = Limits(max_context_len=512, max_prompt_len=400, vocab_size=VOCAB)
 
 Answer = Callable[[Generation], Sequence[int]]

@@ -9,7 +9,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right, ServerSettings, read_api_keys
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, served

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from deltaserve import __version__
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.settings import HttpLimits, ServerSettings
-from deltaserve.server.template import ChatTemplate
-from deltaserve.server.text import TextCodec
+from deltaserve.text.template import ChatTemplate
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, live, served, until

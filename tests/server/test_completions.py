@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
+from tests.fixtures.text_folder import VOCAB
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, served
-from tests.server.oracle import VOCAB, OracleEngine, logprob_of
+from tests.server.oracle import OracleEngine, logprob_of
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL)

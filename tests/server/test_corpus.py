@@ -6,7 +6,7 @@ import json
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, served
 from tests.server.corpus import CASES, JSON, Case, completion
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER

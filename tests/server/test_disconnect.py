@@ -12,7 +12,7 @@ from deltaserve.base.ids import Room
 from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings, StreamTimes
 from deltaserve.server.stream import OpenRooms
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Namespace
 from deltaserve.server.settings import ApiKey, ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, live
 from tests.server.oracle import OracleEngine

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 from deltaserve.server.app import create_app
 from deltaserve.server.openapi import BODIES, READS, document
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL
 from tests.server.oracle import OracleEngine
 

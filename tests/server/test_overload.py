@@ -16,7 +16,7 @@ from deltaserve.server.admission import Admission
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.health import Liveness
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, served, until
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

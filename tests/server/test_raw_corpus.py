@@ -6,7 +6,7 @@ import json
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Live, live
 from tests.server.corpus import CASES, Case
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER

@@ -12,7 +12,7 @@ from deltaserve.base.ids import Role
 from deltaserve.request.client import Limits
 from deltaserve.server.api_errors import FAIL_STATUS
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, events, served
 from tests.server.corpus import chat, completion, generate
 from tests.server.oracle import LIMITS, OracleEngine

@@ -13,7 +13,7 @@ import pytest
 
 from deltaserve.base.errors import ConfigError, FailReason
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Live, live, until
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

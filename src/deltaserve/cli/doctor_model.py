@@ -7,7 +7,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_names
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 _SAMPLE = "A page is 64 tokens; \u4f60\u597d, \u00fcber."
 

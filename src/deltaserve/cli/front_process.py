@@ -29,7 +29,7 @@ from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, read_api_keys
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05
 _LIFE_S = 0.5

@@ -36,7 +36,7 @@ from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOpt
 from deltaserve.engine.terminal import Say, say, say_in_json
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.server.settings import read_api_keys
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 
 @dataclass(frozen=True, slots=True)

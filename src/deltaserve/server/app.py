@@ -17,7 +17,7 @@ from deltaserve.server.info_routes import InfoRoutes
 from deltaserve.server.openapi import document
 from deltaserve.server.replies import error_reply, json_reply
 from deltaserve.server.settings import Right, ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 Handler = Callable[[Request], Awaitable[Response]]
 Route = tuple[str, str, Handler]

@@ -13,8 +13,8 @@ from deltaserve.server.completions import too_long
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.read import parse_object
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
-from deltaserve.server.template import TemplateError
-from deltaserve.server.text import TextCodec, TooManyTokens
+from deltaserve.text.template import TemplateError
+from deltaserve.text.text_codec import TextCodec, TooManyTokens
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 RESERVED_OPTIONS = frozenset(

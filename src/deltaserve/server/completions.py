@@ -8,7 +8,7 @@ from deltaserve.request.client import Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 DEFAULT_MAX_TOKENS = 16
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}

@@ -6,8 +6,8 @@ from typing import Protocol
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.jobs import Job, OutputOptions, Prompt, Sample, Streaming
 from deltaserve.server.stream import TextPiece
-from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, extension, usage_body
+from deltaserve.text.text_codec import TextCodec
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""

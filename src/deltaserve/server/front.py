@@ -17,7 +17,7 @@ from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Bodies
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 _log = logging.getLogger("deltaserve.server")
 

@@ -16,8 +16,8 @@ from deltaserve.server.formats import Body, finite
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, compose, new_id
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.stream import TextPiece
-from deltaserve.server.text import TextCodec
 from deltaserve.server.usage import Counted, cached_details, cached_len
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason
 
 DEFAULT_NEW_TOKENS = 128

@@ -25,7 +25,7 @@ from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if, read_
 from deltaserve.server.replies import json_reply
 from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
 from deltaserve.server.stream import Runner, TextPiece, join
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 
 Fields = TypeVar("Fields", bound=BaseModel)
 

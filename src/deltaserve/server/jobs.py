@@ -16,7 +16,7 @@ from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, OnIgnored
 from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.text import TextCodec
+from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
 
 MAX_SALT_BYTES = 256

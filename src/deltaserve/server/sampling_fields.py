@@ -11,7 +11,7 @@ from pydantic import Field
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.server.api_errors import invalid
 from deltaserve.server.body_fields import Body, Items, at_most
-from deltaserve.server.text import SamplingDefaults
+from deltaserve.text.text_codec import SamplingDefaults
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 32

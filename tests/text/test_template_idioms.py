@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from deltaserve.server.template import ChatTemplate
+from deltaserve.text.template import ChatTemplate
 
 CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"key": "rada", "deep": {"n": [1, 2.5]}}}}
 CONVERSATION: Sequence[Mapping[str, object]] = (

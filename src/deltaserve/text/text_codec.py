@@ -1,4 +1,4 @@
-"""Everything the front knows about a model folder's text side: encode, chat prompts, decode, stop ids, defaults."""
+"""Everything a front knows about a model's text side: encode, chat prompts, decode, stop ids, defaults."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.models.fields import shown
 from deltaserve.models.files import find_gguf
-from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
-from deltaserve.server.gguf_text import read_gguf
-from deltaserve.server.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
-from deltaserve.server.text_files import TextFiles, read_folder
+from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
+from deltaserve.text.gguf_text import read_gguf
+from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
+from deltaserve.text.text_files import TextFiles, read_folder
 
 MAX_VOCAB = 1 << 22
 

@@ -11,7 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.fields import Fields
 from deltaserve.models.gguf_config import CONTROL
 from deltaserve.models.gguf_model import GgufModel
-from deltaserve.server.text_files import TextFiles
+from deltaserve.text.text_files import TextFiles
 
 _NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
 """Values of tokenizer.ggml.token_type, besides CONTROL."""

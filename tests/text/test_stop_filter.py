@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltaserve.server.stream import StopFilter
+from deltaserve.text.stop_filter import StopFilter
 
 letters = st.text(alphabet="ab", max_size=14)
 stop_strings = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4)

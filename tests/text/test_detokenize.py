@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.server.detokenize import Detokenizer, TokenBytes, decode_all
+from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
+from tests.fixtures.text_folder import VOCAB
 from tests.fixtures.tiny_tokenizer import build_tokenizer
-from tests.server.oracle import VOCAB
 
 TOKENIZER: Tokenizer = build_tokenizer(["baku", "dömi"]).backend_tokenizer
 TABLE = TokenBytes(TOKENIZER, VOCAB)

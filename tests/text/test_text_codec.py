@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.server.template import MAX_TEMPLATE_BYTES, ChatTemplate, TemplateError
-from deltaserve.server.text import BrokenTemplate, SamplingDefaults, TextCodec
+from deltaserve.text.template import MAX_TEMPLATE_BYTES, ChatTemplate, TemplateError
+from deltaserve.text.text_codec import BrokenTemplate, SamplingDefaults, TextCodec
 from tests.fixtures.tiny_tokenizer import SPECIALS, build_tokenizer
 
 CONTROL_IDS = range(256, 264)

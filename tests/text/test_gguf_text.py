@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.gguf_header import read_header
-from deltaserve.server.gguf_text import PRE_TOKENIZERS
-from deltaserve.server.text import SamplingDefaults, TextCodec
+from deltaserve.text.gguf_text import PRE_TOKENIZERS
+from deltaserve.text.text_codec import SamplingDefaults, TextCodec
 from tests.fixtures.language_model import language_model
 from tests.fixtures.tiny_gguf import Kind, Vocabulary, Write, byte_vocabulary, write_gguf, write_text_only
 from tests.fixtures.tiny_models import VARIANTS
-from tests.server.bpe_reference import CUTS, byte_level_ids, sentence_piece_ids
+from tests.text.bpe_reference import CUTS, byte_level_ids, sentence_piece_ids
 
 Trained = tuple[dict[str, int], list[tuple[str, str]]]
 _NORMAL, _CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
