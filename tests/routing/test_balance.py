@@ -13,7 +13,7 @@ from deltaserve.routing.balance import POLICIES, Choosable, LowestTtft, RoundRob
 from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
-PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9, assumed_output_len=256)
+PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9)
 PROMPT = 8000
 
 
@@ -22,7 +22,7 @@ def prefill(name: str, queue_tokens: float = 0.0) -> PrefillLoad:
 
 
 def decode(name: str, num_rooms: float = 0.0) -> DecodeLoad:
-    return DecodeLoad(PeerName(name), num_rooms, 64, 0.0, 1e6, 1_000_000, 0.02)
+    return DecodeLoad(PeerName(name), num_rooms, 64, 0.0, 1e6, 1_000_000, 0.02, 256.0)
 
 
 def workers(

@@ -8,7 +8,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.routing.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, local_len
 from deltaserve.routing.load import DecodeLoad, PrefillLoad
 
-PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9, assumed_output_len=256)
+PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9)
 PROMPT = 8000
 PREFILL = PrefillLoad(PeerName("prefill-0"), queue_tokens=0.0, tokens_per_s=8000.0)
 DECODE = DecodeLoad(
@@ -19,6 +19,7 @@ DECODE = DecodeLoad(
     free_tokens=50_000.0,
     pool_tokens=100_000,
     step_s=0.02,
+    output_len=256.0,
 )
 
 

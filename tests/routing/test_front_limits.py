@@ -1,8 +1,9 @@
 """Deadlines, shedding, draining: what the front refuses or ends by itself."""
 
+import msgspec
 import pytest
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import DeadlineTooShort, FailReason, RequestFailed
 from deltaserve.request.client import OutputDelta
 from tests.routing.cluster import Cluster, generation, status
 
@@ -63,6 +64,47 @@ def test_a_wait_beyond_the_deadline_is_refused_at_once() -> None:
     cluster.say("prefill-0", status(waiting_tokens=10_000))  # 10 s at 1,000 tokens/s
     assert refusal(cluster, 1, deadline_s=5.0) is FailReason.OVERLOADED
     cluster.submit(1, generation(1, deadline_s=15.0))
+
+
+def test_the_client_is_told_that_its_deadline_is_why() -> None:
+    cluster = Cluster().all_ready()
+    cluster.say("prefill-0", status(waiting_tokens=10_000))
+    with pytest.raises(DeadlineTooShort, match=r"deadline is 5 s, and the estimated wait for its turn 10\.0 s"):
+        cluster.submit(1, generation(1, deadline_s=5.0))
+
+
+def test_what_a_report_tells_of_rooms_that_are_over_does_not_count() -> None:
+    """A burst is over, and the workers' last reports are of its middle."""
+    cluster = Cluster().all_ready()
+    for number in range(128):
+        cluster.submit(number, generation(number, first_token=100 * number))
+    busy = msgspec.structs.replace(status(waiting_tokens=112 * 40), num_waiting=112, num_running=16, free_pages=(0,))
+    cluster.say("decode-0", busy)
+    cluster.say("prefill-0", status(waiting_tokens=112 * 40))
+    assert refusal(cluster, 999, deadline_s=0.01) is FailReason.OVERLOADED
+    for number in range(128):
+        cluster.tokens("decode-0", number, 0, [1, 2])
+        cluster.finished("decode-0", number, output_len=2)
+    cluster.submit(1000, generation(1000, deadline_s=0.01))
+
+
+def test_a_report_still_counts_the_rooms_of_other_fronts() -> None:
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    cluster.say("decode-0", msgspec.structs.replace(status(), num_waiting=48, num_running=16))
+    cluster.finished("decode-0", 1)
+    assert refusal(cluster, 2, deadline_s=1.0) is FailReason.OVERLOADED
+
+
+def test_rooms_that_want_few_tokens_are_not_taken_to_live_long() -> None:
+    cluster = Cluster().all_ready()
+    cluster.say("decode-0", status())  # a step takes 10 ms
+    for number in range(17):
+        cluster.submit(number, generation(number, max_tokens=8))
+    cluster.submit(17, generation(17, deadline_s=0.1))
+    for number in range(20, 40):
+        cluster.submit(number, generation(number, max_tokens=1000))
+    assert refusal(cluster, 40, deadline_s=0.1) is FailReason.OVERLOADED
 
 
 def test_a_room_in_use_is_refused() -> None:

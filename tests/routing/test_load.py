@@ -6,7 +6,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.routing.load import Assumed, LoadReport, Unseen, decode_loads, prefill_loads, smooth
 from deltaserve.wire.messages import Status
 
-ASSUMED = Assumed(prefill_tokens_per_s=2000.0, decode_step_s=0.03, stale_after_s=1.0)
+ASSUMED = Assumed(prefill_tokens_per_s=2000.0, decode_step_s=0.03, output_len=256, stale_after_s=1.0)
 
 
 def status(
@@ -26,9 +26,16 @@ def status(
 
 
 def report(
-    status: Status | None, age_s: float = 0.0, own_tokens: int = 0, own_rooms: int = 0, unseen: Unseen | None = None
+    status: Status | None,
+    age_s: float = 0.0,
+    own_tokens: int = 0,
+    own_rooms: int = 0,
+    own_output_tokens: int = 0,
+    unseen: Unseen | None = None,
 ) -> LoadReport:
-    return LoadReport(PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, unseen or Unseen())
+    return LoadReport(
+        PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, own_output_tokens, unseen or Unseen()
+    )
 
 
 def waiting(status: Status) -> float:
@@ -81,3 +88,23 @@ def test_a_report_tells_of_all_fronts_and_what_was_put_there_since_is_added() ->
     told = status(1000, rooms=7)
     assert prefill_loads([report(told, own_tokens=700, unseen=unseen)], ASSUMED)[0].queue_tokens == 1500.0
     assert decode_loads([report(told, own_rooms=3, unseen=unseen)], ASSUMED)[0].num_rooms == 9.0
+
+
+def test_what_ended_since_the_report_is_taken_off_it_down_to_what_is_known_to_be_there() -> None:
+    unseen = Unseen(rooms=-5, compute_tokens=-900, memory_tokens=-500)
+    told = status(1000, rooms=7, free=25)
+    assert prefill_loads([report(told, own_tokens=50, unseen=unseen)], ASSUMED)[0].queue_tokens == 100.0
+    load = decode_loads([report(told, own_rooms=1, unseen=unseen)], ASSUMED)[0]
+    assert (load.num_rooms, load.waiting_tokens, load.free_tokens) == (2.0, 500.0, 1600.0)
+    more = Unseen(rooms=-50, compute_tokens=-9000, memory_tokens=-1500)
+    assert prefill_loads([report(told, own_tokens=50, unseen=more)], ASSUMED)[0].queue_tokens == 50.0
+    load = decode_loads([report(told, own_rooms=1, unseen=more)], ASSUMED)[0]
+    assert (load.num_rooms, load.waiting_tokens, load.free_tokens) == (1.0, 0.0, 2100.0)
+
+
+def test_own_rooms_produce_what_they_asked_for_and_others_what_is_assumed() -> None:
+    assert decode_loads([report(status())], ASSUMED)[0].output_len == 256.0
+    own = report(status(rooms=4), own_rooms=4, own_output_tokens=40)
+    assert decode_loads([own], ASSUMED)[0].output_len == 10.0
+    shared = report(status(rooms=8), own_rooms=4, own_output_tokens=40)
+    assert decode_loads([shared], ASSUMED)[0].output_len == (40 + 4 * 256) / 8

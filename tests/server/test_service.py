@@ -7,7 +7,7 @@ import logging
 import httpx
 import pytest
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import DeadlineTooShort, FailReason, RequestFailed
 from deltaserve.base.ids import Role
 from deltaserve.request.client import Limits
 from deltaserve.server.api_errors import FAIL_STATUS
@@ -44,6 +44,14 @@ async def test_every_reason_has_its_status(codec: TextCodec, reason: FailReason,
     is_futile = reason in (FailReason.DEADLINE, FailReason.NUMERICAL)
     assert reply.headers.get("x-should-retry") == ("false" if is_futile else None), "libraries send other 5xx again"
     assert "10.0.0.7" not in reply.text, "worker addresses stay inside"
+
+
+async def test_a_deadline_shorter_than_the_queue_is_named(codec: TextCodec) -> None:
+    engine = OracleEngine(failure=DeadlineTooShort(deadline_s=1.0, wait_s=3.25))
+    async with served(codec, engine, SETTINGS) as case:
+        reply = await _post(case)
+    assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
+    assert "deadline is 1 s" in reply.text and "estimated wait for its turn 3.2 s" in reply.text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])

@@ -62,3 +62,11 @@ class RequestFailed(DeltaserveError):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+class DeadlineTooShort(RequestFailed):
+    """Refused because it would be over before its turn comes. The client chose the deadline, so it is told both."""
+
+    def __init__(self, deadline_s: float, wait_s: float) -> None:
+        message = f"the request's deadline is {deadline_s:g} s, and the estimated wait for its turn {wait_s:.1f} s"
+        super().__init__(FailReason.OVERLOADED, message)

@@ -49,7 +49,6 @@ class Prices:
 
     kv_bytes_per_token: float
     transfer_bytes_per_s: float
-    assumed_output_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +105,16 @@ def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, f
     """Seconds on the wire, and of waiting for memory and a row."""
     missing = prompt_len - side.hit
     wire_s = missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
-    return wire_s, _decode_wait(missing, side.load, prices.assumed_output_len)
+    return wire_s, _decode_wait(missing, side.load)
 
 
-def _decode_wait(missing: int, load: DecodeLoad, output_len: int) -> float:
+def _decode_wait(missing: int, load: DecodeLoad) -> float:
     """Until decode has memory and a row.
 
     Running requests are taken to end one after the other, evenly over the time an average one lives; so a whole pool
     turns over once per life.
     """
-    life_s = output_len * load.step_s
+    life_s = load.output_len * load.step_s
     running = min(load.num_rooms, float(load.max_running)) if load.max_running else load.num_rooms
     shortage = max(0.0, missing + load.waiting_tokens - load.free_tokens) if load.pool_tokens else 0.0
     memory_s = life_s * shortage / max(1, load.pool_tokens)

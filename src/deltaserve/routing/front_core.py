@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from deltaserve.base.errors import ConfigError, FailReason, IntegrityError, RequestFailed
+from deltaserve.base.errors import ConfigError, DeadlineTooShort, FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import PeerName, Role, Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.sampling import TokenLogprobs
@@ -191,7 +191,7 @@ class FrontCore:
         choice = self.placer.choose(sample, now)
         wait_s = choice.estimate.wait_s
         if wait_s > generation.deadline_s:
-            raise RequestFailed(FailReason.OVERLOADED, f"estimated wait of {wait_s:.1f} s is beyond the deadline")
+            raise DeadlineTooShort(generation.deadline_s, wait_s)
         placement = self.placer.place(sample, choice, now)
         return LiveRoom(sample, now + generation.deadline_s, now, placement)
 
@@ -463,7 +463,7 @@ class FrontCore:
         """Its place is free."""
         if live.placement is not None:
             self._release_prefill(live)
-            self.placer.release_decode(live.placement)
+            self.placer.release_decode(live.placement, live.num_tokens)
 
     def _release_prefill(self, live: LiveRoom) -> None:
         """The prompt is computed, or needs not be any more."""

@@ -15,13 +15,13 @@ _HALF_LIFE_S = 1.0
 
 @dataclass(slots=True)
 class Unseen:
-    """What this front put on a worker since the worker's last report, which tells of all fronts together."""
+    """What this front put on a worker since its last report, less what ended since. The report is of all fronts."""
 
     rooms: int = 0
     compute_tokens: int = 0
     """To compute."""
     memory_tokens: int = 0
-    """Of memory asked for."""
+    """Of memory asked for; below zero: more was given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class LoadReport:
     own_tokens: int
     """Tokens to compute of this front's rooms there that have no first token yet."""
     own_rooms: int
+    own_output_tokens: int
+    """What those rooms are expected to produce in all."""
     unseen: Unseen
 
 
@@ -46,6 +48,8 @@ class Assumed:
 
     prefill_tokens_per_s: float
     decode_step_s: float
+    output_len: int
+    """Tokens that a running request produces in all."""
     stale_after_s: float
 
 
@@ -72,6 +76,8 @@ class DecodeLoad:
     """Free or evictable."""
     pool_tokens: int
     step_s: float
+    output_len: float
+    """Tokens that one of its rooms produces in all, on average."""
 
 
 def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[PrefillLoad]:
@@ -92,18 +98,30 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     free = smooth(reports, _free_fraction, 1.0, stale)
     steps = smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale)
-    return [
-        DecodeLoad(
-            worker=report.worker,
-            num_rooms=max(rooms[i] + report.unseen.rooms, float(report.own_rooms)),
-            max_running=report.max_running,
-            waiting_tokens=waiting[i] + report.unseen.memory_tokens,
-            free_tokens=free[i] * report.pool_tokens,
-            pool_tokens=report.pool_tokens,
-            step_s=steps[i],
+    out: list[DecodeLoad] = []
+    for i, report in enumerate(reports):
+        num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))
+        owed = waiting[i] + report.unseen.memory_tokens
+        out.append(
+            DecodeLoad(
+                worker=report.worker,
+                num_rooms=num_rooms,
+                max_running=report.max_running,
+                waiting_tokens=max(0.0, owed),
+                free_tokens=min(float(report.pool_tokens), free[i] * report.pool_tokens + max(0.0, -owed)),
+                pool_tokens=report.pool_tokens,
+                step_s=steps[i],
+                output_len=_output_len(report, num_rooms, assumed.output_len),
+            )
         )
-        for i, report in enumerate(reports)
-    ]
+    return out
+
+
+def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float:
+    """Of this front's rooms what they asked for is known; those of others are assumed."""
+    if not num_rooms:
+        return float(assumed_len)
+    return (report.own_output_tokens + (num_rooms - report.own_rooms) * assumed_len) / num_rooms
 
 
 def smooth(

@@ -39,8 +39,10 @@ class Placer:
         self._config = config
         self._workers = workers
         self._policy = POLICIES[config.load_balance_method]()
-        self._prices = Prices(config.kv_bytes_per_token, config.transfer_bytes_per_s, config.assumed_output_len)
-        self._assumed = Assumed(config.prefill_tokens_per_s, config.decode_step_s, config.stale_report_s)
+        self._prices = Prices(config.kv_bytes_per_token, config.transfer_bytes_per_s)
+        self._assumed = Assumed(
+            config.prefill_tokens_per_s, config.decode_step_s, config.assumed_output_len, config.stale_report_s
+        )
         self._is_conditional = config.conditional_prefill
         self.residency = Residency(config.max_resident_keys)
         self.breakers = Breakers()
@@ -122,7 +124,14 @@ class Placer:
         computing, keeping = choice.pair.computing, choice.pair.keeping
         prefill = None if choice.pair.is_unified else computing.load.worker
         near = local_len(choice.pair) if self._is_conditional else 0
-        placement = Placement(keeping.load.worker, prefill, sample.prompt_len - computing.hit, near)
+        placement = Placement(
+            decode=keeping.load.worker,
+            prefill=prefill,
+            compute_tokens=sample.prompt_len - computing.hit,
+            memory_tokens=sample.prompt_len - keeping.hit,
+            output_tokens=min(sample.generation.sampling.max_tokens, self._assumed.output_len),
+            local_len=near,
+        )
         for name in placement.workers:
             self._worker(name).own_rooms += 1
             self.breakers.chosen(name, now)
@@ -131,19 +140,26 @@ class Placer:
         computes, keeps = self._worker(placement.computing), self._worker(placement.decode)
         computes.own_tokens += placement.compute_tokens
         computes.unseen.compute_tokens += placement.compute_tokens
-        keeps.unseen.memory_tokens += sample.prompt_len - keeping.hit
+        keeps.own_output_tokens += placement.output_tokens
+        keeps.unseen.memory_tokens += placement.memory_tokens
         keeps.unseen.rooms += 1
         return placement
 
     def release_prefill(self, placement: Placement) -> None:
         """The prompt is computed, or needs not be any more."""
-        self._worker(placement.computing).own_tokens -= placement.compute_tokens
+        computes = self._worker(placement.computing)
+        computes.own_tokens -= placement.compute_tokens
+        computes.unseen.compute_tokens -= placement.compute_tokens
         if placement.prefill is not None:
             self._worker(placement.prefill).own_rooms -= 1
 
-    def release_decode(self, placement: Placement) -> None:
-        """The room is over on decode."""
-        self._worker(placement.decode).own_rooms -= 1
+    def release_decode(self, placement: Placement, num_output_tokens: int) -> None:
+        """The room is over on decode. Its last report may still count it, and the memory that it gave back."""
+        keeps = self._worker(placement.decode)
+        keeps.own_rooms -= 1
+        keeps.own_output_tokens -= placement.output_tokens
+        keeps.unseen.memory_tokens -= placement.memory_tokens + num_output_tokens
+        keeps.unseen.rooms -= 1
 
     def succeeded(self, placement: Placement) -> None:
         """The first token came: all workers did their part."""
@@ -192,20 +208,22 @@ class Placer:
         """Raises IntegrityError when booked and recomputed counts differ."""
         self.residency.check_integrity()
         tokens = {w.name: 0 for w in self._workers}
-        num_rooms = dict(tokens)
+        num_rooms, output_tokens = dict(tokens), dict(tokens)
         for live in rooms:
             placement = live.placement
             if placement is None:
                 continue
             num_rooms[placement.decode] += 1
+            output_tokens[placement.decode] += placement.output_tokens
             if live.is_computing:
                 tokens[placement.computing] += placement.compute_tokens
                 if placement.prefill is not None:
                     num_rooms[placement.prefill] += 1
         for worker in self._workers:
-            booked, found = (worker.own_tokens, worker.own_rooms), (tokens[worker.name], num_rooms[worker.name])
+            booked = worker.own_tokens, worker.own_rooms, worker.own_output_tokens
+            found = tokens[worker.name], num_rooms[worker.name], output_tokens[worker.name]
             if booked != found:
-                raise IntegrityError(f"{worker.name}: (tokens, rooms) booked {booked}, found {found}")
+                raise IntegrityError(f"{worker.name}: (tokens, rooms, output tokens) booked {booked}, found {found}")
 
 
 _UNLIMITED = 1 << 31

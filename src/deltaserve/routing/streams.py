@@ -63,6 +63,10 @@ class Placement:
     """None: decode computes the prompt itself."""
     compute_tokens: int
     """To prefill: prompt minus what the computing worker was believed to hold."""
+    memory_tokens: int
+    """Of the prompt, for which decode needs new memory."""
+    output_tokens: int
+    """Expected."""
     local_len: int = 0
     """Missing tokens up to which decode is to compute the prompt itself."""
 

@@ -42,11 +42,13 @@ class Worker:
     complaint: str | None = None
     """What its last report says is wrong with it."""
     unseen: Unseen = field(default_factory=Unseen)
-    """Put here since `status_at`."""
+    """Since `status_at`."""
     own_tokens: int = 0
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
     """Rooms placed here; on prefill only until their first token."""
+    own_output_tokens: int = 0
+    """What rooms placed here for decoding are expected to produce."""
     away_since: float | None = None
     """Since when the worker, in the same life, takes us for lost: it may still have our rooms."""
     next_hello: float = 0.0
@@ -97,6 +99,7 @@ class Worker:
             max_running=self.facts.max_running,
             own_tokens=self.own_tokens,
             own_rooms=self.own_rooms,
+            own_output_tokens=self.own_output_tokens,
             unseen=self.unseen,
         )
 

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.base.errors import DeadlineTooShort, FailReason, RequestFailed
 
 MAX_MESSAGE_CHARS = 400
 CLIENT_CLOSED = 499
@@ -86,7 +86,8 @@ def from_failure(failure: RequestFailed) -> ApiError:
     """The engine's reason as an HTTP answer. The engine's own words stay in the log: they may name workers."""
     status, code = FAIL_STATUS[failure.reason]
     headers = retry_after() if status in (429, 503) else _FUTILE if code in _FUTILE_CODES else {}
-    return ApiError(status, code, _PUBLIC[code], headers=headers)
+    message = failure.message if isinstance(failure, DeadlineTooShort) else _PUBLIC[code]
+    return ApiError(status, code, message, headers=headers)
 
 
 _PUBLIC = {
