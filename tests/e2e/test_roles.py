@@ -13,6 +13,11 @@ FLAGS = ("--page-size", str(PAGE), "--num-pages", "1024", "--prefill", "1", "--d
 HEAD = random_prompt(10 * PAGE, seed=1)
 
 
+def wait_for_reports(server: Server) -> None:
+    """Until the front knows that everybody can serve: it refuses to take the last worker of a role that does."""
+    wait_until(lambda: all(worker["status"] for worker in server.workers().values()), "everybody's report")
+
+
 def ask_for(server: Server, worker: str, role: str, **fields: object) -> httpx.Response:
     return server.http.post("/admin/role", json={"worker": worker, "role": role, **fields})
 
@@ -43,6 +48,7 @@ def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: P
                 assert_true(model, prompt, answer)
 
         traffic()
+        wait_for_reports(server)
         wait_until(lambda: any(known(server)[name] for name in ("decode-0", "decode-1")), "reports of cached pages")
         first = max(("decode-0", "decode-1"), key=lambda name: known(server)[name])
         under_way = pool.submit(server.complete, prompts[0], 200)
@@ -67,7 +73,7 @@ def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: P
 def test_an_answer_that_runs_longer_than_the_grace_goes_on_elsewhere(tiny_models: Path, folder: Path) -> None:
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(1) as pool:
-        wait_until(lambda: all(worker["status"] for worker in server.workers().values()), "everybody's report")
+        wait_for_reports(server)
         under_way = pool.submit(server.complete, HEAD, 2000)  # many times as long as it takes to ask
         wait_until(lambda: busy(server) is not None, "the first tokens")
         name = busy(server)
