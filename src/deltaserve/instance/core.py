@@ -73,7 +73,9 @@ class EngineCore:
     def handle(self, event: Event, now: float) -> None:
         match event:
             case FrameIn():
-                if self._change is None or not self._change.has_left:
+                if self._change is not None and self._change.has_left:
+                    self.links.stale_frames += 1
+                else:
                     self._on_frame(event, now)
             case PeerDied():
                 self.links.died(event.peer)

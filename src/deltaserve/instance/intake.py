@@ -189,9 +189,9 @@ class Intake:
         if boot is None or not self._links.is_ready(room.prefill):
             return TryOutcome.HELD_BACK
         self._take_lease(room)
+        missing = self._missing(room)
         scheduler = self._parts.scheduler
         leased = request.lease.num_pages if request.lease else 0
-        missing = self._missing(room)
         needs = tuple(map(len, missing))
         if not scheduler.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return TryOutcome.NO_ROOM

@@ -116,6 +116,9 @@ def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
             raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {len(owned)}")
         if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
             raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
+    for r in holders:
+        if not r.num_finite <= r.num_computed <= r.num_pages * parts.scheduler.config.page_size:
+            raise IntegrityError(f"{r.num_computed} tokens computed, {r.num_finite} finite, in {r.num_pages} pages")
     num_leases = sum(r.lease is not None for r in holders)
     if parts.cache.num_leases != num_leases:
         raise IntegrityError(f"{parts.cache.num_leases} leases, requests hold {num_leases}")

@@ -32,7 +32,7 @@ from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferRep
 from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import Cancel, Envelope, Finished, Submit
+from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Submit
 
 POLL_S = 0.002
 """How long a transfer thread may sleep while something is open."""
@@ -205,7 +205,9 @@ class SimWorker(SimProcess):
 
     def handle(self, event: Event) -> None:
         if self.is_alive:
+            boot, num_stale = self.instance.config.boot, self.instance.links.stale_frames
             self.instance.handle(event, self.now)
+            _check_addressee(event, boot, self.instance.links.stale_frames - num_stale)
             self._take_turn()
 
     def drain(self) -> None:
@@ -324,6 +326,7 @@ class SimFront(SimProcess):
     def __init__(self, world: Surroundings, config: FrontConfig, pace: Pace | None = None) -> None:
         super().__init__(world, config.name, pace or Pace())
         self.core = FrontCore(config)
+        self._boot = config.boot
         self.answers: dict[Room, Answer] = {}
         self._given: dict[Room, tuple[PeerName, int | None]] = {}
         """Room |-> the worker, and its boot, that was given it last and has not said that it ended there."""
@@ -371,7 +374,10 @@ class SimFront(SimProcess):
             room = Room(event.envelope.body.room)
             if self._given.get(room, ("", None))[0] == event.envelope.src:
                 del self._given[room]
-        self._perform(self.core.handle(event, self.now))
+        num_stale = self.core.workers.num_stale_frames
+        actions = self.core.handle(event, self.now)
+        _check_addressee(event, self._boot, self.core.workers.num_stale_frames - num_stale)
+        self._perform(actions)
 
     def _give(self, room: Room, to: PeerName) -> None:
         """I25: a room is on one decode worker at a time, as far as the front can know."""
@@ -415,6 +421,14 @@ class SimFront(SimProcess):
         if self.core.next_timer() <= self.now:
             self._perform(self.core.tick(self.now))
         self._tick_at(max(self.core.next_timer(), self.now + 0.01))
+
+
+def _check_addressee(event: Event, boot: int, num_dropped: int) -> None:
+    """I18: what was meant for another life of this process, or for nobody, changes nothing; a Hello may."""
+    if num_dropped or not isinstance(event, FrameIn) or event.envelope.dst_boot == boot:
+        return
+    if not isinstance(event.envelope.body, Hello):
+        raise IntegrityError(f"I18: a {type(event.envelope.body).__name__} for another life was taken")
 
 
 def _deliver(answer: Answer, delta: OutputDelta, now: float) -> None:

@@ -48,14 +48,23 @@ class Watch:
         self._poisons = poisons
         self._pools: dict[SimWorker, list[_Pages]] = {}
         self._touches: Counter[SimProcess] = Counter()
+        self._retractions: Counter[SimWorker] = Counter()
         self._workers: dict[SimTransport, SimWorker] = {}
 
     def touched(self, process: SimProcess) -> None:
         self._touches[process] += 1
         if isinstance(process, SimWorker):
             self._look(process)
-        if self._touches[process] % self._full_every == 0:
+        if self._touches[process] % self._full_every == 0 or self._has_retracted(process):
             self.check(process)
+
+    def _has_retracted(self, process: SimProcess) -> bool:
+        """Whether memory was taken from a request since the last look: rare, and its books are soon made anew."""
+        if not isinstance(process, SimWorker):
+            return False
+        former = self._retractions[process]
+        self._retractions[process] = now = process.instance.parts.scheduler.num_retractions
+        return now != former
 
     # ------------------------------------------------------------ after every event
 
