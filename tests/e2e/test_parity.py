@@ -26,6 +26,7 @@ QUICK = {
     ("qwen3_yarn_rope", 1, True),
     ("qwen3_moe", 16, False),
     ("qwen3_moe_mixed", 64, True),
+    ("minimax_m2", 16, True),
 }
 
 

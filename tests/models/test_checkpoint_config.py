@@ -13,7 +13,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind
+from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind, RouterKind
 from deltaserve.models.rope import inverse_frequencies
 from deltaserve.models.rope_fields import rope_spec
 
@@ -29,6 +29,11 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "dtype": "bfloat16",
 }
+
+
+def _minimax(**changes: Any) -> dict[str, Any]:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    return {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16, **experts, **changes}
 
 
 def spec_of(folder: Path, **changes: Any) -> ModelSpec:
@@ -65,6 +70,19 @@ def test_qwen3_moe(tmp_path: Path) -> None:
     assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.renormalise) == (8, 2, True)
     assert [spec.is_moe(layer) for layer in range(6)] == [False, True, False, False, False, True]
     assert spec.qk_norm is QkNorm.HEAD
+
+
+def test_minimax_m2(tmp_path: Path) -> None:
+    """`rotary_dim`: the published files' name of what transformers calls partial_rotary_factor."""
+    spec = spec_of(tmp_path, **_minimax(rotary_dim=8, num_mtp_modules=3, sliding_window=None))
+    assert (spec.qk_norm, spec.rope.dim, spec.head_dim) == (QkNorm.ALL, 8, 16)
+    assert spec.moe is not None
+    assert (spec.moe.router, spec.moe.intermediate_size, spec.moe.layers) == (
+        RouterKind.SIGMOID,
+        128,
+        frozenset({0, 1}),
+    )
+    assert spec_of(tmp_path, **_minimax(partial_rotary_factor=0.5)) == spec
 
 
 def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
@@ -112,6 +130,13 @@ def test_cache_spec(tmp_path: Path) -> None:
         ),
         ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "windowed attention"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts is missing"),
+        (_minimax(scoring_func="softmax"), "scoring_func is 'softmax', expected sigmoid"),
+        (_minimax(qk_norm_type="per_head"), "qk_norm_type is 'per_head', expected per_layer"),
+        (_minimax(use_qk_norm=False), "use_qk_norm is False, expected true"),
+        (_minimax(shared_intermediate_size=8), "shared_intermediate_size is 8"),
+        (_minimax(rotary_dim=18), "rotary_dim is 18, expected 2 .. 16"),
+        (_minimax(rotary_dim=7), "rotary_dim is 7, expected an even number"),
+        (_minimax(partial_rotary_factor=0.2), "partial_rotary_factor is 0.2, expected an even number of the 16"),
     ],
 )
 def test_bad_config_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
@@ -186,7 +211,7 @@ def test_rope_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(**values, head_dim=64, num_attention_heads=4)
     want, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
     spec = rope_spec(Fields(values, "config.json"), 512, 64)
-    torch.testing.assert_close(inverse_frequencies(spec, 64), want, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(inverse_frequencies(spec), want, rtol=1e-6, atol=0.0)
     assert spec.attention_factor == pytest.approx(factor)
 
 

@@ -1,5 +1,7 @@
 """Experts: what each token gets is the weighted sum of its own, rounded once."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -19,7 +21,7 @@ def random_weights(hidden: int) -> MoeWeights:
         return (torch.randn(*shape, generator=generator) / 4).to(torch.bfloat16)
 
     size, count = SPEC.intermediate_size, SPEC.num_experts
-    return MoeWeights(draw(count, hidden), draw(count, 2 * size, hidden), draw(count, hidden, size))
+    return MoeWeights(draw(count, hidden), None, draw(count, 2 * size, hidden), draw(count, hidden, size))
 
 
 @torch.inference_mode()
@@ -27,7 +29,7 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
     hidden = 48
     weights = random_weights(hidden)
     x = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    experts, gains = route(x, weights.router, SPEC)
+    experts, gains = route(x, weights, SPEC)
     got = moe_mlp(x, weights, SPEC)
     for token in range(5):
         total = torch.zeros(hidden, dtype=torch.float64)
@@ -42,3 +44,14 @@ def test_equal_tokens_get_equal_bits() -> None:
     x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).repeat(16, 1)
     got = moe_mlp(x, random_weights(48), SPEC)
     assert torch.equal(got, got[:1].repeat(16, 1))
+
+
+@torch.inference_mode()
+def test_a_correction_takes_part_in_the_choice_but_not_in_the_weights() -> None:
+    spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=4, experts_per_token=2)
+    scores = torch.tensor([0.9, 0.5, 0.4, 0.1])
+    correction = torch.tensor([-1.0, 0.0, 0.0, 0.5])
+    empty = torch.empty(0)
+    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, empty, empty), spec)
+    assert experts.tolist() == [[3, 1]]
+    torch.testing.assert_close(gains, torch.tensor([[0.1, 0.5]]) / 0.6)

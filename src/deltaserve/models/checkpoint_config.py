@@ -8,13 +8,14 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
 from deltaserve.models.fields import Fields, shown
 from deltaserve.models.llama import LLAMA
+from deltaserve.models.minimax_m2 import MINIMAX_M2
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
 from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
 from deltaserve.models.source import TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2)
 
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:

@@ -31,7 +31,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: DecoderWeights) -> None:
         self.spec = spec
         self._weights = weights
-        self._rope = Rope(spec.rope, spec.head_dim, weights.embedding.device)
+        self._rope = Rope(spec.rope, weights.embedding.device)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention], last: LastTokens | None = None

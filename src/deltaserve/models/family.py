@@ -14,6 +14,7 @@ MAX_LAYERS = 512
 MAX_VOCAB = 2**22
 MAX_HIDDEN = 2**17
 MAX_HEADS = 2**12
+MAX_EXPERTS = 2**12
 MAX_POSITION = 2**26
 
 _DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
@@ -54,7 +55,7 @@ COMMON_RENAMES = (
 
 
 def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: int | None = None) -> ModelSpec:
-    """The fields of a Llama-like decoder: GQA, SwiGLU, RMSNorm.
+    """The fields of a Llama-like decoder: GQA, heads that turn whole, SwiGLU, RMSNorm.
 
     `default_head_dim`: where config.json names none; None: hidden_size / num_attention_heads.
     """

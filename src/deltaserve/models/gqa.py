@@ -1,11 +1,12 @@
 """Grouped-query attention with rotary embedding, over whatever backend holds the KV."""
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.layers import linear
-from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope import rotate
 from deltaserve.models.weights import AttentionWeights
 
@@ -14,16 +15,24 @@ def project(
     x: Tensor,  # [T, hidden]
     weights: AttentionWeights,
     spec: ModelSpec,
-    rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, D]
+    rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> q [T, Hq, D], k and v [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, spec.head_dim)
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.qk_norm is not None:
-        qk = functional.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * weights.qk_norm
+        qk = _normalised(qk, spec) * weights.qk_norm
     qk = rotate(qk, *rope)
     return qk[:, :heads], qk[:, heads:], v
+
+
+def _normalised(qk: Tensor, spec: ModelSpec) -> Tensor:
+    """qk [T, Hq + Hkv, D], still without the weights of the norm"""
+    if spec.qk_norm is QkNorm.HEAD:
+        return functional.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps)
+    parts = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
+    return torch.cat([functional.rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], 1)
 
 
 def attend(q: Tensor, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:

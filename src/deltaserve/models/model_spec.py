@@ -13,6 +13,8 @@ class QkNorm(Enum):
     NONE = "none"
     HEAD = "head"
     """On each head alone; one weight [D] for queries and one for keys."""
+    ALL = "all"
+    """On all heads together; one weight [Hq * D] for queries and one [Hkv * D] for keys."""
 
 
 class RopeKind(Enum):
@@ -30,14 +32,18 @@ class RouterKind(Enum):
     """How expert scores become weights."""
 
     SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    """Each score alone. A learned correction takes part in the choice of experts, not in their weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding over the whole head."""
+    """Rotary embedding of the first channels of a head."""
 
     kind: RopeKind
     theta: float
+    dim: int
+    """Channels that turn."""
     factor: float = 1.0
     original_max_position: int = 0
     """Tokens the model was first trained on (LLAMA3 and YARN)."""

@@ -5,14 +5,20 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.layers import swiglu
-from deltaserve.models.model_spec import MoeSpec
+from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.weights import MoeWeights
 
 
-def route(x: Tensor, router: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> tuple[Tensor, Tensor]:
     """x [T, hidden] -> expert ids [T, k] and their weights [T, k] float32."""
-    scores = functional.linear(x, router).float().softmax(-1)  # [T, E]
-    weights, experts = scores.topk(spec.experts_per_token, -1)
+    logits = functional.linear(x.to(layer.router.dtype), layer.router).float()  # [T, E]
+    if spec.router is RouterKind.SOFTMAX:
+        weights, experts = logits.softmax(-1).topk(spec.experts_per_token, -1)
+    else:
+        assert layer.correction is not None
+        scores = logits.sigmoid()
+        experts = (scores + layer.correction).topk(spec.experts_per_token, -1).indices
+        weights = scores.gather(-1, experts)
     if spec.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     return experts, weights
@@ -20,7 +26,7 @@ def route(x: Tensor, router: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:
 
 def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
     """x [T, hidden] -> [T, hidden]"""
-    experts, gains = route(x, weights.router, spec)
+    experts, gains = route(x, weights, spec)
     order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
     tokens = order // spec.experts_per_token
     counts = torch.bincount(experts.flatten(), minlength=spec.num_experts).tolist()

@@ -3,6 +3,7 @@
 from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, QkNorm
+from deltaserve.models.rope_fields import refuse_partial_rotary
 
 _HEAD_DIM = 128
 """What transformers assumes where config.json names none."""
@@ -10,6 +11,7 @@ _HEAD_DIM = 128
 
 def _build(fields: Fields) -> ModelSpec:
     refuse_sliding_window(fields)
+    refuse_partial_rotary(fields)
     return dense_spec(fields, "qwen3", QkNorm.HEAD, _HEAD_DIM)
 
 

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from deltaserve.models.family import COMMON_RENAMES, MAX_HIDDEN, Family, dense_spec, refuse_sliding_window
+from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, MAX_HIDDEN, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
-
-_MAX_EXPERTS = 4096
+from deltaserve.models.rope_fields import refuse_partial_rotary
 
 
 def _build(fields: Fields) -> ModelSpec:
     refuse_sliding_window(fields)
+    refuse_partial_rotary(fields)
     spec = dense_spec(fields, "qwen3_moe", QkNorm.HEAD)
     name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # transformers 5 renames it
-    num_experts = fields.integer(name, 1, _MAX_EXPERTS)
+    num_experts = fields.integer(name, 1, MAX_EXPERTS)
     step = fields.integer("decoder_sparse_step", 1, spec.num_layers, default=1)
     dense = set(fields.integers("mlp_only_layers"))
     moe = MoeSpec(

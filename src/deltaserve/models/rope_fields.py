@@ -8,33 +8,50 @@ from deltaserve.models.model_spec import RopeKind, RopeSpec
 _KINDS = {kind.value: kind for kind in RopeKind}
 
 
-def rope_spec(fields: Fields, max_position: int, head_dim: int) -> RopeSpec:
-    """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
-    table = fields.table("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+def rotary_dim(fields: Fields, head_dim: int) -> int:
+    """Channels of a head that turn, where `partial_rotary_factor` (or, before it, `rotary_dim`) may say so."""
+    holder, name = _factor_holder(fields), "partial_rotary_factor"
+    dim = head_dim * holder.number(name, 1.0)
+    if fields.has("rotary_dim"):
+        holder, name = fields, "rotary_dim"
+        dim = fields.integer(name, 2, head_dim)
+    if not 2.0 <= dim <= head_dim or int(dim) % 2:
+        raise holder.error(name, f"an even number of the {head_dim} channels")
+    return int(dim)
+
+
+def refuse_partial_rotary(fields: Fields) -> None:
+    """Of a family whose heads turn whole."""
+    holder = _factor_holder(fields)
+    if holder.number("partial_rotary_factor", 1.0) != 1.0:
+        raise holder.error("partial_rotary_factor", "1.0 for this family")
+
+
+def rope_spec(fields: Fields, max_position: int, dim: int) -> RopeSpec:
+    """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before). `dim`: channels that turn."""
+    table = _table(fields)
     theta = table.positive("rope_theta") if table.has("rope_theta") else fields.positive("rope_theta", 10000.0)
     name = table.text("rope_type", table.text("type", "default"))
     if name not in _KINDS:
         raise table.error("rope_type" if table.has("rope_type") else "type", "one of " + ", ".join(_KINDS))
-    holder = table if table.has("partial_rotary_factor") else fields
-    if holder.number("partial_rotary_factor", 1.0) != 1.0:
-        raise holder.error("partial_rotary_factor", "1.0 for this family")
     kind = _KINDS[name]
     if kind is RopeKind.DEFAULT:
-        return RopeSpec(kind, theta)
+        return RopeSpec(kind, theta, dim)
     if kind is RopeKind.FACTORS:
-        return RopeSpec(kind, theta, factors=table.positives("factors", head_dim // 2))
+        return RopeSpec(kind, theta, dim, factors=table.positives("factors", dim // 2))
     factor = table.positive("factor")
     if kind is RopeKind.LINEAR:
-        return RopeSpec(kind, theta, factor)
+        return RopeSpec(kind, theta, dim, factor)
     original = table.integer("original_max_position_embeddings", 1, 2**26, default=max_position)
     if kind is RopeKind.LLAMA3:
         low, high = table.positive("low_freq_factor"), table.positive("high_freq_factor")
         if low >= high:
             raise table.error("high_freq_factor", f"more than low_freq_factor {low}")
-        return RopeSpec(kind, theta, factor, original, low_freq_factor=low, high_freq_factor=high)
+        return RopeSpec(kind, theta, dim, factor, original, low_freq_factor=low, high_freq_factor=high)
     return RopeSpec(
         kind,
         theta,
+        dim,
         factor,
         original,
         beta_fast=table.positive("beta_fast", 32.0),
@@ -42,6 +59,15 @@ def rope_spec(fields: Fields, max_position: int, head_dim: int) -> RopeSpec:
         truncate=table.flag("truncate", True),
         attention_factor=_yarn_attention_factor(table, factor),
     )
+
+
+def _table(fields: Fields) -> Fields:
+    return fields.table("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+
+
+def _factor_holder(fields: Fields) -> Fields:
+    table = _table(fields)
+    return table if table.has("partial_rotary_factor") else fields
 
 
 def _yarn_attention_factor(table: Fields, factor: float) -> float:

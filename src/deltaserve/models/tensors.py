@@ -9,11 +9,13 @@ from math import prod
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
-from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.source import TensorHeader
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 HEAD = "lm_head.weight"
+CORRECTION = "gate.e_score_correction_bias"
+"""Of a layer's experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def _attention(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes |= {f"self_attn.{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
     if spec.qk_norm is QkNorm.HEAD:
         shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+    if spec.qk_norm is QkNorm.ALL:
+        shapes |= {"self_attn.q_norm.weight": (q_size,), "self_attn.k_norm.weight": (kv_size,)}
     return shapes
 
 
@@ -69,7 +73,10 @@ def _dense(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
     count, inner = moe.num_experts, moe.intermediate_size
-    parts = {f"{prefix}.gate.weight": TensorPart((count, hidden), (f"{prefix}.gate.weight",))}
+    router: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (count, hidden)}
+    if moe.router is RouterKind.SIGMOID:
+        router[f"{prefix}.{CORRECTION}"] = (count,)
+    parts = {name: TensorPart(shape, (name,)) for name, shape in router.items()}
     up_names: list[str] = []
     down_names: list[str] = []
     for expert in range(count):

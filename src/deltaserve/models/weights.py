@@ -1,11 +1,12 @@
 """Where weights live: fused tensors, and for every checkpoint name (canonical, see tensors.py) the part it fills."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.tensors import CORRECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Linear:
 class AttentionWeights:
     qkv: Linear  # [(Hq + 2 Hkv) * D, hidden]: queries, keys, values
     out: Linear  # [hidden, Hq * D]
-    qk_norm: Tensor | None  # [Hq + Hkv, D], the two weights repeated over heads
+    qk_norm: Tensor | None  # [Hq + Hkv, D], the two weights, repeated over heads where each is normalised alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    router: Tensor  # [E, hidden]
+    router: Tensor  # [E, hidden], float32 where each score counts alone
+    correction: Tensor | None  # [E] float32, added to the scores of the choice
     gate_up: Tensor  # [E, 2 I, hidden]
     down: Tensor  # [E, hidden, I]
 
@@ -112,10 +114,10 @@ def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWei
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
     norm = None
-    if spec.qk_norm is QkNorm.HEAD:
+    if spec.qk_norm is not QkNorm.NONE:
         norm = table.empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
-        table.targets[f"{prefix}.q_norm.weight"] = norm[: spec.num_heads]
-        table.targets[f"{prefix}.k_norm.weight"] = norm[spec.num_heads :]
+        for name, part in (("q_norm", norm[: spec.num_heads]), ("k_norm", norm[spec.num_heads :])):
+            table.targets[f"{prefix}.{name}.weight"] = part.view(-1) if spec.qk_norm is QkNorm.ALL else part
     return AttentionWeights(
         qkv=table.fused(prefix, parts, spec.hidden_size, spec.attention_bias),
         out=table.fused(prefix, (("o_proj", spec.hidden_size),), q_size, spec.attention_bias),
@@ -143,4 +145,9 @@ def _experts(table: TargetTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> 
         table.targets[f"{name}.down_proj.weight"] = down[expert]
     table.targets[f"{prefix}.experts.gate_up_proj"] = gate_up
     table.targets[f"{prefix}.experts.down_proj"] = down
-    return MoeWeights(table.whole(f"{prefix}.gate.weight", (moe.num_experts, hidden)), gate_up, down)
+    router, correction = f"{prefix}.gate.weight", None
+    if moe.router is RouterKind.SIGMOID:
+        # Scores near each other decide which experts are chosen: not in 16 bits.
+        table = replace(table, dtype=torch.float32)
+        correction = table.whole(f"{prefix}.{CORRECTION}", (moe.num_experts,))
+    return MoeWeights(table.whole(router, (moe.num_experts, hidden)), correction, gate_up, down)

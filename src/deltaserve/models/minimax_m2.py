@@ -1,0 +1,52 @@
+"""MiniMax-M2: norm over all query heads and all key heads, a part of each head turns, sigmoid router."""
+
+import re
+from dataclasses import replace
+
+from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, Family, Rename, dense_spec
+from deltaserve.models.fields import Fields
+from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.rope_fields import rotary_dim
+
+_HEAD_DIM = 128
+"""What transformers assumes where config.json names none."""
+_LAYER = r"model\.(layers\.\d+)\.block_sparse_moe\."
+_RENAMES = tuple(
+    Rename(re.compile(_LAYER + pattern), r"\1.mlp." + name)
+    for pattern, name in (
+        (r"(experts\.\d+)\.w1\.weight", r"\2.gate_proj.weight"),
+        (r"(experts\.\d+)\.w3\.weight", r"\2.up_proj.weight"),
+        (r"(experts\.\d+)\.w2\.weight", r"\2.down_proj.weight"),
+        (r"e_score_correction_bias", "gate.e_score_correction_bias"),
+        (r"(.*)", r"\2"),
+    )
+)
+
+
+def _build(fields: Fields) -> ModelSpec:
+    _refuse_variants(fields)
+    spec = dense_spec(fields, "minimax_m2", QkNorm.ALL, _HEAD_DIM)
+    num_experts = fields.integer("num_local_experts", 1, MAX_EXPERTS)
+    moe = MoeSpec(
+        router=RouterKind.SIGMOID,
+        num_experts=num_experts,
+        experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts),
+        intermediate_size=spec.intermediate_size,
+        renormalise=True,
+        layers=frozenset(range(spec.num_layers)),
+    )
+    return replace(spec, moe=moe, rope=replace(spec.rope, dim=rotary_dim(fields, spec.head_dim)))
+
+
+def _refuse_variants(fields: Fields) -> None:
+    """The published files name choices that transformers does not have, either."""
+    for name, expected in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
+        if fields.text(name, expected) != expected:
+            raise fields.error(name, expected)
+    for name in ("use_qk_norm", "use_routing_bias"):
+        if not fields.flag(name, True):
+            raise fields.error(name, "true")
+    fields.integer("shared_intermediate_size", 0, 0, default=0)
+
+
+MINIMAX_M2 = Family("minimax_m2", "MiniMaxM2ForCausalLM", _build, (*_RENAMES, *COMMON_RENAMES))
