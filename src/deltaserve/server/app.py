@@ -1,6 +1,7 @@
 """The two applications of a front: the public API, and the admin routes (with it, or on a listener of their own)."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -9,19 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.request.client import Engine
+from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.edge import Edge
 from deltaserve.server.front import Front
-from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE, serve_dialect
-from deltaserve.server.info_routes import InfoRoutes
-from deltaserve.server.openapi import document
+from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE
+from deltaserve.server.openapi import HttpRoute, document
 from deltaserve.server.replies import error_reply, json_reply
 from deltaserve.server.settings import Right, ServerSettings
 from deltaserve.text.text_codec import TextCodec
-
-Handler = Callable[[Request], Awaitable[Response]]
-Route = tuple[str, str, Handler]
-"""(method, path, handler)"""
 
 
 def create_app(
@@ -29,76 +26,61 @@ def create_app(
 ) -> Starlette:
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
-    routes = _public_routes(front)
-    if settings.admin_address is None:
-        routes += _admin_routes(front)
-    return _application(front, routes, Right.API)
+    return _application(front, PUBLIC if settings.admin_address else PUBLIC + ADMIN, Right.API)
 
 
 def create_admin_app(app: Starlette) -> Starlette:
     """The admin application of the front that `app` serves."""
     front = app.state.front
     assert isinstance(front, Front)
-    return _application(front, _admin_routes(front), Right.ADMIN)
+    return _application(front, ADMIN, Right.ADMIN)
 
 
-def _public_routes(front: Front) -> list[Route]:
-    info = InfoRoutes(front)
-
-    async def completions(request: Request) -> Response:
-        return await serve_dialect(front, request, COMPLETIONS)
-
-    async def chat(request: Request) -> Response:
-        return await serve_dialect(front, request, CHAT)
-
-    async def generate(request: Request) -> Response:
-        return await serve_dialect(front, request, GENERATE)
-
-    async def openapi(request: Request) -> Response:
-        return json_reply(document())
-
-    return [
-        ("GET", "/openapi.json", openapi),
-        ("POST", "/v1/completions", completions),
-        ("POST", "/v1/chat/completions", chat),
-        ("POST", "/generate", generate),
-        ("GET", "/v1/models", info.models),
-        ("GET", "/v1/models/", info.models),
-        ("GET", "/v1/models/{name:path}", info.model),
-        ("GET", "/v1/loads", info.loads),
-        ("POST", "/tokenize", info.tokenize),
-        ("POST", "/detokenize", info.detokenize),
-        ("GET", "/health", info.readyz),
-        ("GET", "/readyz", info.readyz),
-        ("GET", "/livez", info.livez),
-        ("GET", "/ping", info.readyz),
-        ("GET", "/health_generate", info.health_generate),
-        ("GET", "/model_info", info.model_info),
-        ("GET", "/get_model_info", info.model_info),
-        ("GET", "/version", info.version),
-    ]
+async def openapi(front: Front, request: Request) -> Response:
+    """GET /openapi.json"""
+    return json_reply(document(PUBLIC))
 
 
-def _admin_routes(front: Front) -> list[Route]:
-    info = InfoRoutes(front)
-    return [
-        ("GET", "/metrics", info.metrics),
-        ("GET", "/server_info", info.server_info),
-        ("GET", "/get_server_info", info.server_info),
-        ("POST", "/flush_cache", info.flush_cache),
-        ("POST", "/admin/drain", info.drain),
-        ("POST", "/admin/role", info.change_role),
-        ("GET", "/admin/requests/{id}", info.past_request),
-    ]
+PUBLIC = (
+    HttpRoute("POST", "/v1/completions", COMPLETIONS.serve, "Continue a prompt", COMPLETIONS.body, streams=True),
+    HttpRoute("POST", "/v1/chat/completions", CHAT.serve, "Continue a conversation", CHAT.body, streams=True),
+    HttpRoute(
+        "POST", "/generate", GENERATE.serve, "Continue a prompt, in SGLang's dialect", GENERATE.body, streams=True
+    ),
+    HttpRoute("POST", "/tokenize", info.tokenize, "Ids of a prompt or a conversation", info.TokenizeBody),
+    HttpRoute("POST", "/detokenize", info.detokenize, "Text of token ids", info.DetokenizeBody),
+    HttpRoute("GET", "/v1/models", info.models, "The model served"),
+    HttpRoute("GET", "/v1/models/", info.models, "The model served"),
+    HttpRoute("GET", "/v1/models/{name:path}", info.model, "The model, by its name"),
+    HttpRoute("GET", "/v1/loads", info.loads, "Requests that run and that wait"),
+    HttpRoute("GET", "/model_info", info.model_info, "Vocabulary, context length, version"),
+    HttpRoute("GET", "/get_model_info", info.model_info, "Vocabulary, context length, version"),
+    HttpRoute("GET", "/version", info.version, "Version of this server"),
+    HttpRoute("GET", "/health", info.readyz, "Ready for requests, or why not"),
+    HttpRoute("GET", "/readyz", info.readyz, "Ready for requests, or why not"),
+    HttpRoute("GET", "/ping", info.readyz, "Ready for requests, or why not"),
+    HttpRoute("GET", "/health_generate", info.health_generate, "One token is generated"),
+    HttpRoute("GET", "/livez", info.livez, "Alive"),
+    HttpRoute("GET", "/openapi.json", openapi, "This document"),
+)
+ADMIN = (
+    HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics"),
+    HttpRoute("GET", "/server_info", info.server_info, "Requests inside, workers, counters"),
+    HttpRoute("GET", "/get_server_info", info.server_info, "Requests inside, workers, counters"),
+    HttpRoute("POST", "/flush_cache", info.flush_cache, "Drop the pages that no request holds"),
+    HttpRoute("POST", "/admin/drain", info.drain, "Take no new requests"),
+    HttpRoute("POST", "/admin/role", info.change_role, "Give a worker another role"),
+    HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),
+)
 
 
-def _application(front: Front, routes: Sequence[Route], right: Right) -> Starlette:
+def _application(front: Front, routes: Sequence[HttpRoute], right: Right) -> Starlette:
     app = Starlette(exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception})
     app.router.redirect_slashes = False
     app.state.front = front
-    for method, path, handler in routes:
-        app.add_route(path, handler, methods=[method])
-    app.add_middleware(Edge, front=front, right=right, known_paths=frozenset(path for _, path, _ in routes))
+    for route in routes:
+        app.add_route(route.path, partial(route.serve, front), methods=[route.method])
+    app.add_middleware(Edge, front=front, right=right, known_paths=frozenset(e.path for e in routes))
     return app
 
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 
 from deltaserve.request.client import Engine, Limits
 from deltaserve.server.admission import Admission
 from deltaserve.server.api_errors import not_ready
+from deltaserve.server.body_fields import Model, parse
 from deltaserve.server.health import Health, Liveness
 from deltaserve.server.observe import Recorder
 from deltaserve.server.prometheus import ServerMetrics
-from deltaserve.server.read import Bodies
+from deltaserve.server.read import Bodies, read_object
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.text.text_codec import TextCodec
@@ -36,6 +38,8 @@ class Front:
     liveness: Liveness
     recorder: Recorder
     runner: Runner
+    created: int
+    """Unix seconds."""
 
     @staticmethod
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
@@ -53,6 +57,7 @@ class Front:
             liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),
             runner=Runner(engine, text, OpenRooms(engine), settings.stream_interval),
+            created=int(time.time()),
         )
 
     def limits(self) -> Limits:
@@ -61,6 +66,10 @@ class Front:
         if limits is None:
             raise not_ready("no compatible pair of workers")
         return limits
+
+    async def read(self, request: Request, model: type[Model]) -> Model:
+        """The body of a request. Raises ApiError, or ClientGone."""
+        return parse(model, await read_object(request, self.bodies), self.ignore_field)
 
     def ignore_field(self, name: str, known: Collection[str]) -> None:
         """Count a request field nobody knows; warn once per name, with the known one it may be meant for."""

@@ -1,7 +1,8 @@
 """The generating endpoints: admit, read, validate, answer with one JSON body or a stream of events."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -12,7 +13,6 @@ from starlette.responses import Response
 
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.api_errors import ApiError, from_failure
-from deltaserve.server.body_fields import parse
 from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
@@ -21,12 +21,13 @@ from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
 from deltaserve.server.jobs import Asker, Job, OutputOptions, Streaming
 from deltaserve.server.observe import JobRecord
-from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if, read_object
+from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if
 from deltaserve.server.replies import json_reply
 from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
 from deltaserve.server.stream import Runner, TextPiece, join
 from deltaserve.text.text_codec import TextCodec
 
+_log = logging.getLogger("deltaserve.server")
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
@@ -38,63 +39,51 @@ class Dialect(Generic[Fields]):
     job: Callable[[Fields, Asker], Job]
     format: Callable[[TextCodec, OutputOptions], Format]
 
+    async def serve(self, front: Front, request: Request) -> Response:
+        """One generating request. Everything that can be refused is refused before the engine hears of it."""
+        caller = caller_of(request)
+        front.health.check()
+        place = front.admission.enter(caller.namespace)
+        streams = False
+        try:
+            job = await self._read_job(front, request, caller)
+            front.admission.book(place, len(job.samples), job.prompt_len)
+            record = front.recorder.start(job, caller, lambda: front.admission.start(place))
+            form = self.format(front.text, job.options)
+            streams = job.options.streaming is not Streaming.WHOLE
+            if not streams:
+                body = await race(whole_answer(front.runner, job, record, form), until_gone(request.receive))
+                return json_reply(body)
+            return EventStream(
+                partial(stream_answer, front.runner, job, record, form),
+                front.settings.stream_times,
+                on_cut=front.metrics.streams_cut.inc,
+                on_end=lambda: front.admission.leave(place),
+            )
+        finally:
+            # A stream still has to be made: it gives its place back at its end.
+            if not streams:
+                front.admission.leave(place)
+
+    async def _read_job(self, front: Front, request: Request, caller: Caller) -> Job:
+        deadline = deadline_s(request, front.settings)
+        body = await front.read(request, self.body)
+        asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.ignore_field)
+        is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
+        return await in_thread_if(is_large, lambda: self.job(body, asker))
+
 
 COMPLETIONS = Dialect(CompletionBody, completion_job, lambda *how: OpenAiFormat(CompletionChoices(*how)))
 CHAT = Dialect(ChatBody, chat_job, lambda *how: OpenAiFormat(ChatChoices(*how)))
 GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat)
 
 
-async def serve_dialect(front: Front, request: Request, dialect: Dialect[Fields]) -> Response:
-    """One generating request. Everything that can be refused is refused before the engine hears of it."""
-    caller = caller_of(request)
-    front.health.check()
-    place = front.admission.enter(caller.namespace)
-    streams = False
+@contextmanager
+def recorded(job: Job, record: JobRecord) -> Iterator[None]:
+    """Writes down how a job ended. Failures leave it as ApiError; their details are in the log."""
+    outcome = "client_gone"
     try:
-        job = await _read_job(front, request, dialect, caller)
-        front.admission.book(place, len(job.samples), job.prompt_len)
-        record = front.recorder.start(job, caller, lambda: front.admission.start(place))
-        form = dialect.format(front.text, job.options)
-        streams = job.options.streaming is not Streaming.WHOLE
-        if not streams:
-            body = await race(whole_answer(front.runner, job, record, form), until_gone(request.receive))
-            return json_reply(body)
-        return EventStream(
-            partial(stream_answer, front.runner, job, record, form),
-            front.settings.stream_times,
-            on_cut=front.metrics.streams_cut.inc,
-            on_end=lambda: front.admission.leave(place),
-        )
-    finally:
-        # A stream still has to be made: it gives its place back at its end.
-        if not streams:
-            front.admission.leave(place)
-
-
-async def _read_job(front: Front, request: Request, dialect: Dialect[Fields], caller: Caller) -> Job:
-    settings = front.settings
-    deadline = deadline_s(request, settings)
-    raw = await read_object(request, front.bodies)
-    body = parse(dialect.body, raw, front.ignore_field)
-    asker = Asker(caller.namespace, deadline, front.limits(), front.text, settings, front.ignore_field)
-    is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
-    return await in_thread_if(is_large, lambda: dialect.job(body, asker))
-
-
-_log = logging.getLogger("deltaserve.server")
-CANCELLED = "client_gone"
-
-
-async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format) -> Body:
-    """The JSON body of a job that is not streamed. Raises ApiError."""
-    parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in job.samples}
-    outcome = CANCELLED
-
-    async def keep(piece: TextPiece) -> None:
-        parts[piece.index].append(piece)
-
-    try:
-        await runner.run(job, record.piece, keep)
+        yield
         outcome = "ok"
     except Exception as error:
         answer = as_api_error(job, error)
@@ -102,12 +91,22 @@ async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format
         raise answer from error
     finally:
         record.end(outcome)
+
+
+async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format) -> Body:
+    """The JSON body of a job that is not streamed. Raises ApiError."""
+    parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in job.samples}
+
+    async def keep(piece: TextPiece) -> None:
+        parts[piece.index].append(piece)
+
+    with recorded(job, record):
+        await runner.run(job, record.piece, keep)
     return form.whole(job, {index: join(pieces) for index, pieces in parts.items()}, record.counts)
 
 
 async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Format, writer: EventWriter) -> None:
     """Writes all events of a job. A failure before the head is out raises ApiError; later it is the last event."""
-    outcome = CANCELLED
     started: set[int] = set()
 
     async def emit(piece: TextPiece) -> None:
@@ -117,18 +116,14 @@ async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Forma
             await writer.write(event(chunk))
 
     try:
-        await runner.run(job, record.piece, emit)
-        outcome = "ok"
-        last = form.last_chunk(job, record.counts)
+        with recorded(job, record):
+            await runner.run(job, record.piece, emit)
+            last = form.last_chunk(job, record.counts)
         await writer.write(DONE if last is None else event(last) + DONE)
-    except Exception as error:
-        answer = as_api_error(job, error)
-        outcome = answer.code
+    except ApiError as answer:
         if not writer.has_started:
-            raise answer from error
+            raise
         await writer.write(event(answer.body()) + DONE)
-    finally:
-        record.end(outcome)
 
 
 def as_api_error(job: Job, error: Exception) -> ApiError:
