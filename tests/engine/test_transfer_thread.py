@@ -53,7 +53,7 @@ class Side:
         self.transport = LoopbackTransport(name, fabric, self.bytes)
         for component, size in SIZES.items():
             self.transport.register(Region(REGIONS[component], base=1 << 20, num_bytes=size, device="cpu"))
-        config = EndpointConfig(CACHE, {"kv": LAYOUT}, REGIONS)
+        config = EndpointConfig(CACHE, REGIONS)
         self.endpoint = Endpoint(config, self.transport, self)
         self.num_polls = 0
         self.is_closed = False

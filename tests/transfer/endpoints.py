@@ -64,7 +64,6 @@ class Rank:
             self.transport.register(region)
         config = EndpointConfig(
             cache=cache,
-            layouts=self.memory.layouts,
             regions={component: region.id for component, region in self.memory.regions},
             window_bytes=window_bytes,
             checksums=checksums,

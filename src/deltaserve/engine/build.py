@@ -12,7 +12,6 @@ from deltaserve.engine.worker_process import WorkerParts
 from deltaserve.engine.worker_spec import WorkerSpec, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.core import EngineCore
-from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fingerprint import model_fingerprint
@@ -148,7 +147,6 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
         raise ConfigError(str(error)) from None
     config = EndpointConfig(
         cache=cache,
-        layouts={group.name: KvLayout(group, cache.page_size) for group in cache.groups},
         regions={component: region.id for component, region in regions},
         checksums=spec.options.verify_checksums,
     )

@@ -1,10 +1,7 @@
 """Byte arithmetic of one page group on one rank."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deltaserve.base.extents import Copy, Extent, Span, merge_copies, runs
-from deltaserve.base.ids import RegionId
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec, PageGroup
 
@@ -40,32 +37,6 @@ class KvLayout:
 
     def arena_bytes(self, num_pages: int) -> int:
         return num_pages * self.page_bytes
-
-    def span(self, region: RegionId, extent: Extent) -> Span:
-        """Bytes of a run of pages. Offsets exceed 2^31: Python integers here, int64 on the device."""
-        return Span(region, extent.first * self.page_bytes, extent.num_pages * self.page_bytes)
-
-
-def page_copies(
-    layout: KvLayout,
-    src_region: RegionId,
-    src_pages: Sequence[int],
-    dst_region: RegionId,
-    dst_pages: Sequence[int],
-) -> list[Copy]:
-    """Copies between equal layouts: one per run that is consecutive on both sides. Lengths must agree."""
-    if len(src_pages) != len(dst_pages):
-        raise ValueError(f"{len(src_pages)} source pages for {len(dst_pages)} destination pages")
-    copies = [
-        Copy(layout.span(src_region, Extent(src, 1)), layout.span(dst_region, Extent(dst, 1)))
-        for src, dst in zip(src_pages, dst_pages, strict=True)
-    ]
-    return merge_copies(copies)
-
-
-def page_spans(layout: KvLayout, region: RegionId, pages: Sequence[int]) -> list[Span]:
-    """Bytes of `pages`, one span per run."""
-    return [layout.span(region, extent) for extent in runs(pages)]
 
 
 def pool_page_bytes(cache: CacheSpec, shard: Shard = Shard()) -> tuple[int, ...]:

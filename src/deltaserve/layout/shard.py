@@ -22,3 +22,10 @@ class Shard:
     def fits(self, num_heads: int) -> bool:
         """Whether heads divide evenly over ranks, or ranks evenly over heads (replication)."""
         return num_heads % self.size == 0 or self.size % num_heads == 0
+
+
+def holders(num_heads: int, head: int, size: int) -> range:
+    """Ranks of `size` that hold a head: one, or a run of replicas. The inverse of `Shard.heads`."""
+    replicas = max(1, size // num_heads)
+    first = head * size // num_heads
+    return range(first, first + replicas)

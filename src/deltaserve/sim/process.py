@@ -183,7 +183,6 @@ class SimWorker(SimProcess):
             self.transport.register(region)
         endpoint_config = EndpointConfig(
             cache=config.cache,
-            layouts=self.memory.layouts,
             regions={component: region.id for component, region in self.memory.regions},
             checksums=config.options.verify_checksums,
             window_bytes=4 * self.memory.page_bytes,

@@ -19,12 +19,11 @@ class StampMemory:
     """The transfer.memory.Memory of a simulated rank."""
 
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
-        self.layouts = {group.name: KvLayout(group, cache.page_size) for group in cache.groups}
         self.regions: list[tuple[str, Region]] = []
         self.memory: dict[RegionId, bytearray] = {}
         self.page_bytes = cache.page_size * STAMP_BYTES
         for pool, group in enumerate(cache.groups):
-            self._add(group.name, self.layouts[group.name].arena_bytes(num_pages[pool]))
+            self._add(group.name, KvLayout(group, cache.page_size).arena_bytes(num_pages[pool]))
         self._page_size = cache.page_size
         self._poison = _POISON * cache.page_size
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.layout.kv import KvLayout, page_copies
+from deltaserve.layout.copy_plan import PlacedPages, plan_cache
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -59,8 +59,6 @@ class EndpointConfig:
     """This rank's memory, as the transport knows it."""
 
     cache: CacheSpec
-    layouts: Mapping[str, KvLayout]
-    """Page group name |-> layout."""
     regions: Mapping[str, RegionId]
     """Page group name |-> local region."""
     window_bytes: int = 8 << 20
@@ -103,6 +101,8 @@ class Endpoint:
         self._transport = transport
         self._memory = memory
         self._links: dict[PeerName, _Link] = {}
+        plan = plan_cache(config.cache, 1, config.cache, 1)  # peers of another layout are refused at the handshake
+        self._routes = {group.name: plan.route(group.name, 0, 0) for group in config.cache.groups}
         self.counters: Counter[str] = Counter()
         """bytes_sent, writes_posted, writes_failed, malformed_notifications."""
 
@@ -200,9 +200,9 @@ class Endpoint:
         copies: list[Copy] = []
         for pair in command.pairs:
             for group in self._config.cache.groups_of(pair.pool):
-                layout = self._config.layouts[group.name]
-                src, dst = self._config.regions[group.name], link.regions[group.name]
-                copies += page_copies(layout, src, pair.src, dst, pair.dst)
+                src = PlacedPages(self._config.regions[group.name], pair.first, pair.src)
+                dst = PlacedPages(link.regions[group.name], pair.first, pair.dst)
+                copies += self._routes[group.name].copies(src, dst)
         return copies
 
     def _done(self, command: PostChunk) -> Done:
