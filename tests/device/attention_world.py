@@ -1,7 +1,7 @@
 """Random batches over a page pool, and attention computed the plain way, for tests on any device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Shape:
     device: str = "cpu"
     first_page: int = 0
     """Pages below are never touched: the kernel gives them no memory."""
+    latent_dim: int | None = None
+    """One plane is kept, and this many channels of its keys are the values."""
 
     @property
     def num_heads(self) -> int:
@@ -49,7 +51,9 @@ class World:
         self.common = list(common or [0] * len(lens))
         self.generator = torch.Generator().manual_seed(seed)
         device = torch.device(shape.device)
+        planes = 2 if shape.latent_dim is None else 1
         group = PageGroup("kv", shape.num_layers, shape.kv_heads, shape.head_dim, shape.kv_dtype)
+        group = replace(group, planes=planes, latent_dim=shape.latent_dim)
         cache = CacheSpec(shape.page_size, (group,))
         counts = [cache.num_pages(length) for length in lens]
         num_pages = sum(counts) + 3
@@ -70,9 +74,9 @@ class World:
             self.kv[row][:, :, : self.common[row]] = self.kv[0][:, :, : self.common[row]]
 
     def _random_kv(self, length: int) -> Tensor:
-        """[layers, 2, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""
+        """[layers, planes, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""
         shape = self.shape
-        size = (shape.num_layers, 2, length, shape.kv_heads, shape.head_dim)
+        size = (shape.num_layers, self.pool.arenas[0].layout.group.planes, length, shape.kv_heads, shape.head_dim)
         values = torch.randn(size, generator=self.generator).to(torch_dtype(shape.dtype))
         rounded = values.to(torch_dtype(shape.kv_dtype)).to(torch_dtype(shape.dtype))
         return rounded.to(shape.device)
@@ -92,7 +96,7 @@ class World:
                     step.write_kv(layer, *self.kv[row][layer, :, :start])
 
     def run(self, batch: Batch, layer: int, q: Tensor) -> Tensor:
-        """Write the step's K and V, attend. q [T, Hq, D] -> [T, Hq, D]"""
+        """Write the step's K and V, attend. q [T, Hq, D] -> [T, Hq, Dv]"""
         step = self.backend.begin_step(batch)[0]
         new = [self.kv[query.line][layer, :, query.q_start : query.q_end] for query in batch.queries]
         step.write_kv(layer, *torch.cat(new, 1))
@@ -108,7 +112,8 @@ class World:
         outs, token = [], 0
         scale, group = self.shape.head_dim**-0.5, self.shape.group_size
         for query in batch.queries:
-            k, v = self.kv[query.line][layer, :, : query.q_end].double().repeat_interleave(group, 2).unbind(0)
+            planes = self.kv[query.line][layer, :, : query.q_end].double().repeat_interleave(group, 2)
+            k, v = planes[0], planes[-1][..., : self.shape.latent_dim]
             part = q[token : token + query.q_len].double()
             scores = torch.einsum("qhd,khd->hqk", part, k) * scale
             keys = torch.arange(query.q_end, device=q.device)
@@ -130,7 +135,7 @@ def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int]
     for layer in range(shape.num_layers):
         q = world.random_q(batch.num_tokens)
         got = world.run(batch, layer, q)
-        assert got.shape == q.shape
+        assert got.shape == (*q.shape[:2], shape.latent_dim or shape.head_dim)
         assert got.dtype == q.dtype
         assert got.is_contiguous()
         torch.testing.assert_close(

@@ -20,4 +20,5 @@ def test_any_block_size(
     monkeypatch.setitem(scratch_limits.SCORE_BYTES, "cpu", score_bytes)
     monkeypatch.setattr(long_query, "MAX_POSITIONS", positions)
     monkeypatch.setattr(long_query, "MAX_KEYS", keys)
+    check_against_plain(Shape(kv_heads=1, group_size=5, head_dim=24, latent_dim=16), (200, 60), (20, 60))
     check_against_plain(Shape(kv_heads=5, dtype=dtype, kv_dtype=dtype), (200, 60, 150), (20, 60, 137))

@@ -1,5 +1,7 @@
 """The reference attention against plain softmax, and its promise: sharing never changes a bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,25 @@ def test_mixed_batch_over_page_sizes(page_size: int, split_tokens: int) -> None:
 def test_mixed_batch_over_head_shapes(kv_heads: int, group_size: int, head_dim: int) -> None:
     shape = Shape(kv_heads=kv_heads, group_size=group_size, head_dim=head_dim)
     check_against_plain(shape, MIXED_LENS, MIXED_QUERIES)
+
+
+LATENT = Shape(kv_heads=1, group_size=8, head_dim=40, latent_dim=32)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FP8_E4M3])
+@pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 8), (16, 32), (64, 64)])
+def test_one_plane_that_serves_as_keys_and_values(page_size: int, split_tokens: int, dtype: DType) -> None:
+    shape = replace(LATENT, page_size=page_size, split_tokens=split_tokens, kv_dtype=dtype)
+    check_against_plain(shape, MIXED_LENS, MIXED_QUERIES)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
+def test_sharing_a_latent_keeps_bits(dtype: DType) -> None:
+    shape = Shape(16, 64, 1, 1, 16, 576, dtype=dtype, kv_dtype=dtype, latent_dim=512)
+    lens = [260 + 3 * row for row in range(9)]
+    check_sharing_keeps_bits(
+        shape, lens, [0] + [256 - 64 * (row % 3) for row in range(1, 9)], [1, 1, 3, 1, 16, 1, 1, 1, 1]
+    )
 
 
 @pytest.mark.parametrize(

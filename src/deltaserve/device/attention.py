@@ -52,12 +52,15 @@ class Batch:
 class StepAttention(Protocol):
     """Attention of one step over one page group. Tokens of all queries stand one after the other, in batch order."""
 
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store k, v [T, H, D] of the step's tokens in their pages. `layer` counts within the page group."""
+    def write_kv(self, layer: int, *planes: Tensor) -> None:
+        """Store K and V, or the latent [T, H, D], of the step's tokens in their pages.
+
+        `layer` counts within the page group.
+        """
         ...
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [T, Hq, D] after `write_kv` of the layer -> [T, Hq, D], contiguous, q's dtype."""
+        """q [T, Hq, D] after `write_kv` of the layer -> [T, Hq, Dv], contiguous, q's dtype."""
         ...
 
 

@@ -14,7 +14,6 @@ from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.scratch_limits import CAUSAL_POSITIONS, MAX_KEYS, MAX_POSITIONS, SCORE_BYTES
 from deltaserve.device.workspace import Workspace
 
-_K, _V = 0, 1
 FUSED_POSITIONS = 256
 """From here on, for models in 16 bits, torch's fused kernel is as fast as products that oneDNN computes (measured)."""
 
@@ -60,40 +59,43 @@ class LongQuery:
         return _Keys(torch.from_numpy(rows.reshape(-1)).to(arena.bytes.device), start % size, end - start)
 
     def attend(self, layer: int, q: Tensor, scale: float, out: Tensor) -> None:
-        """q, out [T, Hq, D]: fills this query's tokens of `out`."""
+        """q [T, Hq, D], out [T, Hq, Dv]: fills this query's tokens of `out`."""
         rounds = may_round(q.dtype, self._query.q_end, q.shape[-1])
         with rounded_products() if rounds else nullcontext():
             for tokens, before, own in self._blocks:
                 out[tokens] = self._attend_block(layer, q[tokens], before, own, scale)
 
     def _attend_block(self, layer: int, q: Tensor, before: list[_Keys], own: _Keys, scale: float) -> Tensor:
-        """q [C, Hq, D] -> [C, Hq, D] float32"""
+        """q [C, Hq, D] -> [C, Hq, Dv] float32"""
         (length, num_heads, dim), heads = q.shape, self._arena.layout.num_heads
         shape = (heads, num_heads // heads, length, dim)  # [H, g, C, D]
         grouped = self._take("long_q", *shape).copy_(q.view(length, *shape[:2], dim).permute(1, 2, 0, 3))
         grouped.mul_(scale)
-        result = _Result(self._take("long_out", *shape), self._take("long_lse", *shape[:3]) if before else None)
+        value_dim = self._arena.layout.group.value_dim
+        result = _Result(
+            self._take("long_out", *shape[:3], value_dim), self._take("long_lse", *shape[:3]) if before else None
+        )
         k, v = self._gather(layer, own)
         for start in range(0, length, CAUSAL_POSITIONS):
             end = min(start + CAUSAL_POSITIONS, length)
             here = slice(start, end)
-            self._products(grouped[:, :, here], k[:, :end], v[:, :end], end - start, result.of(here))
+            self._products(grouped[:, :, here], k[:, :end], v[:, :end, :value_dim], end - start, result.of(here))
         is_fused = q.device.type == "cpu" and (length >= FUSED_POSITIONS or q.dtype == torch.float32)
         for keys in before:
             k, v = self._gather(layer, keys)
             if is_fused:
-                result.merge(_fused(grouped, k, v))
+                result.merge(_fused(grouped, k, v, value_dim))
                 continue
             for start in range(0, length, CAUSAL_POSITIONS):
                 here = slice(start, min(start + CAUSAL_POSITIONS, length))
                 size = (*shape[:2], here.stop - here.start)
-                part = _Result(self._take("part_out", *size, dim), self._take("part_lse", *size))
-                self._products(grouped[:, :, here], k, v, 0, part)
+                part = _Result(self._take("part_out", *size, value_dim), self._take("part_lse", *size))
+                self._products(grouped[:, :, here], k, v[..., :value_dim], 0, part)
                 result.of(here).merge(part)
-        return result.out.permute(2, 0, 1, 3).reshape(q.shape)
+        return result.out.permute(2, 0, 1, 3).reshape(length, num_heads, -1)
 
     def _products(self, q: Tensor, k: Tensor, v: Tensor, num_causal: int, result: "_Result") -> None:
-        """q [H, g, C, D] over k, v [H, N, D]; the last `num_causal` keys are those of the C positions."""
+        """q [H, g, C, D] over k [H, N, D], v [H, N, Dv]; the last `num_causal` keys are those of the C positions."""
         (heads, group, length, dim), num_keys = q.shape, k.shape[1]
         step = max(1, SCORE_BYTES[q.device.type] // (4 * group * length * num_keys))
         for first in range(0, heads, step):
@@ -105,21 +107,21 @@ class LongQuery:
                 own = scores.view(-1, group, length, num_keys)[..., num_keys - num_causal :]
                 own.masked_fill_(self._later[:length, :num_causal], float("-inf"))
             weights = torch.softmax(scores, -1, out=self._take("weights", *scores.shape))
-            out = torch.bmm(weights, v[some], out=self._take("product", *rows.shape))
-            result.out[some] = out.view(-1, group, length, dim)
+            out = torch.bmm(weights, v[some], out=self._take("product", *rows.shape[:2], v.shape[-1]))
+            result.out[some] = out.view(-1, group, length, v.shape[-1])
             if result.lse is not None:  # the largest weight is e^(top - lse)
                 lse = scores.amax(-1).sub_(weights.amax(-1).log_())
                 result.lse[some] = lse.view(-1, group, length)
 
     def _gather(self, layer: int, keys: _Keys) -> tuple[Tensor, Tensor]:
-        """K and V [H, keys, D] float32"""
+        """The first and the last plane [H, keys, D] float32: K and V, or a latent that serves as both"""
         layout, planes = self._arena.layout, []
-        for plane in (_K, _V):
+        for plane in range(layout.group.planes):
             out = self._take(f"long{plane}", len(keys.kv_rows), layout.page_size * layout.group.head_dim)
             self._arena.gather(layer, plane, keys.kv_rows, out, self._scratch)
             found = out.view(layout.num_heads, -1, layout.group.head_dim)
             planes.append(found[:, keys.first : keys.first + keys.length])
-        return planes[0], planes[1]
+        return planes[0], planes[-1]
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._scratch.take(name, shape, torch.float32)
@@ -129,7 +131,7 @@ class LongQuery:
 class _Result:
     """Attention of some positions over some keys."""
 
-    out: Tensor  # [H, g, C, D]
+    out: Tensor  # [H, g, C, Dv]
     lse: Tensor | None  # [H, g, C] log-sum-exp of the scores; None where nothing is merged
 
     def of(self, positions: slice) -> "_Result":
@@ -144,9 +146,12 @@ class _Result:
         self.lse.copy_(total)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor) -> _Result:
-    """q [H, g, C, D] over all of k, v [H, N, D], by torch's own kernel: faster than products for many positions."""
+def _fused(q: Tensor, k: Tensor, v: Tensor, value_dim: int) -> _Result:
+    """q [H, g, C, D] over all of k, v [H, N, D], by torch's own kernel: faster than products for many positions.
+
+    It takes values that are as wide as keys only.
+    """
     rows = q.view(1, q.shape[0], -1, q.shape[3])  # [1, H, g * C, D]
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = attend(rows, k[None], v[None], 0.0, False, scale=1.0)
-    return _Result(out.reshape(q.shape), lse.reshape(q.shape[:3]))
+    return _Result(out.reshape(q.shape)[..., :value_dim], lse.reshape(q.shape[:3]))

@@ -14,38 +14,36 @@ from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.tiles import TilePlan
 from deltaserve.device.workspace import Workspace
 
-_K, _V = 0, 1
-
 
 class TiledQueries:
     """All short queries of a step. Every tensor is laid out once, for all layers: a view costs as much as a product."""
 
     def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
-        device, dim = arena.bytes.device, arena.layout.group.head_dim
+        device, group = arena.bytes.device, arena.layout.group
         self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
         table = PartTable.of(plan.num_parts, arena.layout.num_heads * group_size)
         self._parts = parts = _Parts(
-            scratch.take("queries", (table.num_tokens * table.num_heads + 1, dim), torch.float32),
-            scratch.take("outs", (table.empty + 1, dim), torch.float32),
+            scratch.take("queries", (table.num_tokens * table.num_heads + 1, group.head_dim), torch.float32),
+            scratch.take("outs", (table.empty + 1, group.value_dim), torch.float32),
             scratch.take("lses", (table.empty + 1,), torch.float32),
         )
-        self._queries = parts.queries[:-1].view(len(self.tokens), -1, dim)  # [Tt, Hq, D]
+        self._queries = parts.queries[:-1].view(len(self.tokens), -1, group.head_dim)  # [Tt, Hq, D]
         self._merges = _merges(table, device)
         blocks = make_blocks(plan, arena, table)
         self._split_keys = blocks[0].width  # splits stand first and have one width
         self._blocks = [_BlockRun(arena, block, parts, scratch) for block in blocks]
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [Tt, Hq, D] -> [Tt, Hq, D] float32"""
+        """q [Tt, Hq, D] -> [Tt, Hq, Dv] float32"""
         self._parts.reset()
         self._queries.copy_(q).mul_(scale)
         with rounded_products() if may_round(q.dtype, self._split_keys, q.shape[-1]) else nullcontext():
             for block in self._blocks:
                 block.run(layer)
-        out = torch.empty((len(self._parts.queries) - 1, q.shape[-1]), dtype=torch.float32, device=q.device)
+        out = self._parts.outs.new_empty(len(self._parts.queries) - 1, self._parts.outs.shape[1])
         for merge in self._merges:
             merge.run(self._parts, out)
-        return out.view(q.shape)
+        return out.view(*q.shape[:-1], -1)
 
 
 class _Parts:
@@ -53,7 +51,7 @@ class _Parts:
 
     def __init__(self, queries: Tensor, outs: Tensor, lses: Tensor) -> None:
         self.queries = queries  # [Rq + 1, D]
-        self.outs = outs  # [P + 2, D]
+        self.outs = outs  # [P + 2, Dv]
         self.lses = lses  # [P + 2] natural log
         self.merged = len(outs) > len(queries) + 1
 
@@ -72,8 +70,8 @@ class _Merge:
     places: Tensor  # [n * M] int64 into the parts, the empty one where a row has fewer than M
 
     def run(self, parts: _Parts, out: Tensor) -> None:
-        """out [Rq, D]: fills `rows`."""
-        shape = (len(self.rows), -1, out.shape[1])  # [n, M, D]
+        """out [Rq, Dv]: fills `rows`."""
+        shape = (len(self.rows), -1, out.shape[1])  # [n, M, Dv]
         outs = parts.outs.index_select(0, self.places).view(shape)
         if outs.shape[1] == 1:
             out.index_copy_(0, self.rows, outs[:, 0])
@@ -101,20 +99,20 @@ class _BlockRun:
     """A block with its tensors."""
 
     def __init__(self, arena: KvArena, block: Block, parts: _Parts, scratch: Workspace) -> None:
-        layout = arena.layout
+        layout, group = arena.layout, arena.layout.group
         self._arena = arena
         self._scratch = scratch
         self._kv_rows, self._stale = block.kv_rows, block.stale
-        shape = (len(block.kv_rows), layout.page_size * layout.group.head_dim)
-        self._k, self._v = (scratch.take(name, shape, torch.float32) for name in ("keys", "values"))
-        items = (-1, block.width, layout.group.head_dim)  # [items * H, width, D]
-        k, v = self._k.view(items), self._v.view(items)
-        self._tokens = v.view(-1, v.shape[-1])
+        shape = (len(block.kv_rows), layout.page_size * group.head_dim)
+        self._planes = [scratch.take(f"plane{index}", shape, torch.float32) for index in range(group.planes)]
+        items = (-1, block.width, group.head_dim)  # [items * H, width, D]
+        k, v = self._planes[0].view(items), self._planes[-1].view(items)[..., : group.value_dim]
+        self._tokens = self._planes[-1].view(-1, group.head_dim)
         self._passes = [_PassRun(tiles, k, v, block.hidden, layout.num_heads, parts, scratch) for tiles in block.passes]
 
     def run(self, layer: int) -> None:
-        self._arena.gather(layer, _K, self._kv_rows, self._k, self._scratch)
-        self._arena.gather(layer, _V, self._kv_rows, self._v, self._scratch)
+        for plane, out in enumerate(self._planes):
+            self._arena.gather(layer, plane, self._kv_rows, out, self._scratch)
         if self._stale is not None:  # 0 * NaN is NaN: hidden keys must not only weigh nothing
             self._tokens.index_fill_(0, self._stale, 0.0)
         for tiles in self._passes:
@@ -127,12 +125,12 @@ class _PassRun:
     def __init__(
         self, tiles: Pass, k: Tensor, v: Tensor, hidden: Tensor | None, heads: int, parts: _Parts, scratch: Workspace
     ) -> None:
-        """k, v [items * H, width, D] of the block, hidden [items, 1, R, n]"""
+        """k [items * H, width, D], v [.., Dv] of the block, hidden [items, 1, R, n]"""
         num, width, dim = sum(tiles.counts) * heads, *k.shape[1:]
         self._rows, self._targets, self._parts, self._hidden = tiles.queries, tiles.targets, parts, hidden
         self._q = scratch.take("tile", (len(tiles.queries), dim), torch.float32)
-        self._out = scratch.take("out", (len(tiles.queries), dim), torch.float32)
-        q, out = self._q.view(num, -1, dim), self._out.view(num, -1, dim)  # [n * H, R, D]
+        self._out = scratch.take("out", (len(tiles.queries), v.shape[-1]), torch.float32)
+        q, out = self._q.view(num, -1, dim), self._out.view(num, -1, v.shape[-1])  # [n * H, R, D or Dv]
         shape = (num, q.shape[1], width)
         self._scores, self._weights = (scratch.take(name, shape, torch.float32) for name in ("scores", "weights"))
         num_hidden = 0 if hidden is None else hidden.shape[-1]

@@ -19,8 +19,6 @@ from deltaserve.device.tiled_queries import TiledQueries
 from deltaserve.device.tiles import is_tiled, plan_tiles, tiled_members
 from deltaserve.device.workspace import Workspace
 
-_K, _V = 0, 1
-
 
 class TorchAttention:
     """AttentionBackend over a KvPool. Queries have `num_heads` heads on this rank."""
@@ -65,17 +63,16 @@ class TorchStep:
         self._tiled = None if plan is None else TiledQueries(arena, plan, group_size, scratch)
         self._long = _long_queries(arena, table, batch, scratch)
 
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """k, v [T, H, D]"""
-        dim = k.shape[-1]
-        self._arena.scatter(layer, _K, self._slots, k.reshape(-1, dim))
-        self._arena.scatter(layer, _V, self._slots, v.reshape(-1, dim))
+    def write_kv(self, layer: int, *planes: Tensor) -> None:
+        """[T, H, D] each"""
+        for plane, values in enumerate(planes):
+            self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [T, Hq, D] -> [T, Hq, D]"""
+        """q [T, Hq, D] -> [T, Hq, Dv]"""
         if self._tiled is not None and not self._long:
             return self._tiled.attend(layer, q, scale).to(q.dtype)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = q.new_empty(*q.shape[:-1], self._arena.layout.group.value_dim)
         if self._tiled is not None:
             tokens = self._tiled.tokens
             out.index_copy_(0, tokens, self._tiled.attend(layer, q.index_select(0, tokens), scale).to(q.dtype))

@@ -27,6 +27,12 @@ class PageGroup:
     """Groups of equal retention share page ids; each retention has an allocator and a page table of its own."""
     planes: int = 2
     """Tensors kept per token: 2 for K and V, 1 for a latent that serves as both."""
+    latent_dim: int | None = None
+    """Channels of a key that are its value, too, the first ones; None: all of the last plane are."""
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
