@@ -151,7 +151,7 @@ class Bench:
             self.event(self.prefill, self.frame(DECODE, self.prefill, offer))
             starting = Starting(room=offer.room, attempt=offer.attempt, cached_len=0)
             self.event(self.decode, self.frame(PREFILL, self.decode, starting))
-        while self.prefill.parts.scheduler.has_work():
+        while self.prefill.parts.scheduler.steps.has_work():
             self.step(self.prefill)
 
     def step(self, engine: EngineCore) -> None:

@@ -27,7 +27,8 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult
-from deltaserve.sched.scheduler import SchedConfig, Scheduler
+from deltaserve.sched.sched_config import SchedConfig
+from deltaserve.sched.scheduler import Scheduler
 
 PAGE_SIZE = 64
 NUM_REQUESTS, NUM_PREFIXES = 128, 20
@@ -95,22 +96,22 @@ class Bench:
             raise RuntimeError("the benchmark's pool is too small")
         request.own(owned, (request.lease.num_pages,))
         request.num_computed = request.num_tokens
-        self.scheduler.share_computed(request)
+        self.scheduler.running.share_computed(request)
         request.append(1)
-        self.scheduler.add_landed(request)
+        self.scheduler.waiting.add_landed(request)
 
     def fill(self) -> None:
         for index in range(NUM_REQUESTS):
             self.land(self.request(index % NUM_PREFIXES))
-        while self.scheduler.admit(0.0):
+        while self.scheduler.waiting.admit(0.0):
             pass
         self.step()
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.steps.plan()
         if plan is None:
             raise RuntimeError("nothing to plan")
-        self.scheduler.commit(answer(plan))
+        self.scheduler.steps.commit(answer(plan))
         return plan
 
     def turn(self) -> None:
@@ -118,7 +119,7 @@ class Bench:
         oldest = next(iter(self.scheduler.running))
         self.scheduler.finish(oldest)
         self.land(self.request(self._rng.randrange(NUM_PREFIXES)))
-        self.scheduler.admit(0.0)
+        self.scheduler.waiting.admit(0.0)
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -148,16 +149,16 @@ def measure(rng: random.Random) -> list[Row]:
     answers: list[StepResult] = []
 
     def plan() -> None:
-        made = scheduler.plan()
+        made = scheduler.steps.plan()
         if made is not None:
             plans.append(made)
 
     def commit() -> None:
-        scheduler.commit(answers.pop())
+        scheduler.steps.commit(answers.pop())
 
     def plan_and_commit() -> None:
         plan()
-        scheduler.commit(answer(plans.pop()))
+        scheduler.steps.commit(answer(plans.pop()))
 
     def prepare_commit() -> None:
         plan()
@@ -165,7 +166,7 @@ def measure(rng: random.Random) -> list[Row]:
 
     def finish_plan() -> None:
         if plans:
-            scheduler.commit(answer(plans.pop()))
+            scheduler.steps.commit(answer(plans.pop()))
 
     rows = [timed(f"plan + commit, {NUM_REQUESTS} decode rows, steady", NUM_STEPS, plan_and_commit)]
     rows.append(timed("plan, steady", NUM_STEPS // 2, plan, finish_plan))
@@ -175,8 +176,8 @@ def measure(rng: random.Random) -> list[Row]:
     rows.append(timed("finish + land + admit of one request", NUM_TURNS, bench.turn, plan_and_commit))
     waiting = [bench.request(index % NUM_PREFIXES) for index in range(64)]
     for request in waiting:
-        scheduler.add(request)
-    rows.append(timed("admit, 64 waiting and no row free", NUM_TURNS, lambda: scheduler.admit(0.0)))
+        scheduler.waiting.add(request)
+    rows.append(timed("admit, 64 waiting and no row free", NUM_TURNS, lambda: scheduler.waiting.admit(0.0)))
     return rows
 
 

@@ -123,7 +123,7 @@ def test_finish_under_a_running_step_waits_for_its_commit() -> None:
         lambda: (
             len(asked.answer.tokens) >= 4
             and (room := duo.decode_room(asked)) is not None
-            and scheduler.is_in_flight(room.request)
+            and scheduler.steps.is_in_flight(room.request)
         )
     )
     duo.inject(DECODE, FRONT, Finish(room=asked.room, output_len=2))

@@ -15,9 +15,10 @@ from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
+from deltaserve.sched.needs import Needs
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
 from deltaserve.sched.queue import TryOutcome
-from deltaserve.sched.scheduler import Needs, SchedConfig
+from deltaserve.sched.sched_config import SchedConfig
 from deltaserve.wire.messages import CacheUse
 from tests.sched.sharing import check_runs, possible_positions, shared_positions
 from tests.sched.toys import Bench, held_pages, make_request, page_lists
@@ -60,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes = zip(map(self.most, retentions), spare, strict=False)
         self.bench = Bench(self.config, [most + more for most, more in sizes], retentions)
         self.scheduler = self.bench.scheduler
-        self.scheduler.fetch = self.fetch
+        self.scheduler.waiting.fetch = self.fetch
         self.now = 0.0
         self.live: list[Request] = []
         self.left: list[Request] = []
@@ -111,16 +112,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         request.origin = origin
         self.now += 0.01
         self.live.append(request)
-        self.scheduler.add(request)
+        self.scheduler.waiting.add(request)
 
     @rule(passed=st.sampled_from([0.0, 0.1, 2.0]))
     def admit(self, passed: float) -> None:
         self.now += passed
-        waiting = list(self.scheduler.waiting)
+        waiting = list(self.scheduler.waiting.queue)
         free, coming = [pool.num_free for pool in self.bench.pools], list(self.coming)
-        admitted = self.scheduler.admit(self.now)
+        admitted = self.scheduler.waiting.admit(self.now)
         assert set(admitted) <= {*waiting, *self.landed}
-        self.scheduler.take_yielded()
+        self.scheduler.waiting.holders.take_yielded()
         landed, self.landed = self.landed, [request for request in self.landed if request not in admitted]
         for request in set(admitted) - set(landed):
             assert request.num_pages == -(-request.num_tokens // self.config.page_size)
@@ -140,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             request.lease = cache.lease_kv(match, request.num_tokens)
         elif uses_tree:
             request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
-        self.scheduler.hold(request)
+        self.scheduler.waiting.hold(request)
         missing = []
         for pool, kept in enumerate(cache.retentions):
             needed = range(kept.first_needed(request.num_tokens, size), -(-request.num_tokens // size))
@@ -148,12 +149,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             missing.append(range(held.stop, needed.stop) if held else needed)
             assert set(needed) <= {*held, *missing[-1]}
         needs = tuple(map(len, missing))
-        if not self.scheduler.yield_to(request, needs, reserve):
+        if not self.scheduler.waiting.yield_to(request, needs, reserve):
             return TryOutcome.NO_ROOM
         pages = self.bench.budget.allocate(needs)
         assert pages is not None, "it was said to fit"
-        self.scheduler.unhold(request)
-        self.scheduler.enter(request)
+        self.scheduler.waiting.unhold(request)
+        self.scheduler.waiting.enter(request)
         self.coming[request] = missing, pages
         return TryOutcome.TAKEN
 
@@ -169,13 +170,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         for pool, kept in enumerate(self.bench.cache.retentions):
             if kept.lifetime is Lifetime.STATE and pages[pool]:
                 self.bench.tables.states[pool, pages[pool][0]] = bytes(request.tokens)
-        self.scheduler.share_computed(request)
+        self.scheduler.running.share_computed(request)
         request.append(token)
         if request.output_len >= request.sampling.max_tokens:
             self.scheduler.finish(request)
             self.live.remove(request)
         else:
-            self.scheduler.add_landed(request)
+            self.scheduler.waiting.add_landed(request)
             self.landed.append(request)
 
     # ------------------------------------------------------------ steps
@@ -184,10 +185,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         before = {r: r.num_computed for r in self.scheduler.running}
-        plan = self.scheduler.plan()
+        plan = self.scheduler.steps.plan()
         self.resume()
         if plan is None:
-            assert not self.scheduler.num_running
+            assert not len(self.scheduler.running)
             return
         self.bench.tables.apply(plan)
         self.in_flight, self.ended_in_flight = plan, {}
@@ -195,10 +196,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_tables(plan)
 
     def resume(self) -> None:
-        for request in self.scheduler.take_retracted():
+        for request in self.scheduler.running.take_retracted():
             assert (request.lease, request.owned, request.row) == (None, (), None)
             request.origin = Origin.COMPUTED
-            self.scheduler.add(request)
+            self.scheduler.waiting.add(request)
 
     def check_items(self, plan: StepPlan, before: dict[Request, int]) -> None:
         by_row = {request.row: request for request in self.scheduler.running}
@@ -258,7 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan, self.in_flight = self.in_flight, None
         assert plan is not None
         results = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
-        progress = self.scheduler.commit(StepResult(plan.step, results))
+        progress = self.scheduler.steps.commit(StepResult(plan.step, results))
         ended = set(self.ended_in_flight.values())
         assert not ended & {p.request for p in progress}
         for request in ended:
@@ -269,7 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert request.row is not None
             done = planned[request.row]
             assert (item.computed_from, request.num_computed) == (done.q_start, done.q_start + done.q_len)
-            self.scheduler.share_computed(request)
+            self.scheduler.running.share_computed(request)
             if request.output_len >= request.sampling.max_tokens:
                 self.scheduler.finish(request)
                 self.live.remove(request)
@@ -286,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.bench.budget.free(self.coming.pop(request)[1])
         if request in self.landed:
             self.landed.remove(request)
-        under_way = self.scheduler.is_in_flight(request)
+        under_way = self.scheduler.steps.is_in_flight(request)
         if under_way and request.row is not None:
             self.ended_in_flight[request.row] = request
         owned = [len(pages) for pages in request.owned]
@@ -301,7 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         """As prefill does: the prompt is computed, its pages are still to be sent."""
         request = data.draw(st.sampled_from(self.computed()))
-        self.scheduler.leave(request)
+        self.scheduler.running.leave(request)
         self.live.remove(request)
         self.left.append(request)
 
@@ -317,7 +318,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def no_second_plan(self) -> None:
         try:
-            self.scheduler.plan()
+            self.scheduler.steps.plan()
         except StateError:
             return
         raise AssertionError("a plan before the commit of the last one")
@@ -326,7 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
-        self.scheduler.check_integrity()
+        self.scheduler.running.check_integrity()
         self.bench.cache.check_integrity()
         holders = [*self.live, *self.left, *self.ended_in_flight.values()]
         for index, pool in enumerate(self.bench.pools):

@@ -6,7 +6,7 @@ from tests.sched.toys import make_request
 
 
 def holders_of(*requests: Request) -> Holders:
-    holders = Holders(lambda request: True)
+    holders = Holders(lambda request: True, lambda request: None)
     for request in requests:
         holders.add(request)
     return holders
@@ -34,7 +34,7 @@ def test_of_two_that_came_at_once_either_yields_to_the_other() -> None:
 def test_one_that_has_come_back_to_its_place_does_not_yield_to_itself() -> None:
     queued: set[Request] = set()
     request = make_request(range(8), max_tokens=1, arrival=1.0)
-    holders = Holders(queued.__contains__)
+    holders = Holders(queued.__contains__, lambda request: None)
     holders.add(request)
     queued.add(request)
     holders.add(request)

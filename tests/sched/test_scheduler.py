@@ -7,9 +7,10 @@ from deltaserve.base.ids import Namespace
 from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
+from deltaserve.sched.needs import Needs
 from deltaserve.sched.plan import StepResult
 from deltaserve.sched.queue import TryOutcome
-from deltaserve.sched.scheduler import Claim, Needs
+from deltaserve.sched.waiting import Claim
 from deltaserve.wire.messages import CacheUse
 from tests.cache.toys import LONG_WINDOW
 from tests.sched.sharing import check_runs
@@ -62,7 +63,7 @@ def test_rows_bound_the_batch() -> None:
     bench = Bench(config(max_running=2))
     bench.add(*(make_request([10 * i, 1], max_tokens=3) for i in range(3)))
     plan, _ = bench.step()
-    assert (len(plan.items), bench.scheduler.num_running, len(bench.scheduler.waiting)) == (2, 2, 1)
+    assert (len(plan.items), len(bench.scheduler.running), len(bench.scheduler.waiting.queue)) == (2, 2, 1)
 
 
 def test_a_match_leaves_one_token_to_compute() -> None:
@@ -130,19 +131,19 @@ def test_a_twin_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_
     assert q_lens(bench.step()[0]) == [8]
     plan, _ = bench.step()
     assert sorted((i.q_start, i.q_len) for i in plan.items) == [(16, 1), (16, 1)]
-    assert bench.scheduler.num_running == 2
+    assert len(bench.scheduler.running) == 2
 
 
 def test_a_waiting_twin_lets_others_pass_however_long() -> None:
     bench = Bench(config(max_running=20, step_len=200), num_pages=(200,))
     first, twin = (make_request([*range(80), 900 + i], max_tokens=1) for i in range(2))
     bench.add(first, twin)
-    bench.scheduler.admit(0.0)
+    bench.scheduler.waiting.admit(0.0)
     strangers = [make_request([100 + i, 1], max_tokens=1) for i in range(12)]
     for at, stranger in enumerate(strangers):
         bench.add(stranger)
-        assert bench.scheduler.admit(float(at)) == [stranger]
-    assert twin in bench.scheduler.waiting
+        assert bench.scheduler.waiting.admit(float(at)) == [stranger]
+    assert twin in bench.scheduler.waiting.queue
 
 
 def test_many_waiting_twins_do_not_hide_those_behind_them() -> None:
@@ -150,7 +151,7 @@ def test_many_waiting_twins_do_not_hide_those_behind_them() -> None:
     twins = [make_request([*range(80), 900 + i], max_tokens=1) for i in range(30)]
     stranger = make_request([100, 101], max_tokens=1)
     bench.add(*twins, stranger)
-    assert bench.scheduler.admit(0.0) == [twins[0], stranger]
+    assert bench.scheduler.waiting.admit(0.0) == [twins[0], stranger]
 
 
 def test_a_twins_pages_are_adopted_where_it_was_first() -> None:
@@ -175,25 +176,25 @@ def test_overtaking_is_bounded() -> None:
     holder = make_request(range(20), max_tokens=1, cache=CacheUse.BYPASS)
     large = make_request(range(50, 80), max_tokens=1)
     bench.add(holder)
-    bench.scheduler.admit(0.0)
+    bench.scheduler.waiting.admit(0.0)
     bench.add(large)
     passed = 0
     for _ in range(20):
         small = make_request([1], max_tokens=1)
         bench.add(small)
-        if bench.scheduler.admit(0.0) == [small]:
+        if bench.scheduler.waiting.admit(0.0) == [small]:
             passed += 1
             bench.scheduler.discard(small)
     assert passed == 8
     bench.scheduler.discard(holder)
-    assert bench.scheduler.admit(0.0)[0] is large
+    assert bench.scheduler.waiting.admit(0.0)[0] is large
 
 
 def test_the_reserve_keeps_room_for_decoding_but_not_against_a_lone_request() -> None:
     bench = Bench(config(reserve_len=8), num_pages=(10,))
     lone = make_request(range(20), max_tokens=30)
     bench.add(lone)
-    assert bench.scheduler.admit(0.0) == [lone]
+    assert bench.scheduler.waiting.admit(0.0) == [lone]
     other = make_request([50], max_tokens=30)
     bench.add(other)
     bench.step()
@@ -201,14 +202,14 @@ def test_the_reserve_keeps_room_for_decoding_but_not_against_a_lone_request() ->
     assert other in bench.scheduler.running  # 5 free: 1 taken, 2 for the output of each
     third = make_request([60], max_tokens=30)
     bench.add(third)
-    assert bench.scheduler.admit(0.0) == []  # 4 free: 1 and 6 needed
+    assert bench.scheduler.waiting.admit(0.0) == []  # 4 free: 1 and 6 needed
 
 
 def test_the_reserve_is_what_a_request_can_still_use() -> None:
     bench = Bench(config(reserve_len=100), num_pages=(8,))
     first, second = make_request(range(20), max_tokens=1), make_request([50, 51], max_tokens=2)
     bench.add(first, second)
-    assert bench.scheduler.admit(0.0) == [first, second]
+    assert bench.scheduler.waiting.admit(0.0) == [first, second]
 
 
 def test_after_a_retraction_more_is_kept_free() -> None:
@@ -216,13 +217,13 @@ def test_after_a_retraction_more_is_kept_free() -> None:
     old = make_request(range(8), max_tokens=40, arrival=1.0)
     young = make_request(range(50, 58), max_tokens=40, arrival=2.0)
     bench.add(old, young)
-    while not (retracted := bench.scheduler.take_retracted()):
+    while not (retracted := bench.scheduler.running.take_retracted()):
         bench.step()
     assert retracted == [young]
     bench.add(young)
-    assert bench.scheduler.admit(0.0) == []  # with a page each it would run, and be retracted again
+    assert bench.scheduler.waiting.admit(0.0) == []  # with a page each it would run, and be retracted again
     bench.scheduler.finish(old)
-    assert bench.scheduler.admit(0.0) == [young]
+    assert bench.scheduler.waiting.admit(0.0) == [young]
 
 
 # ---------------------------------------------------------------- steps ahead
@@ -232,17 +233,17 @@ def test_prompts_are_admitted_two_steps_ahead_of_their_computation() -> None:
     bench = Bench(config())
     prompts = [make_request(range(100 * i, 100 * i + 14), max_tokens=3) for i in range(4)]
     bench.add(*prompts)
-    assert bench.scheduler.admit(0.0) == prompts[:3]  # 28 of 32 tokens are booked by two of them
+    assert bench.scheduler.waiting.admit(0.0) == prompts[:3]  # 28 of 32 tokens are booked by two of them
     assert bench.pools[0].num_free == 64 - 3 * 4
     bench.step()
-    assert bench.scheduler.admit(0.0) == [prompts[3]]
+    assert bench.scheduler.waiting.admit(0.0) == [prompts[3]]
 
 
 def test_one_prompt_longer_than_a_step_is_computed_at_a_time_and_short_ones_beside_it() -> None:
     bench = Bench(config(chunk_len=16))
     long, longer, short = (make_request(range(100 * i, 100 * i + n), max_tokens=3) for i, n in enumerate((90, 95, 6)))
     bench.add(long, longer, short)
-    assert bench.scheduler.admit(0.0) == [long, short]
+    assert bench.scheduler.waiting.admit(0.0) == [long, short]
     plan, _ = bench.step()
     assert sorted(q_lens(plan)) == [6, 8]  # 10 left by the short one, in whole pages
     while long.num_tokens - long.num_computed > 16:
@@ -285,7 +286,7 @@ def holding(bench: Bench, request: Request) -> Request:
     """The request leases what is cached of it, and waits elsewhere."""
     match = bench.cache.match(request.namespace, bytes(request.tokens), bytes(request.keys))
     request.lease = bench.cache.lease(match)
-    bench.scheduler.hold(request)
+    bench.scheduler.waiting.hold(request)
     return request
 
 
@@ -305,29 +306,29 @@ def test_waiting_requests_yield_the_youngest_first_before_a_running_one_is_retra
     bench.add(row)
     while row.num_tokens <= 16:
         bench.step()
-    assert bench.scheduler.take_yielded() == [younger]
+    assert bench.scheduler.waiting.holders.take_yielded() == [younger]
     assert (younger.lease, older.lease is None) == (None, False)
     while row.num_tokens <= 28:
         bench.step()
-    assert bench.scheduler.take_yielded() == [older]
-    assert bench.scheduler.take_retracted() == []
+    assert bench.scheduler.waiting.holders.take_yielded() == [older]
+    assert bench.scheduler.running.take_retracted() == []
 
 
 def test_a_request_in_the_queue_is_not_made_to_yield_by_one_behind_it() -> None:
     bench = Bench(config(), num_pages=(8,))
     first = cached(bench, range(12), 1.0)
     first.origin = Origin.FETCHED
-    bench.scheduler.fetch = lambda request, reserve, now: TryOutcome.HELD_BACK
+    bench.scheduler.waiting.fetch = lambda request, reserve, now: TryOutcome.HELD_BACK
     bench.add(first)
     second = make_request(range(50, 80), max_tokens=1, arrival=2.0)
     bench.add(second)
-    assert bench.scheduler.admit(0.0) == []
+    assert bench.scheduler.waiting.admit(0.0) == []
     assert first.lease is not None
     third = make_request(range(50, 80), max_tokens=1, arrival=0.5)
     third.is_urgent = True
     bench.add(third)
-    assert bench.scheduler.admit(0.2) == [third]
-    assert bench.scheduler.take_yielded() == [first]
+    assert bench.scheduler.waiting.admit(0.2) == [third]
+    assert bench.scheduler.waiting.holders.take_yielded() == [first]
 
 
 def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
@@ -336,18 +337,18 @@ def test_the_youngest_is_retracted_and_what_it_computed_stays() -> None:
     young = make_request(range(50, 58), max_tokens=9, arrival=2.0)
     bench.add(young, old)  # the order of arrival counts, not that of admission
     bench.step()
-    assert bench.scheduler.num_running == 2
+    assert len(bench.scheduler.running) == 2
     for _ in range(4):
         bench.step()
-        assert bench.scheduler.take_retracted() == []
+        assert bench.scheduler.running.take_retracted() == []
     plan, _ = bench.step()
-    assert bench.scheduler.take_retracted() == [young]
+    assert bench.scheduler.running.take_retracted() == [young]
     assert list(bench.scheduler.running) == [old]
     assert (young.num_computed, young.num_retractions, young.lease, young.owned) == (0, 1, None, ())
     assert len(plan.closes) == 1
     bench.add(young)
     bench.scheduler.finish(old)
-    bench.scheduler.admit(0.0)
+    bench.scheduler.waiting.admit(0.0)
     assert young.num_computed >= 4  # a page of it was not evicted
     bench.scheduler.finish(young)
     bench.check_empty()
@@ -364,7 +365,7 @@ def test_a_lone_request_of_the_whole_pool_runs_to_its_end() -> None:
     bench.add(request)
     while request.output_len < 9:
         bench.step()
-        assert bench.scheduler.take_retracted() == []
+        assert bench.scheduler.running.take_retracted() == []
     bench.scheduler.finish(request)
     bench.check_empty()
 
@@ -387,11 +388,11 @@ class Keeper:
 @pytest.mark.parametrize("claim", [Claim.NOTHING, Claim.SPARE])
 def test_a_request_held_back_by_the_gatekeeper_takes_nothing_and_blocks_nobody(claim: Claim) -> None:
     bench = Bench(config(), num_pages=(6,))
-    keeper = bench.scheduler.gatekeeper = Keeper(claim)
+    keeper = bench.scheduler.waiting.gatekeeper = Keeper(claim)
     unasked, large, small = (make_request(range(n), max_tokens=1) for n in (60, 40, 5))
     bench.add(unasked, large, small)
     admitted = [small] if claim is Claim.SPARE else []
-    assert bench.scheduler.admit(0.0) == admitted
+    assert bench.scheduler.waiting.admit(0.0) == admitted
     assert keeper.asked == [(large, 0), (small, 0)] if admitted else [(large, 0)]
     assert bench.cache.num_leases == len(admitted)
 
@@ -399,27 +400,27 @@ def test_a_request_held_back_by_the_gatekeeper_takes_nothing_and_blocks_nobody(c
 def test_memory_that_waiting_requests_hold_is_not_spare() -> None:
     bench = Bench(config(), num_pages=(6,))
     holder = cached(bench, range(16), 1.0)
-    keeper = bench.scheduler.gatekeeper = Keeper(Claim.SPARE)
+    keeper = bench.scheduler.waiting.gatekeeper = Keeper(Claim.SPARE)
     request = make_request(range(50, 62), max_tokens=1)
     bench.add(request)
-    assert bench.scheduler.admit(0.0) == []
+    assert bench.scheduler.waiting.admit(0.0) == []
     keeper.answer = Claim.FULL
-    bench.scheduler.look_again()
-    assert bench.scheduler.admit(0.0) == [request]
-    assert bench.scheduler.take_yielded() == [holder]
+    bench.scheduler.waiting.look_again()
+    assert bench.scheduler.waiting.admit(0.0) == [request]
+    assert bench.scheduler.waiting.holders.take_yielded() == [holder]
 
 
 def test_nothing_is_tried_again_while_nothing_has_changed() -> None:
     bench = Bench(config())
-    keeper = bench.scheduler.gatekeeper = Keeper(Claim.NOTHING)
+    keeper = bench.scheduler.waiting.gatekeeper = Keeper(Claim.NOTHING)
     bench.add(make_request(range(5), max_tokens=1))
     for now in (0.0, 0.01, 0.02):
-        assert bench.scheduler.admit(now) == []
+        assert bench.scheduler.waiting.admit(now) == []
     assert len(keeper.asked) == 1
     bench.add(make_request(range(6), max_tokens=1))
-    bench.scheduler.admit(0.03)
+    bench.scheduler.waiting.admit(0.03)
     assert len(keeper.asked) == 2  # the new one
-    bench.scheduler.admit(0.5)  # not for ever: links come back
+    bench.scheduler.waiting.admit(0.5)  # not for ever: links come back
     assert len(keeper.asked) == 4
 
 
@@ -431,14 +432,14 @@ def test_a_request_that_ends_under_a_step_gives_its_pages_back_with_the_commit(e
     bench = Bench(config())
     request, other = make_request(range(6), max_tokens=5), make_request(range(50, 56), max_tokens=5)
     bench.add(request, other)
-    bench.scheduler.admit(0.0)
+    bench.scheduler.waiting.admit(0.0)
     plan = bench.plan()
     held = bench.pools[0].count(PageState.OWNED)
     if ending == "finish":
         bench.scheduler.finish(request)
     else:
         bench.scheduler.discard(request)
-    assert bench.scheduler.is_in_flight(request)
+    assert bench.scheduler.steps.is_in_flight(request)
     assert bench.pools[0].count(PageState.OWNED) == held
     progress = bench.commit(plan)
     assert [p.request for p in progress] == [other]
@@ -452,23 +453,23 @@ def test_a_request_that_ends_under_a_step_gives_its_pages_back_with_the_commit(e
 def test_plan_and_commit_alternate() -> None:
     bench = Bench(config())
     bench.add(make_request(range(6), max_tokens=5))
-    bench.scheduler.admit(0.0)
-    assert bench.scheduler.has_work()
+    bench.scheduler.waiting.admit(0.0)
+    assert bench.scheduler.steps.has_work()
     plan = bench.plan()
-    assert not bench.scheduler.has_work()
+    assert not bench.scheduler.steps.has_work()
     with pytest.raises(StateError):
-        bench.scheduler.plan()
+        bench.scheduler.steps.plan()
     with pytest.raises(StateError):
-        bench.scheduler.commit(StepResult(plan.step + 1, ()))  # type: ignore[arg-type]
+        bench.scheduler.steps.commit(StepResult(plan.step + 1, ()))  # type: ignore[arg-type]
     bench.commit(plan)
     with pytest.raises(StateError):
-        bench.scheduler.commit(StepResult(plan.step, ()))
+        bench.scheduler.steps.commit(StepResult(plan.step, ()))
 
 
 def test_an_idle_scheduler_plans_nothing() -> None:
     bench = Bench(config())
-    assert bench.scheduler.plan() is None
-    assert not bench.scheduler.has_work()
+    assert bench.scheduler.steps.plan() is None
+    assert not bench.scheduler.steps.has_work()
 
 
 def test_leaving_keeps_the_pages_and_frees_the_row() -> None:
@@ -476,8 +477,8 @@ def test_leaving_keeps_the_pages_and_frees_the_row() -> None:
     request = make_request(range(6), max_tokens=1)
     bench.add(request)
     bench.step()
-    bench.scheduler.leave(request)
-    assert (request.row, request.num_pages, bench.scheduler.num_running) == (None, 2, 0)
+    bench.scheduler.running.leave(request)
+    assert (request.row, request.num_pages, len(bench.scheduler.running)) == (None, 2, 0)
     bench.scheduler.finish(request)
     bench.check_empty()
 
@@ -539,15 +540,15 @@ def test_who_holds_its_pages_passes_those_who_wait_for_them() -> None:
     landed = make_request(range(20), max_tokens=1, cache=CacheUse.BYPASS)
     large = make_request(range(50, 80), max_tokens=1)
     bench.add(landed)
-    bench.scheduler.admit(0.0)
-    bench.scheduler.leave(landed)
+    bench.scheduler.waiting.admit(0.0)
+    bench.scheduler.running.leave(landed)
     large.is_urgent = True
     bench.add(large)
-    assert bench.scheduler.admit(0.0) == []
-    bench.scheduler.add_landed(landed)
-    assert bench.scheduler.admit(5.0) == [landed]
+    assert bench.scheduler.waiting.admit(0.0) == []
+    bench.scheduler.waiting.add_landed(landed)
+    assert bench.scheduler.waiting.admit(5.0) == [landed]
     bench.scheduler.finish(landed)
-    assert bench.scheduler.admit(6.0) == [large]
+    assert bench.scheduler.waiting.admit(6.0) == [large]
 
 
 def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses() -> None:
@@ -556,15 +557,15 @@ def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses
     entering.origin = Origin.FETCHED
 
     def fetch(request: Request, reserve: Needs, now: float) -> TryOutcome:
-        bench.scheduler.enter(request)
+        bench.scheduler.waiting.enter(request)
         return TryOutcome.TAKEN
 
-    bench.scheduler.fetch = fetch
+    bench.scheduler.waiting.fetch = fetch
     first, second = make_request(range(20, 25), max_tokens=3), make_request(range(30, 35), max_tokens=3)
     bench.add(entering, first, second)
-    assert bench.scheduler.admit(0.0) == [first]
+    assert bench.scheduler.waiting.admit(0.0) == [first]
     bench.scheduler.discard(entering)
-    assert bench.scheduler.admit(0.0) == [second]
+    assert bench.scheduler.waiting.admit(0.0) == [second]
 
 
 # ---------------------------------------------------------------- what shortage has cost
@@ -575,13 +576,13 @@ def test_refusals_of_memory_and_retractions_are_counted() -> None:
     old = make_request(range(14), max_tokens=8, arrival=1.0)
     young = make_request(range(50, 62), max_tokens=2, arrival=2.0)
     bench.add(old, young)
-    assert bench.scheduler.admit(0.0) == [old]
-    assert (bench.scheduler.num_blocked, bench.scheduler.blocked_need) == (1, 3)
+    assert bench.scheduler.waiting.admit(0.0) == [old]
+    assert (bench.scheduler.waiting.num_blocked, bench.scheduler.waiting.blocked_need) == (1, 3)
     bench.scheduler.finish(old)
-    assert bench.scheduler.admit(0.0) == [young]
-    assert (bench.scheduler.num_blocked, bench.scheduler.blocked_need) == (1, 0)
-    bench.scheduler.retract(young)
-    assert bench.scheduler.num_retractions == 1
+    assert bench.scheduler.waiting.admit(0.0) == [young]
+    assert (bench.scheduler.waiting.num_blocked, bench.scheduler.waiting.blocked_need) == (1, 0)
+    bench.scheduler.running.retract(young)
+    assert bench.scheduler.running.num_retractions == 1
 
 
 def test_an_idle_scheduler_is_taken_over_with_the_rows_its_executor_is_still_to_close() -> None:
@@ -608,13 +609,13 @@ def retractions_and_steps(reserve_len: int) -> tuple[int, int]:
     while waiting:
         bench.step()
         num_steps += 1
-        bench.add(*bench.scheduler.take_retracted())
+        bench.add(*bench.scheduler.running.take_retracted())
         ended = [request for request in waiting if request.num_tokens == request.max_len]
         for request in ended:
             bench.scheduler.finish(request)
             waiting.remove(request)
     bench.check_empty()
-    return bench.scheduler.num_retractions, num_steps
+    return bench.scheduler.running.num_retractions, num_steps
 
 
 def test_a_reserve_that_adapts_retracts_a_third_as_often_as_none_in_no_more_time() -> None:

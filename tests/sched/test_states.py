@@ -93,7 +93,7 @@ def test_a_state_that_has_landed_is_gone_on_from_in_place() -> None:
     request.num_computed = 4
     bench.tables.states[STATE, request.owned[STATE][0]] = bytes(request.tokens)
     request.append(7)
-    bench.scheduler.add_landed(request)
+    bench.scheduler.waiting.add_landed(request)
     finish(bench, request)
     bench.check_empty()
 
@@ -105,7 +105,7 @@ def test_rows_that_find_no_slot_for_their_next_state_make_way() -> None:
     for request in requests:
         while request.output_len < 10:
             bench.step()
-            for again in bench.scheduler.take_retracted():
-                bench.scheduler.add(again)
+            for again in bench.scheduler.running.take_retracted():
+                bench.scheduler.waiting.add(again)
         bench.scheduler.finish(request)
     bench.check_empty()

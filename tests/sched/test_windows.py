@@ -46,7 +46,7 @@ def test_a_prompt_goes_on_from_a_cached_window() -> None:
     bench.add(first)
     finish(bench, first)
     bench.add(second)
-    (request,) = bench.scheduler.admit(0.0)
+    (request,) = bench.scheduler.waiting.admit(0.0)
     assert (request.num_computed, request.lease and request.lease.first_page(WINDOW)) == (40, 8)
     finish(bench, second)
 
@@ -56,7 +56,7 @@ def test_without_its_window_a_prefix_is_computed_again_and_the_gap_is_filled() -
     for _ in range(2):
         request = make_request(range(40), max_tokens=1)
         bench.add(request)
-        assert bench.scheduler.admit(0.0) == [request]
+        assert bench.scheduler.waiting.admit(0.0) == [request]
         assert request.num_computed == 0
         finish(bench, request)
         match = bench.cache.match(request.namespace, request.tokens, request.keys)
@@ -72,7 +72,7 @@ def test_all_pools_have_room_or_none_is_taken() -> None:
     requests = [make_request(range(i, i + 40), max_tokens=4, arrival=i) for i in (0, 100, 200)]
     bench.add(*requests)
     free = [pool.num_free for pool in bench.pools]
-    admitted = [bench.scheduler.admit(0.0)]
+    admitted = [bench.scheduler.waiting.admit(0.0)]
     assert admitted == [requests[:1]], "two steps' worth of tokens at a time"
     assert [before - pool.num_free for before, pool in zip(free, bench.pools, strict=True)] == [10, MOST]
     while any(r.output_len < 4 for r in requests):

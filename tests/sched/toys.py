@@ -15,7 +15,9 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
 from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sched.scheduler import SchedConfig, Scheduler, StepProgress
+from deltaserve.sched.sched_config import SchedConfig
+from deltaserve.sched.scheduler import Scheduler
+from deltaserve.sched.steps import StepProgress
 from deltaserve.wire.messages import CacheUse
 
 SPACE = Namespace("alice")
@@ -120,26 +122,26 @@ class Bench:
 
     def add(self, *requests: Request) -> None:
         for request in requests:
-            self.scheduler.add(request)
+            self.scheduler.waiting.add(request)
 
     def step(self, token: int = 7) -> tuple[StepPlan, list[StepProgress]]:
         """Admit at time 0, plan, answer every sampling row with `token`, commit."""
-        self.scheduler.admit(0.0)
+        self.scheduler.waiting.admit(0.0)
         plan = self.plan()
         return plan, self.commit(plan, token)
 
     def plan(self) -> StepPlan:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.steps.plan()
         assert plan is not None
         self.tables.apply(plan)
         return plan
 
     def commit(self, plan: StepPlan, token: int = 7) -> list[StepProgress]:
         items = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
-        progress = self.scheduler.commit(StepResult(plan.step, items))
+        progress = self.scheduler.steps.commit(StepResult(plan.step, items))
         for item in progress:
-            self.scheduler.share_computed(item.request)
-        self.scheduler.check_integrity()
+            self.scheduler.running.share_computed(item.request)
+        self.scheduler.running.check_integrity()
         self.cache.check_integrity()
         return progress
 
@@ -152,7 +154,7 @@ class Bench:
         assert self.used() == (0,) * len(self.pools)
         assert self.cache.num_leases == 0
         assert all(self.cache.protected_pages(p) == 0 for p in range(len(self.pools)))
-        self.scheduler.check_integrity()
+        self.scheduler.running.check_integrity()
 
 
 def config(**changes: int | bool) -> SchedConfig:

@@ -34,7 +34,9 @@ _TREE = "deltaserve.cache.prefix_cache"
 _RADIX = "deltaserve.cache.radix"
 _BUDGET = "deltaserve.sched.budget"
 _CHECKS = "deltaserve.instance.checks"
-_SCHED = "deltaserve.sched.scheduler"
+_WAITING = "deltaserve.sched.waiting"
+_RUNNING = "deltaserve.sched.running"
+_STEPS = "deltaserve.sched.steps"
 _FRONT = "deltaserve.routing.front_core"
 _WORKERS = "deltaserve.routing.workers"
 _TABLE = "deltaserve.peer.table"
@@ -166,23 +168,23 @@ MUTANTS = (
     Mutant(
         "lease_leaks",
         "C4",
-        _SCHED,
+        _BUDGET,
         "            self._cache.release(request.lease)\n            request.lease = None\n",
         "            request.lease = None\n",
     ),
     Mutant(
         "freed_under_a_step",
         "C11",
-        _SCHED,
+        _STEPS,
         "        if self.is_in_flight(request):\n            self._ended_in_flight",
         "        if False:\n            self._ended_in_flight",
     ),
     Mutant(
         "retracted_keeps_count",
         "D1",
-        _SCHED,
-        "        self._give_back(request)\n        request.start_over()\n",
-        "        self._give_back(request)\n",
+        _RUNNING,
+        "        self.give_back(request)\n        request.start_over()\n",
+        "        self.give_back(request)\n",
     ),
     # deadlock, identity
     Mutant(
@@ -252,7 +254,7 @@ MUTANTS = (
     Mutant(
         "uncomputed_page_cached",
         "G3",
-        _SCHED,
+        _RUNNING,
         "full = request.num_computed // page_size",
         "full = request.num_tokens // page_size",
     ),
@@ -263,11 +265,11 @@ MUTANTS = (
         "end = room.request.num_computed // self.config.cache.page_size",
         "end = room.num_tokens // self.config.cache.page_size",
     ),
-    Mutant("nan_is_cached", "G3", _SCHED, "        request.cache = CacheUse.BYPASS\n", ""),
+    Mutant("nan_is_cached", "G3", _STEPS, "        request.cache = CacheUse.BYPASS\n", ""),
     Mutant(
         "nan_of_an_early_chunk_is_cached",
         "B6",
-        _SCHED,
+        _STEPS,
         "            self._cache.poison(request.namespace, request.tokens, request.keys, sound)\n",
         "            pass\n",
     ),
@@ -281,7 +283,7 @@ MUTANTS = (
     Mutant(
         "namespaces_mixed",
         "H10",
-        _SCHED,
+        _WAITING,
         "match = self._cache.match(request.namespace, request.tokens",
         'match = self._cache.match(Namespace(""), request.tokens',
     ),
@@ -361,14 +363,14 @@ MUTANTS = (
     Mutant(
         "state_filed_where_its_step_began",
         "H3",
-        _SCHED,
-        "move_state(pool, (item.q_start + item.q_len - 1) // self.config.page_size)",
-        "move_state(pool, item.q_start // self.config.page_size)",
+        _STEPS,
+        "last = (item.q_start + item.q_len - 1) // self._running.config.page_size",
+        "last = item.q_start // self._running.config.page_size",
     ),
     Mutant(
         "state_told_only_after_it_moved",
         "H3",
-        _SCHED,
+        _STEPS,
         "pages=(*self._page_updates(), *self._move_states(items)),",
         "pages=tuple(self._move_states(items) or self._page_updates()),",
     ),
@@ -402,9 +404,9 @@ MUTANTS = (
     Mutant(
         "prompt_logprobs_of_a_hit",
         "H1",
-        _SCHED,
-        "matches = self._uses_tree(request) and request.sampling.prompt_logprobs is None",
-        "matches = self._uses_tree(request)",
+        _WAITING,
+        "matches = self._running.uses_tree(request) and request.sampling.prompt_logprobs is None",
+        "matches = self._running.uses_tree(request)",
     ),
     # endings: by the deadline, of one answer, on one worker
     Mutant(
@@ -425,9 +427,9 @@ MUTANTS = (
     Mutant(
         "stalled_by_those_behind",
         "B2",
-        _SCHED,
-        "self._holders.youngest_but if is_next else",
-        "self._holders.youngest_but if False else",
+        _WAITING,
+        "self.holders.youngest_but if is_next else",
+        "self.holders.youngest_but if False else",
     ),
     Mutant(
         "ends_rooms_of_other_fronts", "B7", _SERVING, "            elif room.front == peer:\n", "            else:\n"

@@ -136,7 +136,7 @@ class EngineCore:
 
     def turn(self, now: float) -> list[Action]:
         scheduler = self.parts.scheduler
-        for request in scheduler.admit(now):
+        for request in scheduler.waiting.admit(now):
             if not self.outflow.started(request):
                 self.serving.started(request, now)
         self._queue_again(now)
@@ -188,20 +188,20 @@ class EngineCore:
     # ------------------------------------------------------------ steps
 
     def plan(self, now: float) -> StepPlan | None:
-        plan = self.parts.scheduler.plan() if self.parts.scheduler.has_work() else None
+        plan = self.parts.scheduler.steps.plan() if self.parts.scheduler.steps.has_work() else None
         self._queue_again(now)
         return plan
 
     def _queue_again(self, now: float) -> None:
         """Requests whose memory went to somebody else: before the next event, which may ask for what they had."""
-        for request in self.parts.scheduler.take_retracted():
+        for request in self.parts.scheduler.running.take_retracted():
             if not self.outflow.yielded(request):
                 self.serving.resume(request, now)
-        for request in self.parts.scheduler.take_yielded():
+        for request in self.parts.scheduler.waiting.holders.take_yielded():
             self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
 
     def commit(self, result: StepResult, now: float) -> None:
-        progress = self.parts.scheduler.commit(result)
+        progress = self.parts.scheduler.steps.commit(result)
         self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
         for item in progress:
             if not self.outflow.advance(item):

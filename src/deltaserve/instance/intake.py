@@ -21,8 +21,8 @@ from deltaserve.instance.rooms import DecodeRoom, RoomBook
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
+from deltaserve.sched.needs import Needs
 from deltaserve.sched.queue import TryOutcome
-from deltaserve.sched.scheduler import Needs
 from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
@@ -74,7 +74,7 @@ class Intake:
     ) -> None:
         self._config = config
         self._rooms = rooms
-        parts.scheduler.fetch = self.fetch
+        parts.scheduler.waiting.fetch = self.fetch
         self._parts = parts
         self._links = links
         self._receiver = receiver
@@ -165,7 +165,7 @@ class Intake:
         elif room.leased_version != cache.version and self._next_key(room):
             request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
         room.leased_version = cache.version
-        self._parts.scheduler.hold(request)
+        self._parts.scheduler.waiting.hold(request)
 
     # ------------------------------------------------------------ grant
 
@@ -175,7 +175,7 @@ class Intake:
             room.move(DecodeEvent.START)
             room.times.started, room.prefill_cached_len = now, cached_len
             room.request.origin = Origin.FETCHED
-            self._parts.scheduler.add(room.request)
+            self._parts.scheduler.waiting.add(room.request)
         elif room.state is DecodeState.GRANTED:
             room.next_repeat = now  # it asks again: the grant was lost
             self.repeat(room, now)
@@ -193,13 +193,13 @@ class Intake:
         scheduler = self._parts.scheduler
         leased = request.lease.num_pages if request.lease else 0
         needs = tuple(map(len, missing))
-        if not scheduler.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
+        if not scheduler.waiting.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return TryOutcome.NO_ROOM
         ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing)
         if ticket is None:
             return TryOutcome.NO_ROOM
-        scheduler.unhold(request)
-        scheduler.enter(request)
+        scheduler.waiting.unhold(request)
+        scheduler.waiting.enter(request)
         self._open(ticket, room)
         self._planned_bytes += self._bytes_of(ticket)
         room.move(DecodeEvent.GRANT)

@@ -85,7 +85,7 @@ class Meter:
         return Status(
             num_waiting=backlog.num_requests,
             waiting_tokens=backlog.num_tokens,
-            num_running=parts.scheduler.num_running,
+            num_running=len(parts.scheduler.running),
             free_pages=per_pool(lambda p: parts.pools[p].num_free),
             evictable_pages=per_pool(parts.cache.evictable_pages),
             quarantined_pages=per_pool(lambda p: parts.pools[p].count(PageState.QUARANTINED)),

@@ -17,7 +17,8 @@ from deltaserve.instance.rooms import PrefillRoom, make_request, prompt_logprobs
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
-from deltaserve.sched.scheduler import HORIZON_STEPS, Claim, StepProgress
+from deltaserve.sched.steps import StepProgress
+from deltaserve.sched.waiting import HORIZON_STEPS, Claim
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
@@ -59,7 +60,7 @@ class Outflow:
         self.links = links
         self.sender = Sender(Boot(config.boot), parts.pools, config.evidence)
         self.is_draining = False
-        parts.scheduler.gatekeeper = self
+        parts.scheduler.waiting.gatekeeper = self
         self._out = out
         self._meter = meter
         self.rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
@@ -107,7 +108,7 @@ class Outflow:
         request.truncate(room.num_tokens)
         request.start_over()
         room.first = None
-        self.parts.scheduler.add(request)
+        self.parts.scheduler.waiting.add(request)
         return True
 
     def advance(self, progress: StepProgress) -> bool:
@@ -159,7 +160,7 @@ class Outflow:
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
         self.rooms[key] = room
         self._by_request[request] = room
-        self.parts.scheduler.add(request)
+        self.parts.scheduler.waiting.add(request)
         self._tell(room)
 
     def _on_ask(self, peer: Peer, ask: Ask) -> None:
@@ -201,11 +202,11 @@ class Outflow:
         self._out.append(OpenGate(peer.name, ticket.id))
         self._answered(room)
         scheduler = self.parts.scheduler
-        scheduler.unhold(room.request)
+        scheduler.waiting.unhold(room.request)
         if room.state is PrefillState.QUEUED:
-            scheduler.waiting.discard(room.request)
+            scheduler.waiting.queue.discard(room.request)
             room.request.is_urgent = True  # decode holds memory for it
-            scheduler.add(room.request)
+            scheduler.waiting.add(room.request)
         self._send_ready(room)
 
     def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
@@ -318,7 +319,7 @@ class Outflow:
             self._ungranted[room.peer] -= room.num_tokens
             if not self._ungranted[room.peer]:
                 del self._ungranted[room.peer]
-            self.parts.scheduler.look_again()
+            self.parts.scheduler.waiting.look_again()
 
     @staticmethod
     def _holds_pages(room: PrefillRoom) -> bool:
@@ -346,14 +347,14 @@ class Outflow:
             start = progress.computed_from + 1
             for frame in prompt_logprobs_frames(room.room, start, progress.prompt_logprobs):
                 self.links.send(room.peer, frame)
-        self.parts.scheduler.share_computed(room.request)
+        self.parts.scheduler.running.share_computed(room.request)
         if progress.sampled is not None:
             sampled = progress.sampled
             room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
-            self.parts.scheduler.leave(room.request)
+            self.parts.scheduler.running.leave(room.request)
             self._move(room, PrefillEvent.COMPUTE_AHEAD)
             if room.ticket is None:
-                self.parts.scheduler.hold(room.request)
+                self.parts.scheduler.waiting.hold(room.request)
         self._send_ready(room)
 
     def _send_ready(self, room: PrefillRoom) -> None:

@@ -12,7 +12,8 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.instance.api import InstanceConfig
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
-from deltaserve.sched.scheduler import SchedConfig, Scheduler
+from deltaserve.sched.sched_config import SchedConfig
+from deltaserve.sched.scheduler import Scheduler
 from deltaserve.wire.messages import Events, Facts
 
 
@@ -97,19 +98,19 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
         metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - spare / pool.num_pages
         metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT]
     metrics["deltaserve_leases"] = parts.cache.num_leases
-    metrics["deltaserve_num_running_reqs"] = parts.scheduler.num_running
-    metrics["deltaserve_num_queue_reqs"] = parts.scheduler.num_waiting
-    metrics["deltaserve_blocked_need_pages"] = parts.scheduler.blocked_need
-    metrics["deltaserve_admissions_blocked_total"] = parts.scheduler.num_blocked
-    metrics["deltaserve_retractions_total"] = parts.scheduler.num_retractions
+    metrics["deltaserve_num_running_reqs"] = len(parts.scheduler.running)
+    metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)
+    metrics["deltaserve_blocked_need_pages"] = parts.scheduler.waiting.blocked_need
+    metrics["deltaserve_admissions_blocked_total"] = parts.scheduler.waiting.num_blocked
+    metrics["deltaserve_retractions_total"] = parts.scheduler.running.num_retractions
     return metrics
 
 
 def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
     """Raises IntegrityError unless the books of pools, tree, scheduler and of the rooms' requests agree."""
     parts.cache.check_integrity()
-    parts.scheduler.check_integrity()
-    holders = {*requests, *parts.scheduler.ending}
+    parts.scheduler.running.check_integrity()
+    holders = {*requests, *parts.scheduler.steps.ending}
     for index, pool in enumerate(parts.pools):
         owned = [page for r in holders if r.owned for page in r.owned[index]]
         if pool.count(PageState.OWNED) != len(owned):
@@ -117,7 +118,7 @@ def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
         if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
             raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
     for r in holders:
-        if not r.num_finite <= r.num_computed <= r.num_pages * parts.scheduler.config.page_size:
+        if not r.num_finite <= r.num_computed <= r.num_pages * parts.cache.page_size:
             raise IntegrityError(f"{r.num_computed} tokens computed, {r.num_finite} finite, in {r.num_pages} pages")
     num_leases = sum(r.lease is not None for r in holders)
     if parts.cache.num_leases != num_leases:

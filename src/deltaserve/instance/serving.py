@@ -20,7 +20,7 @@ from deltaserve.request.ending import finish_of
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.plan import Sampled
-from deltaserve.sched.scheduler import StepProgress
+from deltaserve.sched.steps import StepProgress
 from deltaserve.transfer.commands import (
     Landed,
     PagesVerified,
@@ -225,7 +225,7 @@ class Serving:
         if room is None or room.front != front or not room.has_output:
             return
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
-        if not self.parts.scheduler.is_in_flight(room.request):
+        if not self.parts.scheduler.steps.is_in_flight(room.request):
             self._stop_at(room, room.finish_len, now)
 
     def _stop_at(self, room: DecodeRoom, output_len: int, now: float) -> None:
@@ -295,11 +295,11 @@ class Serving:
         request.num_computed = room.attempt_len
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
         room.move(DecodeEvent.QUEUE)
-        self.parts.scheduler.share_computed(request)
+        self.parts.scheduler.running.share_computed(request)
         request.append(first.token)
         self._on_token(room, Sampled(first.token, first.logprobs), now)
         if room.room in self.rooms:
-            self.parts.scheduler.add_landed(request)
+            self.parts.scheduler.waiting.add_landed(request)
 
     # ------------------------------------------------------------ progress
 
@@ -311,7 +311,7 @@ class Serving:
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
         if progress.request.num_computed - progress.computed_from > 1:
-            self.parts.scheduler.share_computed(room.request)
+            self.parts.scheduler.running.share_computed(room.request)
         if progress.sampled is not None:
             self._on_token(room, progress.sampled, now)
         if room.finish_len is not None and room.room in self.rooms:
@@ -328,7 +328,7 @@ class Serving:
         room.prefill = None
         room.move(DecodeEvent.QUEUE)
         room.request.origin = Origin.COMPUTED
-        self.parts.scheduler.add(room.request)
+        self.parts.scheduler.waiting.add(room.request)
 
     def _resume(self, room: DecodeRoom, now: float) -> None:
         """After a retraction: extend a short missing suffix here, fetch a long one by a new attempt."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.request.request import Request
 
 
 class Budget:
@@ -56,3 +57,10 @@ class Budget:
         for pool, pages in zip(self._pools, owned, strict=False):
             if pages:
                 pool.free(tuple(pages))
+
+    def reclaim(self, request: Request) -> None:
+        """Take a request's own pages and its lease from it."""
+        self.free(request.disown())
+        if request.lease is not None:
+            self._cache.release(request.lease)
+            request.lease = None

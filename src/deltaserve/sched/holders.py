@@ -18,9 +18,11 @@ _SPARE = 64
 class Holders:
     """Those that may be asked to give up what they hold. Each call costs the logarithm of their number."""
 
-    def __init__(self, is_queued: Callable[[Request], bool]) -> None:
+    def __init__(self, is_queued: Callable[[Request], bool], take_memory: Callable[[Request], None]) -> None:
         """`is_queued`: whether the memory it waits for is this worker's. Others yield before those that are."""
         self._is_queued = is_queued
+        self._take_memory = take_memory
+        self._yielded: list[Request] = []
         self._places: dict[Request, _Place] = {}
         self._last_first: list[tuple[_Place, int, Request]] = []
         """A heap; entries whose place is not the request's own any more are passed over."""
@@ -46,6 +48,22 @@ class Holders:
 
     def discard(self, request: Request) -> None:
         self._places.pop(request, None)
+
+    def reclaim(self, holder: Request) -> None:
+        """It gives up what it holds."""
+        self.discard(holder)
+        self._take_memory(holder)
+        self._yielded.append(holder)
+
+    @property
+    def has_yielded(self) -> bool:
+        """Whether somebody is still to be taken by `take_yielded`."""
+        return bool(self._yielded)
+
+    def take_yielded(self) -> list[Request]:
+        """Requests that gave up what they held since the last call."""
+        taken, self._yielded = self._yielded, []
+        return taken
 
     def youngest(self) -> Request | None:
         """Whoever is to yield next."""

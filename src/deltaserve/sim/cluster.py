@@ -228,5 +228,5 @@ def held_by(worker: SimWorker) -> int:
     parts = worker.instance.parts
     pages = sum(pool.count(state) for pool in parts.pools for state in _BUSY)
     pins = sum(pool.num_pinned for pool in parts.pools)
-    rows = parts.scheduler.num_running + parts.scheduler.num_waiting
+    rows = len(parts.scheduler.running) + len(parts.scheduler.waiting)
     return pages + pins + rows + parts.cache.num_leases + worker.instance.transfer_active()

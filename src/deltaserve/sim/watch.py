@@ -63,7 +63,7 @@ class Watch:
         if not isinstance(process, SimWorker):
             return False
         former = self._retractions[process]
-        self._retractions[process] = now = process.instance.parts.scheduler.num_retractions
+        self._retractions[process] = now = process.instance.parts.scheduler.running.num_retractions
         return now != former
 
     # ------------------------------------------------------------ after every event

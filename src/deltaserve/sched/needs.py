@@ -1,0 +1,63 @@
+"""How many pages of each pool a request needs: to start, for its next chunk, for its output, at the most."""
+
+from collections.abc import Iterable, Sequence
+
+from deltaserve.base.ids import PoolId
+from deltaserve.base.lifetime import Lifetime, Retention
+from deltaserve.cache.prefix_cache import Lease
+from deltaserve.request.request import Request
+from deltaserve.sched.sched_config import SchedConfig
+
+Needs = tuple[int, ...]
+"""Pages of each pool: had all, or none."""
+
+
+class PageNeeds:
+    """Arithmetic over what requests hold and how long pools keep pages; takes nothing."""
+
+    def __init__(self, config: SchedConfig, retentions: Sequence[Retention]) -> None:
+        self._page_size, self._chunk_len = config.page_size, config.chunk_len
+        self._retentions = tuple(retentions)
+        self.pools = tuple(map(PoolId, range(len(self._retentions))))
+        self.more_pools = self.pools[1:]
+        """All but the first, which keeps everything."""
+        self.state_pools = tuple(p for p in self.pools if self._retentions[p].lifetime is Lifetime.STATE)
+
+    def total(self, needs: Iterable[Needs]) -> Needs:
+        none = (0,) * len(self.pools)
+        return tuple(map(sum, zip(none, *needs, strict=True)))
+
+    def most(self, num_tokens: int) -> Needs:
+        """What a request of so many tokens holds at once: windows and states go on with it."""
+        return tuple(kept.most_pages(num_tokens, self._chunk_len, self._page_size) for kept in self._retentions)
+
+    def beside(self, lease: Lease, num_tokens: int) -> Needs:
+        """What a request of so many tokens takes besides its lease."""
+        missing = -(-num_tokens // self._page_size) - lease.num_pages
+        leased = (lease.num_pages - lease.first_page(pool) for pool in self.pools)
+        most = zip(self.most(num_tokens), leased, strict=True)
+        return tuple(min(missing, max(0, count - held)) for count, held in most)
+
+    def at_once(self, needs: Needs) -> Needs:
+        """Of these, what is taken at the start: one state, which moves on with the request."""
+        return tuple(min(1, need) if pool in self.state_pools else need for pool, need in enumerate(needs))
+
+    def of_next_chunk(self, request: Request) -> Needs:
+        """What the request's next chunk needs and it does not hold."""
+        end = -(-min(request.num_tokens, request.num_computed + self._chunk_len) // self._page_size)
+        return tuple(
+            int(not request.owned[pool]) if pool in self.state_pools else max(0, end - request.end_page(pool))
+            for pool in self.pools
+        )
+
+    def of_output(self, request: Request, output_len: int) -> Needs:
+        """What `output_len` further tokens take, beyond what the request holds, or will hold once it has started.
+
+        Of other pools than the first it needs no more than it holds once its window is full, or its state is kept.
+        """
+        num_pages = -(-output_len // self._page_size)
+        if not self.more_pools:
+            return (num_pages,)
+        most = self.most(request.num_tokens + output_len)
+        held = tuple(map(request.num_held, self.pools)) if request.owned else self.most(request.num_tokens)
+        return (num_pages, *(max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True)))

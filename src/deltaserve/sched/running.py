@@ -1,0 +1,175 @@
+"""Who runs: requests with a row, in the order in which they took it; what they hold, hand to the tree, and give back.
+
+enter -> [running] -> leave (computed for somebody else: keeps its pages until they are sent)
+                   |-> retract (memory ran out: commit to the tree, give everything back)
+                   |-> give_back (the end)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.base.ids import Namespace
+from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.request.request import Request
+from deltaserve.sched.budget import Budget
+from deltaserve.sched.needs import Needs, PageNeeds
+from deltaserve.sched.plan import PlanItem, SharedRun
+from deltaserve.sched.rows import Rows
+from deltaserve.sched.sched_config import SchedConfig
+from deltaserve.sched.worklist import LeasedRow, shared_runs
+from deltaserve.wire.messages import CacheUse
+
+_MAX_RESERVE_SCALE = 16.0
+_RESERVE_DECAY = 0.98
+
+
+class Running:
+    """Rows and the requests in them: what admission fills and steps compute."""
+
+    def __init__(
+        self, config: SchedConfig, cache: PrefixCache, budget: Budget, seed_of: Callable[[Namespace], bytes]
+    ) -> None:
+        self.config = config
+        self.needs = PageNeeds(config, cache.retentions)
+        self.rows = Rows(config.max_running)
+        self.requests: dict[Request, None] = {}
+        self._cache = cache
+        self._budget = budget
+        self._seed_of = seed_of
+        self._runs: tuple[SharedRun, ...] | None = None
+        self._retracted: list[Request] = []
+        self._reserve_scale = 1.0
+        self.num_retractions = 0
+        self.num_extended = 0
+        """Chunks of more than one token computed so far: they make room for further prompts."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self.requests
+
+    def become(self, config: SchedConfig) -> None:
+        """Another role's lengths; rows stay."""
+        self.config = config
+        self.needs = PageNeeds(config, self._cache.retentions)
+
+    def uses_tree(self, request: Request) -> bool:
+        return self.config.radix_cache and request.cache is CacheUse.NORMAL
+
+    def feeds_tree(self, request: Request) -> bool:
+        """Whether it runs, and will hand further pages of its prompt to the tree."""
+        is_extending = request in self.requests and request.num_tokens - request.num_computed > 1
+        return is_extending and self.uses_tree(request)
+
+    # ------------------------------------------------------------ in and out
+
+    def enter(self, request: Request) -> None:
+        """It takes a row."""
+        self.rows.take(request)
+        self.requests[request] = None
+        self._runs = None
+
+    def leave(self, request: Request) -> None:
+        """Give up the row, keep the pages: a computed prompt whose pages are still to be sent."""
+        self.requests.pop(request)
+        self._drop_row(request)
+
+    def give_back(self, request: Request) -> None:
+        """Row, pages and lease, as far as it has them."""
+        self.requests.pop(request, None)
+        self._drop_row(request)
+        self._budget.reclaim(request)
+
+    def retract(self, request: Request) -> None:
+        """Take everything from a request; what it computed stays in the tree for its return."""
+        self.share_computed(request)
+        self.give_back(request)
+        request.start_over()
+        request.num_retractions += 1
+        self.num_retractions += 1
+        request.is_urgent = True
+        self._retracted.append(request)
+        self._reserve_scale = min(_MAX_RESERVE_SCALE, 2 * self._reserve_scale)
+
+    def take_retracted(self) -> list[Request]:
+        """Requests retracted since the last call; the owner decides how they resume."""
+        taken, self._retracted = self._retracted, []
+        return taken
+
+    @property
+    def has_retracted(self) -> bool:
+        """Whether somebody is still to be taken by `take_retracted`."""
+        return bool(self._retracted)
+
+    def _drop_row(self, request: Request) -> None:
+        self.rows.give_back(request)
+        self._runs = None
+
+    # ------------------------------------------------------------ the tree
+
+    def share_computed(self, request: Request) -> None:
+        """Hand the request's full computed pages to the tree; where a twin was first, adopt its pages."""
+        lease = request.lease
+        if lease is None or not self.uses_tree(request):
+            return
+        page_size, first = self.config.page_size, lease.num_pages
+        full = request.num_computed // page_size
+        if full <= first:
+            return
+        request.grow_keys(self._seed_of(request.namespace), page_size, full)
+        firsts = tuple(request.owned_first)
+        pages = tuple(tuple(request.give_up(pool, full)) for pool in self.needs.pools)
+        insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
+        request.lease = insertion.lease
+        changed = self.needs.pools if insertion.num_adopted_pages else self.needs.more_pools
+        for pool in changed:  # a twin's instead of its own
+            request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
+        self._runs = None
+
+    def starts_to_decode(self) -> None:
+        """A request extends no longer: it may share what it reads with other decode rows."""
+        self._runs = None
+
+    def shared_runs(self, items: Iterable[PlanItem]) -> tuple[SharedRun, ...]:
+        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step."""
+        if self._runs is None:
+            decoding = {item.row for item in items if item.q_len == 1 and item.samples}
+            rows = [
+                LeasedRow(r.row, r.lease.path())
+                for r in self.requests
+                if r.row is not None and r.row in decoding and r.lease is not None
+            ]
+            self._runs = shared_runs(rows, self.config.split_tokens)
+        return self._runs
+
+    # ------------------------------------------------------------ pages kept for output
+
+    def reserve_of(self, request: Request) -> Needs:
+        """Pages kept for a request's further output: what it can still use, at most the share each one gets.
+
+        The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
+        whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise).
+        """
+        share = int(self.config.reserve_len * self._reserve_scale)
+        return self.needs.of_output(request, min(share, max(0, request.max_len - request.num_tokens)))
+
+    def decay_reserve(self) -> None:
+        """Once per step."""
+        self._reserve_scale = max(1.0, self._reserve_scale * _RESERVE_DECAY)
+
+    # ------------------------------------------------------------ integrity
+
+    def check_integrity(self) -> None:
+        """Rows are held once; every running request holds pages for what it computed."""
+        rows = [r.row for r in self.requests]
+        if len(set(rows)) != len(rows) or len(rows) + self.rows.num_free != self.rows.num_rows:
+            raise IntegrityError(f"rows: {len(rows)} held, {self.rows.num_free} free of {self.rows.num_rows}")
+        for request in self.requests:
+            if request.num_computed > request.num_pages * self.config.page_size:
+                raise IntegrityError(f"{request.num_computed} tokens computed in {request.num_pages} pages")
+            if not 0 <= request.num_computed <= request.num_tokens:
+                raise IntegrityError(f"{request.num_computed} tokens computed of {request.num_tokens}")
