@@ -9,8 +9,8 @@ from pydantic import Field
 from deltaserve.request.client import Limits
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items, at_most
-from deltaserve.server.completions import too_long
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, check_model, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, check_model, compose, new_id
+from deltaserve.server.prompts import Prompt, too_long
 from deltaserve.server.read import parse_object
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.text.template import TemplateError
@@ -78,31 +78,26 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
     options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
-    messages = template_messages(body.messages, asker.limits)
-    prompt = Prompt(encode_messages(messages, options, asker.codec, asker.limits))
+    prompt = Prompt(encode_messages(body.messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
-    return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"), OutputOptions())
+    return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"))
 
 
-def template_messages(messages: Sequence[ChatMessage], limits: Limits | None) -> list[dict[str, object]]:
-    """A conversation as templates expect it. Raises ApiError 400 naming the message."""
+def encode_messages(
+    messages: Sequence[ChatMessage], options: Mapping[str, object], codec: TextCodec, limits: Limits | None
+) -> tuple[int, ...]:
+    """Ids of a conversation. Raises ApiError 400 naming the message, before work is spent on what cannot fit."""
     if not messages:
         raise invalid("messages", "messages is empty")
     if limits is not None and len(messages) > limits.max_context_len:
         raise too_long(len(messages), "messages", limits)  # no message is shorter than a token
     _check_order(messages)
-    return [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def encode_messages(
-    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec, limits: Limits | None
-) -> tuple[int, ...]:
-    """Ids of what `template_messages` made. Raises ApiError 400, before work is spent on what cannot fit."""
+    shown = [_for_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
     if not codec.has_chat_template:
         raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
-        tokens = codec.encode_chat(messages, options, limits.max_context_len if limits else None)
+        tokens = codec.encode_chat(shown, options, limits.max_context_len if limits else None)
     except TooManyTokens as error:
         assert limits is not None
         raise too_long(error.least, "messages", limits) from error

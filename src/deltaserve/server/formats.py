@@ -1,12 +1,14 @@
-"""One choice of an answer in each dialect: OpenAI completions, OpenAI chat."""
+"""Answers of the OpenAI endpoints, as JSON-ready bodies: completions, chat."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.server.jobs import Job, OutputOptions, Prompt, Sample, Streaming
+from deltaserve.server.completions import CompletionBody
+from deltaserve.server.jobs import Common, Job, Sample, Streaming
+from deltaserve.server.prompts import Prompt
 from deltaserve.server.stream import TextPiece
-from deltaserve.server.usage import Counted, extension, usage_body
+from deltaserve.server.usage import Counted, usage_body, usage_fields
 from deltaserve.text.text_codec import TextCodec
 
 LOWEST_LOGPROB = -9999.0
@@ -15,107 +17,107 @@ LOWEST_LOGPROB = -9999.0
 Body = dict[str, object]
 
 
-class Format(Protocol):
-    """A dialect, made for one job. `is_first` marks the first piece of a sample that carries a token."""
+class OpenAiFormat(ABC):
+    """What the OpenAI endpoints have in common: all but the text of a choice and its logprobs. Made for one job.
 
-    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
-        """The body of a job that is not streamed; `pieces` holds every sample, complete."""
-        ...
-
-    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
-        """One event of a streamed job; None when it would say nothing."""
-        ...
-
-    def last_chunk(self, job: Job, counted: Counted) -> Body | None:
-        """The event after all samples, if the dialect has one."""
-        ...
-
-
-class Choices(Protocol):
-    """How one OpenAI endpoint writes a choice."""
+    `is_first` marks the first piece of a sample that carries a token.
+    """
 
     whole_object: str
     chunk_object: str
 
-    def choice(self, sample: Sample, piece: TextPiece) -> Body:
-        """The whole of one sample."""
-        ...
+    def __init__(self, codec: TextCodec, job: Job, fields: Common) -> None:
+        self._codec = codec
+        self._job = job
+        self._fields = fields
 
-    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
-        """A streamed part of one sample."""
-        ...
+    @abstractmethod
+    def message(self, sample: Sample, piece: TextPiece) -> Body:
+        """The text of a whole sample."""
 
+    @abstractmethod
+    def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        """The text of a streamed part of it."""
 
-class OpenAiFormat:
-    """What both OpenAI endpoints put around their choices."""
+    @abstractmethod
+    def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        """Of the tokens of a piece."""
 
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
+        """The body of a job that is not streamed; `pieces` holds every sample, complete."""
+        ends = [(sample, pieces[sample.index]) for sample in self._job.samples]
+        choices = [self._choice(*end, self.message(*end), is_first=True) for end in ends]
+        return {
+            **self._envelope(self.whole_object),
+            "choices": choices,
+            **usage_fields(self._job, self._fields, counted),
+        }
 
-    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
-        """The body of a job that is not streamed."""
-        choices = [self._choices.choice(sample, pieces[sample.index]) for sample in job.samples]
-        envelope = _envelope(job, self._choices.whole_object)
-        return {**envelope, "choices": choices, "usage": usage_body(job, counted), **extension(job, counted)}
-
-    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
-        """One event, about one sample."""
-        choice = self._choices.chunk(job.samples[piece.index], piece, is_first=is_first)
-        return None if choice is None else self._chunk(job, [choice], counted)
-
-    def last_chunk(self, job: Job, counted: Counted) -> Body | None:
-        """The usage, for clients that asked for it."""
-        if job.options.streaming is Streaming.EVENTS:
+    def chunk(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
+        """One event of a streamed job, about one sample; None when it would say nothing."""
+        ids = self._fields.return_token_ids and piece.tokens
+        if not (is_first or piece.text or piece.logprobs or piece.finish or ids):
             return None
-        return self._chunk(job, [], counted) | {"usage": usage_body(job, counted), **extension(job, counted)}
+        sample = self._job.samples[piece.index]
+        choice = self._choice(sample, piece, self.delta(sample, piece, is_first=is_first), is_first=is_first)
+        chunk = {**self._envelope(self.chunk_object), "choices": [choice]}
+        if self._job.streaming is Streaming.EVENTS_WITH_USAGE:
+            return chunk | {"usage": usage_body(self._job, self._fields, counted)}
+        return chunk if self._job.streaming is Streaming.EVENTS else chunk | {"usage": None}
 
-    def _chunk(self, job: Job, choices: list[Body], counted: Counted) -> Body:
-        chunk: Body = {**_envelope(job, self._choices.chunk_object), "choices": choices}
-        if job.options.streaming is not Streaming.EVENTS:
-            with_counts = job.options.streaming is Streaming.EVENTS_WITH_USAGE
-            chunk["usage"] = usage_body(job, counted) if with_counts else None
-        return chunk
+    def last_chunk(self, counted: Counted) -> Body | None:
+        """The event after all samples: the usage, for clients that asked for it."""
+        if self._job.streaming is Streaming.EVENTS:
+            return None
+        return {**self._envelope(self.chunk_object), "choices": [], **usage_fields(self._job, self._fields, counted)}
+
+    def _envelope(self, kind: str) -> Body:
+        return {"id": self._job.id, "object": kind, "created": self._job.created, "model": self._job.model}
+
+    def _choice(self, sample: Sample, piece: TextPiece, text: Body, *, is_first: bool) -> Body:
+        has_logprobs = sample.generation.sampling.logprobs is not None
+        return {
+            "index": sample.index,
+            **text,
+            "logprobs": self.logprobs(sample, piece, is_first=is_first) if has_logprobs else None,
+            "finish_reason": piece.finish.value if piece.finish else None,
+            "stop_reason": piece.stop_reason,
+            **self._extensions(sample, piece, is_first=is_first),
+        }
+
+    def _extensions(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        """Fields that only clients who asked for them see."""
+        body: Body = {}
+        if self._fields.return_token_ids:
+            body["token_ids"] = list(piece.tokens)
+            if is_first:
+                body["prompt_token_ids"] = list(sample.prompt.tokens)
+        if self._fields.prompt_logprobs is not None and is_first:
+            body["prompt_logprobs"] = prompt_logprob_list(self._codec, sample.prompt, piece.prompt_logprobs)
+        return body
 
 
-def _envelope(job: Job, kind: str) -> Body:
-    return {"id": job.id, "object": kind, "created": job.created, "model": job.model}
-
-
-class CompletionChoices:
+class CompletionFormat(OpenAiFormat):
     """/v1/completions."""
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, codec: TextCodec, options: OutputOptions) -> None:
-        self._codec = codec
-        self._options = options
+    def __init__(self, codec: TextCodec, job: Job, fields: CompletionBody) -> None:
+        super().__init__(codec, job, fields)
+        self._is_echoed = bool(fields.echo)
 
-    def choice(self, sample: Sample, piece: TextPiece) -> Body:
-        return self._choice(sample, piece, is_first=True)
+    def message(self, sample: Sample, piece: TextPiece) -> Body:
+        return self.delta(sample, piece, is_first=True)
 
-    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
-        if is_first or _says_something(piece, self._options):
-            return self._choice(sample, piece, is_first=is_first)
-        return None
+    def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        return {"text": self._echo(sample) + piece.text if is_first else piece.text}
 
-    def _choice(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
-        echo = echo_text(self._codec, sample.prompt) if self._options.echo else ""
-        body: Body = {
-            "index": sample.index,
-            "text": echo + piece.text if is_first else piece.text,
-            "logprobs": self._logprobs(sample, piece, len(echo), is_first=is_first),
-            "finish_reason": piece.finish.value if piece.finish else None,
-            "stop_reason": piece.stop_reason,
-        }
-        return body | _extensions(self._codec, self._options, sample, piece, is_first=is_first)
-
-    def _logprobs(self, sample: Sample, piece: TextPiece, echo_len: int, *, is_first: bool) -> Body | None:
-        if sample.generation.sampling.logprobs is None:
-            return None
+    def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        echo_len = len(self._echo(sample))
         tokens, offsets = list(piece.tokens), [echo_len + offset for offset in piece.offsets]
         values: list[TokenLogprobs | None] = list(piece.logprobs)
-        if is_first and self._options.echo:
+        if is_first and self._is_echoed:
             prompt = sample.prompt
             tokens = [*prompt.tokens, *tokens]
             offsets = prompt_offsets(self._codec, prompt) + offsets
@@ -126,6 +128,12 @@ class CompletionChoices:
             "top_logprobs": [self._top(*pair) for pair in zip(tokens, values, strict=True)],
             "text_offset": offsets,
         }
+
+    def _echo(self, sample: Sample) -> str:
+        """The prompt as text, for who wants it: as the client wrote it, or what its ids spell."""
+        if not self._is_echoed:
+            return ""
+        return self._codec.decode(sample.prompt.tokens) if sample.prompt.text is None else sample.prompt.text
 
     def _top(self, token: int, value: TokenLogprobs | None) -> Body | None:
         """Best first; the token that stands there is always among them, so there may be one more than asked for."""
@@ -138,41 +146,20 @@ class CompletionChoices:
         return top
 
 
-class ChatChoices:
+class ChatFormat(OpenAiFormat):
     """/v1/chat/completions."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, codec: TextCodec, options: OutputOptions) -> None:
-        self._codec = codec
-        self._options = options
+    def message(self, sample: Sample, piece: TextPiece) -> Body:
+        return {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
 
-    def choice(self, sample: Sample, piece: TextPiece) -> Body:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(sample, piece, {"message": message}, is_first=True)
+    def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": {**role, "content": piece.text} if is_first or piece.text else {}}
 
-    def chunk(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body | None:
-        if not is_first and not _says_something(piece, self._options):
-            return None
-        delta: Body = {"role": "assistant", "content": piece.text} if is_first else {}
-        if piece.text:
-            delta["content"] = piece.text
-        return self._choice(sample, piece, {"delta": delta}, is_first=is_first)
-
-    def _choice(self, sample: Sample, piece: TextPiece, content: Body, *, is_first: bool) -> Body:
-        body: Body = {
-            "index": sample.index,
-            **content,
-            "logprobs": self._logprobs(sample, piece),
-            "finish_reason": piece.finish.value if piece.finish else None,
-            "stop_reason": piece.stop_reason,
-        }
-        return body | _extensions(self._codec, self._options, sample, piece, is_first=is_first)
-
-    def _logprobs(self, sample: Sample, piece: TextPiece) -> Body | None:
-        if sample.generation.sampling.logprobs is None:
-            return None
+    def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
         entries = [
             self._entry(token, value.logprob) | {"top_logprobs": [self._entry(*pair) for pair in value.top]}
             for token, value in zip(piece.tokens, piece.logprobs, strict=True)
@@ -190,11 +177,6 @@ class ChatChoices:
 def finite(logprob: float) -> float:
     """A number JSON can say."""
     return max(logprob, LOWEST_LOGPROB)
-
-
-def echo_text(codec: TextCodec, prompt: Prompt) -> str:
-    """The prompt as text: as the client wrote it, or what its ids spell."""
-    return codec.decode(prompt.tokens) if prompt.text is None else prompt.text
 
 
 def prompt_offsets(codec: TextCodec, prompt: Prompt) -> list[int]:
@@ -217,19 +199,3 @@ def prompt_logprob_list(codec: TextCodec, prompt: Prompt, values: Sequence[Token
         pairs = {token: value.logprob} | dict(value.top)
         listed.append({str(i): {"logprob": finite(p), "decoded_token": codec.token_label(i)} for i, p in pairs.items()})
     return listed
-
-
-def _says_something(piece: TextPiece, options: OutputOptions) -> bool:
-    return bool(piece.text or piece.logprobs or piece.finish or (options.return_token_ids and piece.tokens))
-
-
-def _extensions(codec: TextCodec, options: OutputOptions, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
-    """Fields that only clients who asked for them see."""
-    body: Body = {}
-    if options.return_token_ids:
-        body["token_ids"] = list(piece.tokens)
-        if is_first:
-            body["prompt_token_ids"] = list(sample.prompt.tokens)
-    if options.show_prompt_logprobs and is_first:
-        body["prompt_logprobs"] = prompt_logprob_list(codec, sample.prompt, piece.prompt_logprobs)
-    return body

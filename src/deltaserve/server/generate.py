@@ -11,9 +11,9 @@ from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.body_fields import MAX_HINT_BYTES, parse
 from deltaserve.server.body_fields import Body as Fields
-from deltaserve.server.completions import check_length, read_ids
 from deltaserve.server.formats import Body, finite
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, OutputOptions, Prompt, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new_id
+from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import Counted, cached_details, cached_len
@@ -58,19 +58,20 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
         prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS, least=0
     )
     limit.check(asker.limits)
-    prompt = _prompt(body, asker)
+    prompt = _prompt(body, prompt_param, asker)
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
-    start = body.logprob_start_len if body.logprob_start_len != -1 else None
+    start = _shown_from(body)
     if start is not None and start >= len(prompt.tokens):
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
     asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
-    own = OutputOptions(
-        input_logprobs_from=None if input_logprobs is None else start,
-        text_in_logprobs=bool(body.return_text_in_logprobs),
-    )
     with _inside_sampling_params():
-        return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"), own)
+        return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"))
+
+
+def _shown_from(body: GenerateBody) -> int | None:
+    """The prompt position from which on its logprobs are told, if they are asked for."""
+    return None if body.logprob_start_len == -1 else body.logprob_start_len
 
 
 def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
@@ -95,49 +96,46 @@ def _inside_sampling_params() -> Iterator[None]:
         raise
 
 
-def _prompt(body: GenerateBody, asker: Asker) -> Prompt:
+def _prompt(body: GenerateBody, param: str, asker: Asker) -> Prompt:
     if (body.text is None) == (body.input_ids is None):
         raise invalid("text", "give either text or input_ids")
-    if body.text is not None:
-        check_length(body.text, "text", asker.codec, asker.limits)
-        prompt = Prompt(asker.codec.encode(body.text) if body.text else (), body.text)
-    else:
-        prompt = Prompt(read_ids(body.input_ids or [], "input_ids", asker.limits.vocab_size))
-    if not prompt.tokens:
-        raise invalid("text" if body.input_ids is None else "input_ids", "the prompt is empty")
-    return prompt
+    value = body.input_ids if body.text is None else body.text
+    if not value:
+        raise invalid(param, "the prompt is empty")
+    return read_prompt(value, param, asker.codec, asker.limits)
 
 
 class GenerateFormat:
     """Every event repeats the text and ids so far, as SGLang's do. Each part is encoded once, and then only copied."""
 
-    def __init__(self, codec: TextCodec, options: OutputOptions) -> None:
+    def __init__(self, codec: TextCodec, job: Job, fields: GenerateBody) -> None:
         self._codec = codec
-        self._options = options
+        self._job = job
+        self._fields = fields
         self._text = bytearray()
         """As JSON, without its quotes."""
         self._ids = _Grown()
         self._lists: dict[str, _Grown] = {}
         self._last: int | None = None
 
-    def whole(self, job: Job, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
         """The body of a job that is not streamed."""
-        return self.chunk(job, pieces[0], counted, is_first=True)
+        return self.chunk(pieces[0], counted, is_first=True)
 
-    def chunk(self, job: Job, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body:
+    def chunk(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body:
         """Everything up to and with `piece`."""
-        sample = job.samples[0]
+        sample = self._job.samples[0]
         self._text += msgspec.json.encode(piece.text)[1:-1]
         self._ids.extend(piece.tokens)
         self._last = piece.tokens[-1] if piece.tokens else self._last
-        start = self._options.input_logprobs_from
+        start = _shown_from(self._fields) if self._fields.return_logprob else None
         if is_first and start is not None:
             self._add_logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
         if sample.generation.sampling.logprobs is not None:
             self._add_logprobs("output", piece.tokens, piece.logprobs)
         num_tokens, usage = counted[0]
         meta: Body = {
-            "id": job.id,
+            "id": self._job.id,
             "finish_reason": self._finish(piece, num_tokens),
             "prompt_tokens": len(sample.prompt.tokens),
             "completion_tokens": num_tokens,
@@ -147,7 +145,7 @@ class GenerateFormat:
         }
         return {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": self._ids.raw(), "meta_info": meta}
 
-    def last_chunk(self, job: Job, counted: Counted) -> Body | None:
+    def last_chunk(self, counted: Counted) -> Body | None:
         """None: the last piece carried the counts."""
         return None
 
@@ -160,7 +158,7 @@ class GenerateFormat:
         self._lists.setdefault(f"{side}_top_logprobs", _Grown()).extend(tops)
 
     def _triple(self, token: int, logprob: float | None) -> list[object]:
-        text = self._codec.token_label(token) if self._options.text_in_logprobs else None
+        text = self._codec.token_label(token) if self._fields.return_text_in_logprobs else None
         return [None if logprob is None else finite(logprob), token, text]
 
     def _finish(self, piece: TextPiece, num_tokens: int) -> Body | None:

@@ -16,10 +16,10 @@ from deltaserve.server.api_errors import ApiError, from_failure
 from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
-from deltaserve.server.formats import Body, ChatChoices, CompletionChoices, Format, OpenAiFormat
+from deltaserve.server.formats import Body, ChatFormat, CompletionFormat, OpenAiFormat
 from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
-from deltaserve.server.jobs import Asker, Job, OutputOptions, Streaming
+from deltaserve.server.jobs import Asker, Job, Streaming
 from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if
 from deltaserve.server.replies import json_reply
@@ -29,6 +29,7 @@ from deltaserve.text.text_codec import TextCodec
 
 _log = logging.getLogger("deltaserve.server")
 Fields = TypeVar("Fields", bound=BaseModel)
+Format = OpenAiFormat | GenerateFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Dialect(Generic[Fields]):
 
     body: type[Fields]
     job: Callable[[Fields, Asker], Job]
-    format: Callable[[TextCodec, OutputOptions], Format]
+    format: Callable[[TextCodec, Job, Fields], Format]
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
@@ -46,11 +47,11 @@ class Dialect(Generic[Fields]):
         place = front.admission.enter(caller.namespace)
         streams = False
         try:
-            job = await self._read_job(front, request, caller)
+            fields, job = await self._read(front, request, caller)
             front.admission.book(place, len(job.samples), job.prompt_len)
             record = front.recorder.start(job, caller, lambda: front.admission.start(place))
-            form = self.format(front.text, job.options)
-            streams = job.options.streaming is not Streaming.WHOLE
+            form = self.format(front.text, job, fields)
+            streams = job.streaming is not Streaming.WHOLE
             if not streams:
                 body = await race(whole_answer(front.runner, job, record, form), until_gone(request.receive))
                 return json_reply(body)
@@ -65,16 +66,16 @@ class Dialect(Generic[Fields]):
             if not streams:
                 front.admission.leave(place)
 
-    async def _read_job(self, front: Front, request: Request, caller: Caller) -> Job:
+    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Fields, Job]:
         deadline = deadline_s(request, front.settings)
-        body = await front.read(request, self.body)
+        fields = await front.read(request, self.body)
         asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.ignore_field)
         is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
-        return await in_thread_if(is_large, lambda: self.job(body, asker))
+        return fields, await in_thread_if(is_large, lambda: self.job(fields, asker))
 
 
-COMPLETIONS = Dialect(CompletionBody, completion_job, lambda *how: OpenAiFormat(CompletionChoices(*how)))
-CHAT = Dialect(ChatBody, chat_job, lambda *how: OpenAiFormat(ChatChoices(*how)))
+COMPLETIONS = Dialect(CompletionBody, completion_job, CompletionFormat)
+CHAT = Dialect(ChatBody, chat_job, ChatFormat)
 GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat)
 
 
@@ -102,7 +103,7 @@ async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format
 
     with recorded(job, record):
         await runner.run(job, record.piece, keep)
-    return form.whole(job, {index: join(pieces) for index, pieces in parts.items()}, record.counts)
+    return form.whole({index: join(pieces) for index, pieces in parts.items()}, record.counts)
 
 
 async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Format, writer: EventWriter) -> None:
@@ -110,7 +111,7 @@ async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Forma
     started: set[int] = set()
 
     async def emit(piece: TextPiece) -> None:
-        chunk = form.chunk(job, piece, record.counts, is_first=piece.index not in started)
+        chunk = form.chunk(piece, record.counts, is_first=piece.index not in started)
         started.add(piece.index)
         if chunk is not None:
             await writer.write(event(chunk))
@@ -118,7 +119,7 @@ async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Forma
     try:
         with recorded(job, record):
             await runner.run(job, record.piece, emit)
-            last = form.last_chunk(job, record.counts)
+            last = form.last_chunk(record.counts)
         await writer.write(DONE if last is None else event(last) + DONE)
     except ApiError as answer:
         if not writer.has_started:

@@ -17,10 +17,10 @@ from deltaserve.request.client import Generation, Limits, RoleAnswer, RoleRefuse
 from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.body_fields import Body, Items
 from deltaserve.server.caller import caller_of
-from deltaserve.server.chat import ChatMessage, encode_messages, template_messages
-from deltaserve.server.completions import check_length, read_ids
+from deltaserve.server.chat import ChatMessage, encode_messages
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import check_model
+from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.replies import json_reply
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
@@ -109,11 +109,10 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 def _tokens(body: TokenizeBody, text: TextCodec, limits: Limits | None) -> tuple[int, ...]:
     if body.messages is not None:
-        return encode_messages(template_messages(body.messages, limits), {}, text, limits)
-    prompt = body.prompt or ""
-    if limits is not None:
-        check_length(prompt, "prompt", text, limits)
-    return text.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+        return encode_messages(body.messages, {}, text, limits)
+    return encode_text(
+        body.prompt or "", "prompt", text, limits, add_special_tokens=body.add_special_tokens is not False
+    )
 
 
 async def detokenize(front: Front, request: Request) -> Response:

@@ -14,6 +14,7 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, OnIgnored
+from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
@@ -34,15 +35,6 @@ class Streaming(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a request."""
-
-    tokens: tuple[int, ...]
-    text: str | None = None
-    """As the client wrote it; None when it came as ids or as messages."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """One choice of the answer."""
 
@@ -54,26 +46,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """How the samples of a request are turned into text and shown."""
-
-    stops: tuple[str, ...] = ()
-    keep_stop: bool = False
-    skip_special_tokens: bool = True
-    echo: bool = False
-    input_logprobs_from: int | None = None
-    """/generate: the prompt position from which on its logprobs are shown; None: they are not."""
-    text_in_logprobs: bool = False
-    hides_output: bool = False
-    """The client asked for no output tokens, only for what is said about its prompt."""
-    return_token_ids: bool = False
-    show_prompt_logprobs: bool = False
-    timings: bool = False
-    cached_details: bool = False
-    streaming: Streaming = Streaming.WHOLE
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """All samples of one request."""
 
@@ -82,7 +54,12 @@ class Job:
     """Unix seconds."""
     model: str
     samples: tuple[Sample, ...]
-    options: OutputOptions
+    streaming: Streaming
+    stops: tuple[str, ...]
+    keeps_stop: bool
+    skips_special_tokens: bool
+    hides_output: bool
+    """The client asked for no output tokens, only for what is said about its prompt."""
 
     @property
     def prompt_len(self) -> int:
@@ -208,15 +185,8 @@ def check_model(name: str | None, settings: ServerSettings) -> None:
         raise ApiError(404, "model_not_found", message, "model")
 
 
-def compose(
-    body: Common,
-    asker: Asker,
-    prompts: Sequence[Prompt],
-    asked: Sequence[EndpointFields],
-    job_id: str,
-    own: OutputOptions,
-) -> Job:
-    """The job of `prompts`, one `EndpointFields` each. `own`: options of this endpoint alone. Raises ApiError 400."""
+def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequence[EndpointFields], job_id: str) -> Job:
+    """The job of `prompts`, one `EndpointFields` each. Raises ApiError 400."""
     num_each = 1 if body.n is None else body.n
     if not 1 <= num_each <= asker.settings.max_n:
         raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{asker.settings.max_n}")
@@ -231,24 +201,16 @@ def compose(
         sampling = resolve(body, each, codec.defaults, codec.eos_ids, asker.limits.vocab_size)
         first = Generation(Room(bytes(16)), pack_u32(prompt.tokens), namespace, sampling, asker.deadline_s, cache)
         samples += make_samples(prompt, first, num_each, len(samples))
-    options = replace(
-        own,
-        stops=stop_strings(body),
-        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        hides_output=asked[0].max_tokens == 0,
-        return_token_ids=bool(body.return_token_ids),
-        show_prompt_logprobs=body.prompt_logprobs is not None,
-        timings=bool(body.timings),
-        cached_details=bool(body.return_cached_tokens_details),
-        streaming=_streaming(body),
-    )
     return Job(
         id=job_id,
         created=int(time.time()),
         model=asker.settings.model_name,
         samples=tuple(samples),
-        options=options,
+        streaming=_streaming(body),
+        stops=stop_strings(body),
+        keeps_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        skips_special_tokens=body.skip_special_tokens is not False,
+        hides_output=asked[0].max_tokens == 0,
     )
 
 

@@ -11,7 +11,7 @@ from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.request.client import Engine, OutputDelta
-from deltaserve.server.jobs import Job, OutputOptions, Sample
+from deltaserve.server.jobs import Job, Sample
 from deltaserve.text.stop_filter import StopFilter
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason, Usage
@@ -44,13 +44,13 @@ Sink = Callable[[TextPiece], Awaitable[None]]
 class SampleText:
     """Text state of one sample: decoder, stop filter, counts."""
 
-    def __init__(self, sample: Sample, options: OutputOptions, codec: TextCodec) -> None:
+    def __init__(self, sample: Sample, job: Job, codec: TextCodec) -> None:
         self._index = sample.index
         self._sampling = sample.generation.sampling
         self._eos_ids = frozenset(codec.eos_ids)
-        self._detokenizer = codec.detokenizer(skip_special_tokens=options.skip_special_tokens)
-        self._filter = StopFilter(options.stops, keep_match=options.keep_stop)
-        self._hides_output = options.hides_output
+        self._detokenizer = codec.detokenizer(skip_special_tokens=job.skips_special_tokens)
+        self._filter = StopFilter(job.stops, keep_match=job.keeps_stop)
+        self._hides_output = job.hides_output
         self._num_chars = 0
         self.num_tokens = 0
         self._stop_reason: str | int | None = None
@@ -157,20 +157,18 @@ class Runner:
         try:
             async with asyncio.timeout(job.deadline_s + DEADLINE_SLACK_S):
                 if len(job.samples) == 1:
-                    await self._sample(job.samples[0], job.options, on_delta, sink)
+                    await self._sample(job.samples[0], job, on_delta, sink)
                     return
                 async with asyncio.TaskGroup() as group:
                     for sample in job.samples:
-                        group.create_task(self._sample(sample, job.options, on_delta, sink))
+                        group.create_task(self._sample(sample, job, on_delta, sink))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         except TimeoutError as error:
             raise RequestFailed(FailReason.DEADLINE, "the engine did not end the request at its deadline") from error
 
-    async def _sample(
-        self, sample: Sample, options: OutputOptions, on_delta: Callable[[TextPiece], None], sink: Sink
-    ) -> None:
-        text = SampleText(sample, options, self.codec)
+    async def _sample(self, sample: Sample, job: Job, on_delta: Callable[[TextPiece], None], sink: Sink) -> None:
+        text = SampleText(sample, job, self.codec)
         room = sample.generation.room
         held: list[TextPiece] = []
         num_held, num_needed = 0, 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from deltaserve.server.jobs import Job
+from deltaserve.server.jobs import Common, Job
 from deltaserve.wire.messages import Usage
 
 Counted = Mapping[int, tuple[int, Usage | None]]
@@ -27,20 +27,21 @@ def cached_details(*usages: Usage) -> dict[str, int]:
     }
 
 
-def extension(job: Job, counted: Counted) -> dict[str, object]:
-    """SGLang's `sglext`, for clients that asked for what is in it."""
-    if not job.options.cached_details:
-        return {}
-    return {"sglext": {"cached_tokens_details": cached_details(*_firsts(job, counted))}}
-
-
 def _firsts(job: Job, counted: Counted) -> list[Usage]:
     """The reports of each prompt's first sample: the others find it in the cache."""
     found = (counted[sample.index][1] for sample in job.samples if sample.is_first and sample.index in counted)
     return [usage for usage in found if usage is not None]
 
 
-def usage_body(job: Job, counted: Counted) -> dict[str, object]:
+def usage_fields(job: Job, fields: Common, counted: Counted) -> dict[str, object]:
+    """At the end of an answer: OpenAI's `usage`, and SGLang's `sglext` for clients that asked for what is in it."""
+    body: dict[str, object] = {"usage": usage_body(job, fields, counted)}
+    if fields.return_cached_tokens_details:
+        body["sglext"] = {"cached_tokens_details": cached_details(*_firsts(job, counted))}
+    return body
+
+
+def usage_body(job: Job, fields: Common, counted: Counted) -> dict[str, object]:
     """OpenAI's `usage`. A prompt counts once, however many samples it has."""
     prompt_tokens = job.prompt_len
     output_tokens = sum(num_tokens for num_tokens, _ in counted.values())
@@ -50,7 +51,7 @@ def usage_body(job: Job, counted: Counted) -> dict[str, object]:
         "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(map(cached_len, _firsts(job, counted)))},
     }
-    if job.options.timings:
+    if fields.timings:
         body["timings"] = [timings(index, usage) for index, (_, usage) in sorted(counted.items()) if usage is not None]
     return body
 

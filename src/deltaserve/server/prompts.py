@@ -1,0 +1,77 @@
+"""What a client writes as a prompt: texts and lists of ids become Prompts, those that cannot fit are refused early."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from deltaserve.request.client import Limits
+from deltaserve.server.api_errors import ApiError, excerpt, invalid
+from deltaserve.text.text_codec import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+    """As the client wrote it; None when it came as ids or as messages."""
+
+
+def read_prompts(value: object, codec: TextCodec, limits: Limits, *, add_special_tokens: bool) -> list[Prompt]:
+    """A string, a list of strings, a list of ids, or a list of such lists. Raises ApiError 400 naming the bad one."""
+    read = partial(read_prompt, codec=codec, limits=limits, add_special_tokens=add_special_tokens)
+    if isinstance(value, str) or _is_ids(value):
+        return [read(value, "prompt")]
+    if not isinstance(value, list):
+        raise invalid("prompt", "prompt must be a string, a list of strings, or token ids")
+    if not value:
+        raise invalid("prompt", "prompt is empty")
+    return [read(item, f"prompt[{index}]") for index, item in enumerate(value)]
+
+
+def _is_ids(value: object) -> bool:
+    """A flat list that begins with a number is one prompt of ids (and every other element must be one)."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], int | float)
+
+
+def read_prompt(
+    value: object, param: str, codec: TextCodec, limits: Limits, *, add_special_tokens: bool = True
+) -> Prompt:
+    """A text or a list of ids. Raises ApiError 400."""
+    if isinstance(value, str):
+        tokens = encode_text(value, param, codec, limits, add_special_tokens=add_special_tokens) if value else ()
+        prompt = Prompt(tokens, value)
+    elif isinstance(value, list):
+        prompt = Prompt(read_ids(value, param, limits.vocab_size))
+    else:
+        raise invalid(param, f"{param} must be a string or a list of token ids")
+    if not prompt.tokens:
+        raise invalid(param, f"{param} is empty")
+    return prompt
+
+
+def encode_text(
+    text: str, param: str, codec: TextCodec, limits: Limits | None, *, add_special_tokens: bool
+) -> tuple[int, ...]:
+    """Ids of a text. One that cannot fit however it is cut into tokens is refused before work is spent on cutting."""
+    least = codec.least_tokens(text)
+    if limits is not None and least > limits.max_context_len:
+        raise too_long(least, param, limits)
+    return codec.encode(text, add_special_tokens=add_special_tokens)
+
+
+def too_long(least: int, param: str, limits: Limits) -> ApiError:
+    """What a prompt of at least `least` tokens gets."""
+    message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
+    return ApiError(400, "context_length_exceeded", message, param)
+
+
+def read_ids(value: list[object], param: str, vocab_size: int) -> tuple[int, ...]:
+    """A list of token ids of the model's vocabulary. Raises ApiError 400 naming the first bad one."""
+    ids: list[int] = []
+    for index, token in enumerate(value):
+        # `type is int`: True is an int to isinstance.
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise invalid(f"{param}[{index}]", f"{excerpt(token)} is not a token id in 0..{vocab_size - 1}")
+        ids.append(token)
+    return tuple(ids)
