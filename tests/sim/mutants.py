@@ -187,6 +187,14 @@ MUTANTS = (
         "        self.give_back(request)\n",
     ),
     # deadlock, identity
+    Mutant("attempts_from_1", "F2", _ROOMS, "Attempt(1 if former is None else former.attempt + 1)", "Attempt(1)"),
+    Mutant(
+        "resumed_keeps_its_attempt",
+        "D1",
+        _SERVING,
+        "        room.attempt = Attempt(room.attempt + 1)\n        room.move(DecodeEvent.OFFER)\n",
+        "        room.move(DecodeEvent.OFFER)\n",
+    ),
     Mutant(
         "submit_taken_twice",
         "F1",
@@ -433,6 +441,20 @@ MUTANTS = (
     ),
     Mutant(
         "ends_rooms_of_other_fronts", "B7", _SERVING, "            elif room.front == peer:\n", "            else:\n"
+    ),
+    Mutant(
+        "drain_time_ignores_progress",
+        "I27",
+        _RECEIVER,
+        "ticket.heard_at, ticket.bytes_outstanding = now, bytes_outstanding",
+        "ticket.bytes_outstanding = bytes_outstanding",
+    ),
+    Mutant(
+        "one_full_worker_stalls_all",
+        "D2",
+        _OUTFLOW,
+        "self._ungranted.get(room.peer, 0) < self._horizon",
+        "sum(self._ungranted.values()) < self._horizon",
     ),
     Mutant("fences_again", "A10", _SERVING, "        self.receiver.fencing(peer)\n", ""),
     Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),

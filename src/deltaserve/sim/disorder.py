@@ -28,13 +28,20 @@ class Disorder:
     """Strikes the processes of one run."""
 
     def __init__(
-        self, cast: Cast, workers: list[PeerName], fronts: list[PeerName], chance: Chance, links: LinkFaults
+        self,
+        cast: Cast,
+        workers: list[PeerName],
+        fronts: list[PeerName],
+        chance: Chance,
+        links: LinkFaults,
+        slowness: float,
     ) -> None:
         self._cast = cast
         self._all = [*workers, *fronts]
         self._workers, self._fronts, self._victims = workers, fronts, self._all
         self._chance = chance
         self._links = links
+        self._slowness = slowness
         self._strikes: dict[FaultKind, Callable[[], None]] = {
             FaultKind.RESET: self._reset,
             FaultKind.HALF_OPEN: self._half_open,
@@ -138,7 +145,7 @@ class Disorder:
     def _slow(self) -> None:
         victim = self._victim()
         if victim is not None:
-            victim.pace.slowness = 10.0
+            victim.pace.slowness = self._slowness
 
     def _jump(self) -> None:
         victim = self._victim()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deltaserve.base.ids import PeerName
+from deltaserve.base.ids import PeerName, Role
 from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
 from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
 from deltaserve.sim.chance import Chance
@@ -24,6 +24,11 @@ LEAST_DRAIN_S = 0.7
 """A writer that drains says so twice a second: whoever waits less takes it for silent."""
 _LOADED = 0.03
 """Of the runs: they are long."""
+_CROWDED = 0.25
+"""Of those."""
+_SLOW_NETWORKS = 0.01
+_WINDOW_S = (0.4, 0.9)
+"""What a window takes there: two are under way at a time, and a writer that drains waits for both."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
 
 
@@ -80,6 +85,8 @@ class Knobs:
     """What a control connection carries each way; None: as much as is wanted."""
     sick: PeerName | None = None
     """The only process that anything befalls; None: all of them."""
+    slowness: float = 10.0
+    """How much slower a process computes that SLOW_PROCESS strikes."""
     fence_s: float = 0.0
     """How long an endpoint takes to be gone."""
     mixes_pages: bool = False
@@ -95,7 +102,11 @@ def draw_knobs(seed: int) -> Knobs:
     if speed.hits(0.15):  # a prompt, or a report of everything, takes some hundredths of a second
         knobs = replace(knobs, link_bytes_per_s=speed.log_uniform(5e4, 1e6))
     if chance.hits(_LOADED):
-        return _loaded(knobs, chance)
+        loaded, crowds = _loaded(knobs, chance), Chance(seed, "crowds")
+        return _crowded(loaded, crowds) if crowds.hits(_CROWDED) else loaded
+    networks = Chance(seed, "slow networks")
+    if networks.hits(_SLOW_NETWORKS):
+        return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
     return _with_changes(knobs, Chance(seed, "roles"))
 
@@ -215,6 +226,56 @@ def _loaded(knobs: Knobs, chance: Chance) -> Knobs:
         bytes_per_s=None,
         can_fence=True,
     )
+
+
+def _crowded(knobs: Knobs, chance: Chance) -> Knobs:
+    """A decode worker that takes seconds for an answer, so that prompts for it wait on the prefill worker that it
+    shares with a quick one."""
+    num_callers = chance.between(4, 6)
+    shape = replace(
+        knobs.shape,
+        num_prefill=1,
+        max_running=chance.between(1, 2),
+        chunk_len=knobs.shape.page_size,
+        load_balance_method="round_robin",
+        conditional_prefill=False,
+    )
+    pages = 2 * (num_callers + knobs.traffic.num_requests) * -(-knobs.traffic.largest // shape.page_size)
+    shape = replace(shape, prefill_pages=pages, decode_pages=pages)
+    return replace(
+        knobs,
+        shape=shape,
+        traffic=replace(knobs.traffic, num_callers=num_callers, load_s=chance.uniform(6.0, 9.0)),
+        rates={},
+        events=((chance.between(20, 200), FaultKind.SLOW_PROCESS),),
+        sick=chance.choose([name for name, role in shape.roles().items() if role is Role.DECODE]),
+        step_s=chance.log_uniform(0.003, 0.01),
+        slowness=100.0,
+    )
+
+
+def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
+    """Writes take most of a second, and clients leave meanwhile; nothing fails, so nobody may be fenced (I27)."""
+    shape = replace(
+        knobs.shape,
+        num_unified=0,
+        evidence=Evidence.COMPLETION,
+        drain_timeout_s=LEAST_DRAIN_S,
+        stall_s=5.0,
+    )
+    few_pages = max(1, 16 // shape.num_pools)  # so that all is over in time
+    traffic = replace(
+        knobs.traffic,
+        num_requests=chance.between(3, 6),
+        largest=min(knobs.traffic.largest, few_pages * shape.page_size),
+        max_samples=1,
+        oddity=0.0,
+    )
+    leaves = [(int(chance.log_uniform(20, 400)), FaultKind.CLIENT_LEAVES) for _ in range(chance.between(2, 5))]
+    slow_s = chance.uniform(*_WINDOW_S)
+    knobs = replace(knobs, shape=shape, traffic=traffic, events=tuple(sorted(leaves, key=lambda event: event[0])))
+    slow_bytes_per_s = window_bytes(shape) / slow_s
+    return calm(replace(knobs, bytes_per_s=slow_bytes_per_s, link_bytes_per_s=None, can_fence=True))
 
 
 def calm(knobs: Knobs) -> Knobs:

@@ -24,6 +24,7 @@ from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleR
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
+from deltaserve.sim.attempts import Attempts
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import StampMemory, region_infos
 from deltaserve.sim.trace import Trace
@@ -32,12 +33,14 @@ from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferRep
 from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Submit
+from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Offer, Submit
 
 POLL_S = 0.002
 """How long a transfer thread may sleep while something is open."""
 _LOOK_S = 0.5
 """How often it looks at writes of which nothing is heard."""
+_DRAIN_LOOK_S = 0.05
+"""The same, while it has to say that it drains."""
 
 
 class Surroundings(Protocol):
@@ -192,6 +195,7 @@ class SimWorker(SimProcess):
         self.instance = EngineCore(config)
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
+        self._attempts = Attempts()
         self._is_computing = False
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
@@ -216,6 +220,8 @@ class SimWorker(SimProcess):
         for action in self.instance.turn(self.now):
             match action:
                 case SendFrame():
+                    if isinstance(action.envelope.body, Offer):
+                        self._attempts.offered(action.envelope.body, action.peer)
                     self.world.send(self.name, action.peer, action.envelope)
                 case Dial() | HangUp():
                     self._connect(action)
@@ -238,6 +244,7 @@ class SimWorker(SimProcess):
         """An engine of another role goes on, over the same memory, executor and transport."""
         self.former.append(self.instance)
         self.instance = self.instance.successor(Boot(self.config.boot + len(self.former)))
+        self._attempts = Attempts()
         self.world.trace.note(self.world.now, self.name, "becomes", self.instance.config.role.value)
         self._take_turn()
 
@@ -286,7 +293,7 @@ class SimWorker(SimProcess):
         if self._fenced_at is None:
             reports += self.endpoint.poll(self.now)
         if not self.endpoint.is_idle():
-            self._turn_after(_LOOK_S)
+            self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
         if reports:
             at = self._reported_at = max(self._reported_at, self.world.now + self.pace.lag_s)
             self.later(at - self.world.now, lambda: self._report(reports))

@@ -137,7 +137,8 @@ class Run:
         self._roles = knobs.shape.roles()
         self._front_names = knobs.shape.fronts()
         self._which_front = Chance(seed, "fronts")
-        self._disorder = Disorder(self, list(self._roles), self._front_names, Chance(seed, "disorder"), self._links)
+        chance, fronts = Chance(seed, "disorder"), self._front_names
+        self._disorder = Disorder(self, list(self._roles), fronts, chance, self._links, knobs.slowness)
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:

@@ -64,6 +64,11 @@ class TaggedEndpoint(Endpoint):
         self._ends: dict[tuple[TicketId, PoolId], int] = {}
         """Where the last chunk with pages of that pool ended."""
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether a reader waits for the end of what is under way."""
+        return any(link.closing for link in self._links.values())
+
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         if isinstance(command, PostChunk):
             if command.chunk != self._chunks[command.ticket]:
