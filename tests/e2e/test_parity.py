@@ -27,6 +27,7 @@ QUICK = {
     ("qwen3_moe", 16, False),
     ("qwen3_moe_mixed", 64, True),
     ("minimax_m2", 16, True),
+    ("deepseek_v3", 16, True),
 }
 
 

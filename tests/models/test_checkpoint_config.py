@@ -1,6 +1,7 @@
 """config.json -> ModelSpec, and the one line a bad folder gets."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind, RouterKind
@@ -34,6 +36,12 @@ BASE: dict[str, Any] = {
 def _minimax(**changes: Any) -> dict[str, Any]:
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
     return {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16, **experts, **changes}
+
+
+def _deepseek(**changes: Any) -> dict[str, Any]:
+    latents = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    return {"architectures": ["DeepseekV3ForCausalLM"], **latents, **experts, **changes}
 
 
 def spec_of(folder: Path, **changes: Any) -> ModelSpec:
@@ -82,7 +90,31 @@ def test_minimax_m2(tmp_path: Path) -> None:
         128,
         frozenset({0, 1}),
     )
-    assert spec_of(tmp_path, **_minimax(partial_rotary_factor=0.5)) == spec
+    assert spec.num_draft_layers == 3
+    assert spec_of(tmp_path, **_minimax(partial_rotary_factor=0.5, num_mtp_modules=3)) == spec
+
+
+def test_deepseek_v3(tmp_path: Path) -> None:
+    """The fields of the published config, with its yarn."""
+    yarn = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+    yarn |= {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+    spec = spec_of(tmp_path, **_deepseek(rope_scaling=yarn, num_nextn_predict_layers=1, **groups))
+    assert spec.mla is not None
+    assert spec.moe is not None
+    assert (spec.rope.kind, spec.rope.dim, spec.rope.attention_factor) == (RopeKind.YARN, 8, 1.0)
+    assert spec.softmax_scale == pytest.approx(24**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert spec.moe.layers == {1}
+    assert (spec.moe.num_groups, spec.moe.kept_groups, spec.moe.scale, spec.num_draft_layers) == (4, 2, 2.5, 1)
+    plain = spec_of(tmp_path, **_deepseek(q_lora_rank=None))
+    assert plain.mla is not None
+    assert (plain.mla.q_rank, plain.softmax_scale) == (None, 24**-0.5)
+
+
+def test_a_latent_is_all_that_is_kept_per_token(tmp_path: Path) -> None:
+    """32 channels of the latent and 8 that turn, once for all heads, in both layers."""
+    spec = spec_of(tmp_path, **_deepseek())
+    assert pool_page_bytes(spec.cache_spec(1, DType.BFLOAT16)) == (2 * (32 + 8) * 2,)
 
 
 def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
@@ -130,6 +162,15 @@ def test_cache_spec(tmp_path: Path) -> None:
         ),
         ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}, "windowed attention"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_local_experts is missing"),
+        (_deepseek(scoring_func="softmax"), "scoring_func is 'softmax', expected sigmoid"),
+        (_deepseek(topk_method="greedy"), "topk_method is 'greedy', expected noaux_tc"),
+        (_deepseek(moe_layer_freq=2), "moe_layer_freq is 2"),
+        (_deepseek(qk_rope_head_dim=7), "qk_rope_head_dim is 7, expected an even number"),
+        (_deepseek(kv_lora_rank=...), "kv_lora_rank is missing"),
+        (_deepseek(n_group=3), "n_group is 3, expected a divisor of n_routed_experts 8"),
+        (_deepseek(n_group=8), "with two experts in a group"),
+        (_deepseek(n_group=4, topk_group=1, num_experts_per_tok=3), "num_experts_per_tok is 3, expected 1 .. 2"),
+        (_deepseek(q_lora_rank=None, attention_bias=True), "attention_bias is True, expected false where q_lora_rank"),
         (_minimax(scoring_func="softmax"), "scoring_func is 'softmax', expected sigmoid"),
         (_minimax(qk_norm_type="per_head"), "qk_norm_type is 'per_head', expected per_layer"),
         (_minimax(use_qk_norm=False), "use_qk_norm is False, expected true"),

@@ -1,6 +1,7 @@
 """Weights by name: every tensor exactly once, and the one line a bad folder gets."""
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.files import INDEX_NAME, SINGLE_NAME
 from deltaserve.models.loader import load_weights
-from deltaserve.models.weights import DecoderWeights, MoeWeights
+from deltaserve.models.weights import AttentionWeights, DecoderWeights, MlaWeights, MoeWeights
 
 CPU = torch.device("cpu")
 
@@ -82,9 +83,34 @@ def test_fused_parts_are_where_they_belong(tiny_models: Path) -> None:
     weights, raw = load(tiny_models / "llama"), load_file(tiny_models / "llama" / SINGLE_NAME)
     layer, prefix = weights.layers[1], "model.layers.1."
     parts = [raw[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
+    assert isinstance(layer.attention, AttentionWeights)
     assert torch.equal(layer.attention.qkv.weight, torch.cat(parts))
     assert torch.equal(weights.embedding, raw["model.embed_tokens.weight"])
     assert torch.equal(weights.lm_head, raw["lm_head.weight"])
+
+
+def test_keys_and_values_are_made_from_the_latent_by_parts_of_one_matrix(tiny_models: Path) -> None:
+    folder = tiny_models / "deepseek_v3"
+    attention, raw = load(folder).layers[0].attention, load_file(folder / SINGLE_NAME)
+    assert isinstance(attention, MlaWeights)
+    heads = raw["model.layers.0.self_attn.kv_b_proj.weight"].view(8, 16 + 12, 32)
+    assert torch.equal(attention.keys, heads[:, :16])
+    assert torch.equal(attention.values, heads[:, 16:])
+
+
+def test_layers_that_draft_tokens_are_named_and_not_used(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny_models / "deepseek_v3", tmp_path / "d")
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("num_mtp_layers", "num_nextn_predict_layers"):
+        config.pop(name, None)
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    _edit(folder, lambda tensors: tensors.update({"model.layers.3.enorm.weight": torch.ones(64)}))
+    load(folder)
+    assert "1 tensors of the files are not used: model.layers.3.enorm.weight" in caplog.text
+    _edit(folder, lambda tensors: tensors.update({"model.layers.4.enorm.weight": torch.ones(64)}))
+    _refused(folder, "model.layers.4.enorm.weight is not a tensor of this model")
 
 
 def test_tied_embeddings_are_one_tensor(tiny_models: Path) -> None:

@@ -47,6 +47,20 @@ def test_equal_tokens_get_equal_bits() -> None:
 
 
 @torch.inference_mode()
+def test_experts_are_chosen_in_the_groups_with_the_best_two() -> None:
+    """The best expert of all stands alone in its group."""
+    spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=6, experts_per_token=2, renormalise=False)
+    spec = replace(spec, num_groups=3, kept_groups=1, scale=2.5)
+    scores = torch.tensor([0.9, 0.1, 0.7, 0.6, 0.5, 0.55])
+    empty = torch.empty(0)
+    weights = MoeWeights(scores.logit()[:, None], torch.zeros(6), empty, empty)
+    experts, gains = route(torch.ones(1, 1), weights, spec)
+    assert experts.tolist() == [[2, 3]]
+    torch.testing.assert_close(gains, torch.tensor([[0.7, 0.6]]) * 2.5)
+    assert route(torch.ones(1, 1), weights, replace(spec, kept_groups=3))[0].tolist() == [[0, 2]]
+
+
+@torch.inference_mode()
 def test_a_correction_takes_part_in_the_choice_but_not_in_the_weights() -> None:
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=4, experts_per_token=2)
     scores = torch.tensor([0.9, 0.5, 0.4, 0.1])

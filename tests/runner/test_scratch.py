@@ -40,6 +40,19 @@ def test_attention_keeps_no_more_than_is_counted(spec: ModelSpec, lens: list[int
     assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
 
 
+@pytest.mark.parametrize(("lens", "q_lens"), [([4096] + [100] * 39, [1] * 40), ([90] * 32, [16] * 32), ([4096], [512])])
+def test_attention_over_latents_keeps_no_more_than_is_counted(
+    tiny_models: Path, lens: list[int], q_lens: list[int]
+) -> None:
+    torch.set_num_threads(1)
+    spec = load_spec(tiny_models / "deepseek_v3")
+    assert spec.mla is not None
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, 1, spec.num_heads, spec.head_dim, latent_dim=spec.mla.kv_rank)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
+
+
 def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:
     torch.set_num_threads(1)
     kept = []

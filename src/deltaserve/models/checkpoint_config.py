@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.deepseek_v3 import DEEPSEEK_V3
 from deltaserve.models.family import Family
 from deltaserve.models.fields import Fields, shown
 from deltaserve.models.llama import LLAMA
@@ -15,7 +16,7 @@ from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
 from deltaserve.models.source import TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2, DEEPSEEK_V3)
 
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:

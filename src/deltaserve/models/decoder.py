@@ -10,10 +10,11 @@ from torch import Tensor
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.gqa import attend, project
 from deltaserve.models.layers import dense_mlp, product, rms_norm
+from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
-from deltaserve.models.weights import DecoderWeights, DenseWeights, MoeWeights
+from deltaserve.models.weights import AttentionWeights, DecoderWeights, DenseWeights, MlaWeights, MoeWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,35 @@ class Decoder:
         rope = self._rope.tables(positions, x.dtype)
         for index, layer in enumerate(weights.layers):
             normed = rms_norm(x, layer.attention_norm, spec.norm_eps)
-            q, k, v = project(normed, layer.attention, spec, rope)
-            attention[0].write_kv(index, k, v)
+            q, *planes = self._project(normed, layer.attention, rope)
+            attention[0].write_kv(index, *planes)
             step = attention
             if last is not None and index == final:
                 x, q, step = x.index_select(0, last.tokens), q.index_select(0, last.tokens), last.attention
                 if not step:
                     return x  # nobody reads any of them
-            x = x + attend(q, layer.attention, spec, step[0], index)
+            x = x + self._attend(q, layer.attention, step[0], index)
             x = x + self._mlp(rms_norm(x, layer.mlp_norm, spec.norm_eps), layer.mlp)
         return rms_norm(x, weights.norm, spec.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32"""
         return product(hidden, self._weights.lm_head).to(torch.float32)
+
+    def _project(
+        self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Queries [T, Hq, D], and what is kept: a tensor [T, Hkv, D] for each plane of the page group."""
+        if isinstance(weights, MlaWeights):
+            return project_latents(x, weights, self.spec, rope)
+        return project(x, weights, self.spec, rope)
+
+    def _attend(
+        self, q: Tensor, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
+    ) -> Tensor:
+        if isinstance(weights, MlaWeights):
+            return attend_latents(q, weights, self.spec, attention, layer)
+        return attend(q, weights, self.spec, attention, layer)
 
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         if isinstance(weights, DenseWeights):

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, Family, Rename, dense_spec
+from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, MAX_LAYERS, Family, Rename, dense_spec
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
@@ -35,7 +35,10 @@ def _build(fields: Fields) -> ModelSpec:
         renormalise=True,
         layers=frozenset(range(spec.num_layers)),
     )
-    return replace(spec, moe=moe, rope=replace(spec.rope, dim=rotary_dim(fields, spec.head_dim)))
+    rope = replace(spec.rope, dim=rotary_dim(fields, spec.head_dim))
+    return replace(
+        spec, moe=moe, rope=rope, num_draft_layers=fields.integer("num_mtp_modules", 0, MAX_LAYERS, default=0)
+    )
 
 
 def _refuse_variants(fields: Fields) -> None:

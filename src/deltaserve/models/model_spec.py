@@ -1,6 +1,6 @@
 """ModelSpec: everything the decoder needs to know about a model, frozen. No family name is looked at after this."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from deltaserve.layout.dtype import DType
@@ -69,6 +69,35 @@ class MoeSpec:
     renormalise: bool
     layers: frozenset[int]
     """Layers that have experts; the others are dense."""
+    num_groups: int = 1
+    """Experts stand in groups of equal size, one after the other."""
+    kept_groups: int = 1
+    """Groups whose experts may be chosen: those with the best two."""
+    scale: float = 1.0
+    """Of the experts' sum."""
+    shared_size: int = 0
+    """Intermediate size of what every token goes through beside its experts; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention: keys and values of all heads are made from one latent per token.
+
+    Only the latent and the part of a key that turns, which all heads share, are kept. Queries are brought into the
+    latent's space instead of keys out of it, so attention sees one KV head whose values are its first channels.
+    """
+
+    q_rank: int | None
+    """Channels that the queries are made from; None: they are made from the hidden state."""
+    kv_rank: int
+    """Channels of the latent."""
+    still_dim: int
+    """Channels of a head's query and key that do not turn; those that do are RopeSpec.dim."""
+    value_dim: int
+    """Of a head."""
+    softmax_scale: float
+    interleaved: bool
+    """In the checkpoint channels 2i and 2i + 1 turn together, not i and i + R/2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +112,9 @@ class ModelSpec:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    """As the pages hold them: 1 of latents."""
     head_dim: int
+    """As the pages hold it: with latents, of what is kept per token."""
     intermediate_size: int
     norm_eps: float
     qk_norm: QkNorm
@@ -94,11 +125,14 @@ class ModelSpec:
     mlp_bias: bool = False
     tied_embeddings: bool = False
     moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    num_draft_layers: int = 0
+    """Layers that files may hold after those of the model; not used."""
     eos_token_ids: tuple[int, ...] = ()
 
     @property
     def softmax_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.mla is None else self.mla.softmax_scale
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer in self.moe.layers
@@ -106,4 +140,6 @@ class ModelSpec:
     def cache_spec(self, page_size: int, kv_dtype: DType) -> CacheSpec:
         """What the model keeps per token: one page group of all layers."""
         group = PageGroup("kv", self.num_layers, self.num_kv_heads, self.head_dim, kv_dtype)
+        if self.mla is not None:
+            group = replace(group, name="latent", planes=1, latent_dim=self.mla.kv_rank)
         return CacheSpec(page_size, (group,))

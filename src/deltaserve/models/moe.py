@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import swiglu
+from deltaserve.models.layers import dense_mlp, swiglu
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.weights import MoeWeights
 
@@ -17,11 +17,24 @@ def route(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> tuple[Tensor, Tensor]:
     else:
         assert layer.correction is not None
         scores = logits.sigmoid()
-        experts = (scores + layer.correction).topk(spec.experts_per_token, -1).indices
+        experts = _in_best_groups(scores + layer.correction, spec).topk(spec.experts_per_token, -1).indices
         weights = scores.gather(-1, experts)
     if spec.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
+    if spec.scale != 1.0:
+        weights = weights * spec.scale
     return experts, weights
+
+
+def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
+    """scores [T, E], with those of experts in other groups than the best set to minus infinity."""
+    if spec.kept_groups == spec.num_groups:
+        return scores
+    grouped = scores.view(len(scores), spec.num_groups, -1)
+    best = grouped.topk(2, -1).values.sum(-1)  # [T, G]
+    kept = best.topk(spec.kept_groups, -1).indices
+    is_lost = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+    return grouped.masked_fill(is_lost[..., None], float("-inf")).view(scores.shape)
 
 
 def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
@@ -40,7 +53,8 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
         outputs[start : start + count] = functional.linear(hidden, weights.down[expert])
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
-    return _weighted_sum(chosen, gains)
+    total = _weighted_sum(chosen, gains)
+    return total if weights.shared is None else total + dense_mlp(x, weights.shared)
 
 
 def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deltaserve.models.weights import DenseWeights, LayerWeights, Linear
+from deltaserve.models.weights import AttentionWeights, DenseWeights, LayerWeights, Linear, MlaWeights
 
 _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2", "AVX512"})}
 """Type |-> instruction sets with which packed products are faster (measured)."""
@@ -25,12 +25,25 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def pack_layer(layer: LayerWeights) -> LayerWeights:
-    """All matrices of a layer but those of experts."""
-    attention, mlp = layer.attention, layer.mlp
+    """All matrices of a layer but those of which there is one per head or expert."""
+    mlp = layer.mlp
     if isinstance(mlp, DenseWeights):
-        mlp = DenseWeights(_pack_linear(mlp.gate_up), _pack_linear(mlp.down))
-    packed = replace(attention, qkv=_pack_linear(attention.qkv), out=_pack_linear(attention.out))
-    return replace(layer, attention=packed, mlp=mlp)
+        mlp = _pack_dense(mlp)
+    elif mlp.shared is not None:
+        mlp = replace(mlp, shared=_pack_dense(mlp.shared))
+    return replace(layer, attention=_pack_attention(layer.attention), mlp=mlp)
+
+
+def _pack_attention(attention: AttentionWeights | MlaWeights) -> AttentionWeights | MlaWeights:
+    out = _pack_linear(attention.out)
+    if isinstance(attention, AttentionWeights):
+        return replace(attention, qkv=_pack_linear(attention.qkv), out=out)
+    q_up = None if attention.q_up is None else _pack_linear(attention.q_up)
+    return replace(attention, down=_pack_linear(attention.down), q_up=q_up, out=out)
+
+
+def _pack_dense(mlp: DenseWeights) -> DenseWeights:
+    return DenseWeights(_pack_linear(mlp.gate_up), _pack_linear(mlp.down))
 
 
 def _pack_linear(linear: Linear) -> Linear:

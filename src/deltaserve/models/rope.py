@@ -60,6 +60,11 @@ class Rope:
         return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
 
 
+def halves_apart(x: Tensor) -> Tensor:
+    """[.., D] of channels that turn in pairs 2i, 2i + 1 -> the same with those of a pair D/2 apart."""
+    return torch.cat((x[..., 0::2], x[..., 1::2]), -1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, H, D] with its first channels turned, as many as cos, sin [T, 1, R] have; `sin` carries the sign."""
     dim = cos.shape[-1]

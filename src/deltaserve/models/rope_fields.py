@@ -31,7 +31,7 @@ def rope_spec(fields: Fields, max_position: int, dim: int) -> RopeSpec:
     """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before). `dim`: channels that turn."""
     table = _table(fields)
     theta = table.positive("rope_theta") if table.has("rope_theta") else fields.positive("rope_theta", 10000.0)
-    name = table.text("rope_type", table.text("type", "default"))
+    name = _kind_name(table)
     if name not in _KINDS:
         raise table.error("rope_type" if table.has("rope_type") else "type", "one of " + ", ".join(_KINDS))
     kind = _KINDS[name]
@@ -61,8 +61,21 @@ def rope_spec(fields: Fields, max_position: int, dim: int) -> RopeSpec:
     )
 
 
+def softmax_correction(fields: Fields) -> float:
+    """What DeepSeek multiplies the scale of the softmax by where a scaled embedding names `mscale_all_dim`."""
+    table = _table(fields)
+    all_dim = table.number("mscale_all_dim", 0.0)
+    if not all_dim or _kind_name(table) == RopeKind.DEFAULT.value:
+        return 1.0
+    return _mscale(table.positive("factor"), all_dim) ** 2
+
+
 def _table(fields: Fields) -> Fields:
     return fields.table("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+
+
+def _kind_name(table: Fields) -> str:
+    return table.text("rope_type", table.text("type", "default"))
 
 
 def _factor_holder(fields: Fields) -> Fields:

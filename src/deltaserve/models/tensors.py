@@ -9,11 +9,13 @@ from math import prod
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import Family
-from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.source import TensorHeader
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 HEAD = "lm_head.weight"
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+"""Of a layer."""
 CORRECTION = "gate.e_score_correction_bias"
 """Of a layer's experts."""
 
@@ -34,7 +36,8 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     if not spec.tied_embeddings:
         shapes[HEAD] = table
     for layer in range(spec.num_layers):
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in _attention(spec).items()}
+        shapes |= {f"layers.{layer}.{name}": (spec.hidden_size,) for name in NORMS}
+        shapes |= {f"layers.{layer}.self_attn.{name}": shape for name, shape in _attention(spec).items()}
         if not spec.is_moe(layer):
             shapes |= {f"layers.{layer}.mlp.{name}": shape for name, shape in _dense(spec).items()}
     parts = {name: TensorPart(shape, (name,)) for name, shape in shapes.items()}
@@ -45,27 +48,46 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
 
 
 def _attention(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    if spec.mla is not None:
+        return _latent_attention(spec, spec.mla)
     q_size, kv_size, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
     sizes = {"q": (q_size, hidden), "k": (kv_size, hidden), "v": (kv_size, hidden), "o": (hidden, q_size)}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    shapes |= {f"self_attn.{name}_proj.weight": shape for name, shape in sizes.items()}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}_proj.weight": shape for name, shape in sizes.items()}
     if spec.attention_bias:
-        shapes |= {f"self_attn.{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
+        shapes |= {f"{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
     if spec.qk_norm is QkNorm.HEAD:
-        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+        shapes |= {"q_norm.weight": (spec.head_dim,), "k_norm.weight": (spec.head_dim,)}
     if spec.qk_norm is QkNorm.ALL:
-        shapes |= {"self_attn.q_norm.weight": (q_size,), "self_attn.k_norm.weight": (kv_size,)}
+        shapes |= {"q_norm.weight": (q_size,), "k_norm.weight": (kv_size,)}
+    return shapes
+
+
+def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, tuple[int, ...]]:
+    heads, hidden = spec.num_heads, spec.hidden_size
+    q_size = heads * (mla.still_dim + spec.rope.dim)
+    biased = {"kv_a_proj_with_mqa": (mla.kv_rank + spec.rope.dim, hidden), "o_proj": (hidden, heads * mla.value_dim)}
+    plain = {"kv_b_proj": (heads * (mla.still_dim + mla.value_dim), mla.kv_rank)}
+    norms = {"kv_a_layernorm": mla.kv_rank}
+    if mla.q_rank is None:
+        plain["q_proj"] = (q_size, hidden)
+    else:
+        biased["q_a_proj"], plain["q_b_proj"] = (mla.q_rank, hidden), (q_size, mla.q_rank)
+        norms["q_a_layernorm"] = mla.q_rank
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in (biased | plain).items()}
+    shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
+    if spec.attention_bias:
+        shapes |= {f"{name}.bias": shape[:1] for name, shape in biased.items()}
     return shapes
 
 
 def _dense(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    inner, hidden = spec.intermediate_size, spec.hidden_size
+    return _gated(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+
+
+def _gated(hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, ...]]:
     sizes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
     shapes: dict[str, tuple[int, ...]] = {f"{name}_proj.weight": shape for name, shape in sizes.items()}
-    if spec.mlp_bias:
+    if bias:
         shapes |= {f"{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
     return shapes
 
@@ -76,6 +98,9 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     router: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (count, hidden)}
     if moe.router is RouterKind.SIGMOID:
         router[f"{prefix}.{CORRECTION}"] = (count,)
+    if moe.shared_size:
+        shared = _gated(hidden, moe.shared_size, bias=False)
+        router |= {f"{prefix}.shared_experts.{name}": shape for name, shape in shared.items()}
     parts = {name: TensorPart(shape, (name,)) for name, shape in router.items()}
     up_names: list[str] = []
     down_names: list[str] = []
@@ -100,6 +125,8 @@ class Inventory:
     """Tensor |-> file, as the folder's index says; empty without one."""
     num_values: int = 0
     """Elements of all tensors taken."""
+    draft_layers: tuple[str, ...] = ()
+    """What the names of layers that are not used begin with."""
     unused: list[str] = field(default_factory=list)
     """Tensors of the files that the model does not need."""
     _found: set[str] = field(default_factory=set)
@@ -107,7 +134,8 @@ class Inventory:
     @classmethod
     def of(cls, family: Family, spec: ModelSpec, index: Mapping[str, str]) -> "Inventory":
         """Nothing found yet. `spec` is `as_stored`."""
-        return cls(family, tensor_parts(spec), index)
+        drafts = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
+        return cls(family, tensor_parts(spec), index, draft_layers=tuple(f"layers.{layer}." for layer in drafts))
 
     def take(self, header: TensorHeader) -> str | None:
         """The canonical name of a file's tensor, None for one to skip. Raises ConfigError naming file and tensor."""
@@ -116,7 +144,7 @@ class Inventory:
         if self.index and told != header.file:
             raise ConfigError(f"{shown} is in this file, but the index says {told[:80]}")
         canonical = self.family.canonical(header.name)
-        if canonical is None:
+        if canonical is None or canonical.startswith(self.draft_layers):
             self.unused.append(header.name)
             return None
         part = self.parts.get(canonical)

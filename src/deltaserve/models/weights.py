@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.tensors import CORRECTION
 
 
@@ -25,6 +25,19 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MlaWeights:
+    """N channels of a head do not turn, R do; its values have V."""
+
+    down: Linear  # [Rq + Rkv + R, hidden]: compressed queries (or, without q_up, Hq * (N + R) rows of queries), latent
+    q_norm: Tensor | None  # [Rq]
+    q_up: Linear | None  # [Hq * (N + R), Rq]
+    kv_norm: Tensor  # [Rkv]
+    keys: Tensor  # [Hq, N, Rkv]
+    values: Tensor  # [Hq, V, Rkv]
+    out: Linear  # [hidden, Hq * V]
+
+
+@dataclass(frozen=True, slots=True)
 class DenseWeights:
     gate_up: Linear  # [2 I, hidden]
     down: Linear  # [hidden, I]
@@ -36,12 +49,13 @@ class MoeWeights:
     correction: Tensor | None  # [E] float32, added to the scores of the choice
     gate_up: Tensor  # [E, 2 I, hidden]
     down: Tensor  # [E, hidden, I]
+    shared: DenseWeights | None = None  # for every token
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention_norm: Tensor  # [hidden]
-    attention: AttentionWeights
+    attention: AttentionWeights | MlaWeights
     mlp_norm: Tensor  # [hidden]
     mlp: DenseWeights | MoeWeights
 
@@ -102,11 +116,13 @@ def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     moe = spec.moe
     return LayerWeights(
         attention_norm=table.whole(f"{prefix}.input_layernorm.weight", hidden),
-        attention=_attention(table, spec, f"{prefix}.self_attn"),
+        attention=_attention(table, spec, f"{prefix}.self_attn")
+        if spec.mla is None
+        else _latent_attention(table, spec, spec.mla, f"{prefix}.self_attn"),
         mlp_norm=table.whole(f"{prefix}.post_attention_layernorm.weight", hidden),
         mlp=_experts(table, spec, moe, f"{prefix}.mlp")
         if moe is not None and spec.is_moe(index)
-        else _dense(table, spec, f"{prefix}.mlp"),
+        else _dense(table, spec.hidden_size, spec.intermediate_size, spec.mlp_bias, f"{prefix}.mlp"),
     )
 
 
@@ -125,11 +141,32 @@ def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWei
     )
 
 
-def _dense(table: TargetTable, spec: ModelSpec, prefix: str) -> DenseWeights:
-    size = spec.intermediate_size
+def _latent_attention(table: TargetTable, spec: ModelSpec, mla: MlaSpec, prefix: str) -> MlaWeights:
+    heads, hidden = spec.num_heads, spec.hidden_size
+    q_size = heads * (mla.still_dim + spec.rope.dim)
+    first, q_norm, q_up = ("q_proj", q_size), None, None
+    if mla.q_rank is not None:
+        first = ("q_a_proj", mla.q_rank)
+        q_norm = table.whole(f"{prefix}.q_a_layernorm.weight", (mla.q_rank,))
+        q_up = table.fused(prefix, (("q_b_proj", q_size),), mla.q_rank, bias=False)
+    latent = ("kv_a_proj_with_mqa", mla.kv_rank + spec.rope.dim)
+    keys_values = table.empty(heads, mla.still_dim + mla.value_dim, mla.kv_rank)
+    table.targets[f"{prefix}.kv_b_proj.weight"] = keys_values.view(-1, mla.kv_rank)
+    return MlaWeights(
+        down=table.fused(prefix, (first, latent), hidden, spec.attention_bias),
+        q_norm=q_norm,
+        q_up=q_up,
+        kv_norm=table.whole(f"{prefix}.kv_a_layernorm.weight", (mla.kv_rank,)),
+        keys=keys_values[:, : mla.still_dim],
+        values=keys_values[:, mla.still_dim :],
+        out=table.fused(prefix, (("o_proj", hidden),), heads * mla.value_dim, spec.attention_bias),
+    )
+
+
+def _dense(table: TargetTable, hidden: int, size: int, bias: bool, prefix: str) -> DenseWeights:
     return DenseWeights(
-        gate_up=table.fused(prefix, (("gate_proj", size), ("up_proj", size)), spec.hidden_size, spec.mlp_bias),
-        down=table.fused(prefix, (("down_proj", spec.hidden_size),), size, spec.mlp_bias),
+        gate_up=table.fused(prefix, (("gate_proj", size), ("up_proj", size)), hidden, bias),
+        down=table.fused(prefix, (("down_proj", hidden),), size, bias),
     )
 
 
@@ -145,9 +182,12 @@ def _experts(table: TargetTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> 
         table.targets[f"{name}.down_proj.weight"] = down[expert]
     table.targets[f"{prefix}.experts.gate_up_proj"] = gate_up
     table.targets[f"{prefix}.experts.down_proj"] = down
+    shared = None
+    if moe.shared_size:
+        shared = _dense(table, hidden, moe.shared_size, False, f"{prefix}.shared_experts")
     router, correction = f"{prefix}.gate.weight", None
     if moe.router is RouterKind.SIGMOID:
         # Scores near each other decide which experts are chosen: not in 16 bits.
         table = replace(table, dtype=torch.float32)
         correction = table.whole(f"{prefix}.{CORRECTION}", (moe.num_experts,))
-    return MoeWeights(table.whole(router, (moe.num_experts, hidden)), correction, gate_up, down)
+    return MoeWeights(table.whole(router, (moe.num_experts, hidden)), correction, gate_up, down, shared)

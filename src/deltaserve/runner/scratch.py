@@ -33,7 +33,8 @@ def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = 3 * spec.intermediate_size
     if spec.moe is not None:
-        inner = max(inner, spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size))
+        routed = spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size)
+        inner = max(inner, routed + 3 * spec.moe.shared_size)
     return (sizes.step_len + sizes.max_rows) * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
 
 

@@ -1,0 +1,47 @@
+"""Multi-head latent attention, in the latents' space: what is kept per token is read as it is, once for all heads.
+
+A head's score of a key is q . (K c) for its matrix K and the latent c: computed as (q K) . c, and likewise for values.
+"""
+
+import torch
+from torch import Tensor
+
+from deltaserve.device.attention import StepAttention
+from deltaserve.models.layers import linear, rms_norm
+from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.rope import halves_apart, rotate
+from deltaserve.models.weights import MlaWeights
+
+_NORM_EPS = 1e-6
+"""Of compressed queries and of latents, whatever the config says of the other norms."""
+
+
+def project_latents(
+    x: Tensor,  # [T, hidden]
+    weights: MlaWeights,
+    spec: ModelSpec,
+    rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
+) -> tuple[Tensor, Tensor]:
+    """-> queries [T, Hq, Rkv + R] and what is kept [T, 1, Rkv + R]: the latent, and the part of all keys that turns."""
+    assert spec.mla is not None
+    still, turning, interleaved = spec.mla.still_dim, spec.rope.dim, spec.mla.interleaved
+
+    def turned(part: Tensor) -> Tensor:
+        return rotate(halves_apart(part) if interleaved else part, *rope)
+
+    down = linear(x, weights.down)
+    latent, key = down[:, -spec.head_dim : -turning], down[:, None, -turning:]
+    kept = torch.cat((rms_norm(latent, weights.kv_norm, _NORM_EPS)[:, None], turned(key)), -1)
+    queries = down[:, : -spec.head_dim]
+    if weights.q_norm is not None and weights.q_up is not None:
+        queries = linear(rms_norm(queries, weights.q_norm, _NORM_EPS), weights.q_up)
+    q = queries.reshape(x.shape[0], spec.num_heads, still + turning)
+    into_latents = torch.bmm(q[..., :still].transpose(0, 1), weights.keys).transpose(0, 1)  # [T, Hq, Rkv]
+    return torch.cat((into_latents, turned(q[..., still:])), -1), kept
+
+
+def attend_latents(q: Tensor, weights: MlaWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
+    """q [N, Hq, Rkv + R] over the pages, after the latents of the layer were written. -> [N, hidden]"""
+    latents = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, Rkv]
+    out = torch.bmm(latents.transpose(0, 1), weights.values.transpose(1, 2))  # [Hq, N, V]
+    return linear(out.transpose(0, 1).flatten(1), weights.out)
