@@ -18,7 +18,7 @@
   tests/cli/test_secrets.py::test_a_file_that_others_can_reach_is_refused
   tests/cli/test_secrets.py::test_short_empty_and_huge_keys_are_refused_and_not_shown
   tests/bench/test_command.py::test_a_key_file_that_is_no_secret_is_refused
-  tests/server/test_access.py::test_a_bad_key_file_is_refused_without_telling_a_key
+  tests/cli/test_secrets.py::test_a_bad_key_file_is_refused_without_telling_a_key
   tests/link/test_links.py::test_who_lacks_the_cluster_key_is_not_heard
   tests/e2e/test_service.py::test_no_secret_is_in_an_argument_the_environment_or_a_file_of_others
 5 Separate listeners, allowed methods only, nothing for browsers; `doctor` prints every door.

@@ -19,7 +19,7 @@ from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
-from deltaserve.server.settings import read_api_keys
+from deltaserve.cli.secrets import read_api_keys
 from tests.ports import free_port
 
 

@@ -1,14 +1,11 @@
 """Keys, rights, the two listeners, and what is reachable without either."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 
 from deltaserve.base.config_rules import is_loopback
-from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
-from deltaserve.server.settings import ApiKey, Right, ServerSettings, read_api_keys
+from deltaserve.server.settings import ApiKey, Right, ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion
@@ -133,75 +130,8 @@ def test_the_admin_listener_can_be_elsewhere() -> None:
     assert ServerSettings(MODEL, api_keys=(USER,), admin_host="10.0.0.1").admin_address == ("10.0.0.1", 8001)
     assert ServerSettings(MODEL, api_keys=(USER,), admin_port=9100).admin_address == ("127.0.0.1", 9100)
     assert ServerSettings(MODEL, admin_host="127.0.0.1").admin_address == ("127.0.0.1", 8001)
-    assert ServerSettings(MODEL, port=65535, admin_port=9100).admin_address == ("127.0.0.1", 9100)
-    with pytest.raises(ConfigError, match="65535"):
-        ServerSettings(MODEL, port=65535, api_keys=(USER,))
-
-
-def _key_file(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
-    path = tmp_path / "keys"
-    path.write_text(text)
-    path.chmod(mode)
-    return path
-
-
-def test_a_key_file_is_read(tmp_path: Path) -> None:
-    text = f"# tenants\n{USER.secret} acme\n\n{ADMIN.secret} ops admin\n"
-    assert read_api_keys(_key_file(tmp_path, text)) == (USER, ADMIN)
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
-    assert read_api_keys(_key_file(tmp_path, f"\ufeff{USER.secret} acme\r\n")) == (USER,)
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "message"),
-    [
-        ("", 0o600, "holds no key"),
-        (f"{USER.secret} acme", 0o660, "mode 0660"),
-        (f"{USER.secret} acme", 0o604, "mode 0604"),
-        (USER.secret, 0o600, "SECRET NAMESPACE"),
-        (f"{USER.secret} acme root", 0o600, "SECRET NAMESPACE"),
-        ("short acme", 0o600, "5 bytes"),
-        (f"{USER.secret} ac:me", 0o600, "namespace"),
-        (f"{USER.secret}\0 acme", 0o600, ":1: the key holds a character that cannot be printed"),
-        (f"{USER.secret}\x1b[31m acme", 0o600, "cannot be printed"),
-        (f"{USER.secret}\ufeff acme", 0o600, "cannot be printed"),
-        (f"{USER.secret} acme\x0b{ADMIN.secret} ops", 0o600, "SECRET NAMESPACE"),
-        (f"{USER.secret} acme\n\n{USER.secret} other", 0o600, ":3: this key stands in an earlier line"),
-    ],
-)
-def test_a_bad_key_file_is_refused_without_telling_a_key(tmp_path: Path, text: str, mode: int, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_api_keys(_key_file(tmp_path, text, mode))
-    assert message in str(caught.value)
-    assert USER.secret not in str(caught.value)
-
-
-def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing"):
-        read_api_keys(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="a name that no file can have"):
-        read_api_keys(Path("a\0b"))
+    assert ServerSettings(MODEL, port=65534, admin_port=9100).admin_address == ("127.0.0.1", 9100)
 
 
 def test_secrets_are_not_shown() -> None:
     assert USER.secret not in repr(KEYED)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model_name": ""},
-        {"port": -1},
-        {"port": 65536},
-        {"port": 65535, "api_keys": (USER,)},
-        {"max_queue": 0},
-        {"default_deadline_s": 0.0},
-        {"default_deadline_s": 9999.0},
-        {"api_keys": (USER, USER)},
-    ],
-)
-def test_settings_that_cannot_be_served_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        ServerSettings(**({"model_name": MODEL} | fields))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from deltaserve.bench.traffic import (
     TokenRange,
     arrival_times,
 )
-from deltaserve.server.private_file import read_private
+from deltaserve.files.private_file import read_private
 
 _MAX_KEY_BYTES = 4096
 DESCRIPTION = """\

@@ -11,7 +11,8 @@ from deltaserve.cli.doctor_report import Level, Line, verdict
 from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.options import option_of
-from deltaserve.server.settings import ApiKey, read_api_keys
+from deltaserve.cli.secrets import read_api_keys
+from deltaserve.server.settings import ApiKey
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from prometheus_client import disable_created_metrics
 
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.secrets import read_api_keys, read_cluster_key
 from deltaserve.engine.boots import new_boot
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
@@ -28,7 +28,7 @@ from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import HttpLimits, ServerSettings, read_api_keys
+from deltaserve.server.settings import HttpLimits, ServerSettings
 from deltaserve.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05

@@ -27,7 +27,7 @@ from deltaserve.cli.compose import (
 )
 from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
 from deltaserve.cli.private_folder import private_folder
-from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.secrets import read_api_keys, read_cluster_key
 from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
@@ -35,7 +35,6 @@ from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import Say, say, say_in_json
 from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.server.settings import read_api_keys
 from deltaserve.text.text_codec import TextCodec
 
 

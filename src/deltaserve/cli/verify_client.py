@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from deltaserve.base.urls import server_root
-from deltaserve.server.settings import read_api_keys
+from deltaserve.cli.secrets import read_api_keys
 
 _TIMEOUT_S = 600.0
 

@@ -11,7 +11,7 @@ import yaml
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.options import read_options
-from deltaserve.models.regular_file import read_regular
+from deltaserve.files.regular_file import read_regular
 
 MAX_FILE_BYTES = 1 << 20
 NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.files.regular_file import read_if_there
 from deltaserve.models.files import find_gguf, weight_files
 from deltaserve.models.gguf_header import read_header
-from deltaserve.models.regular_file import read_if_there
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.files.regular_file import read_if_there
 from deltaserve.models.fields import Fields
-from deltaserve.models.regular_file import read_if_there
 
 _MAX_JSON_BYTES = 16 << 20
 

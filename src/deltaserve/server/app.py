@@ -75,18 +75,13 @@ ADMIN = (
 
 
 def _application(front: Front, routes: Sequence[HttpRoute], right: Right) -> Starlette:
-    app = Starlette(exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception})
+    app = Starlette(exception_handlers={HTTPException: _on_http_exception})
     app.router.redirect_slashes = False
     app.state.front = front
     for route in routes:
         app.add_route(route.path, partial(route.serve, front), methods=[route.method])
     app.add_middleware(Edge, front=front, right=right, known_paths=frozenset(e.path for e in routes))
     return app
-
-
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_reply(error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaserve.base.ids import Namespace
 from deltaserve.server.api_errors import CLIENT_CLOSED, ApiError, ClientGone
-from deltaserve.server.caller import SCOPE_KEY, Caller
 from deltaserve.server.front import Front
+from deltaserve.server.read import CALLER, Caller
 from deltaserve.server.replies import error_reply
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
@@ -47,29 +47,23 @@ class Edge:
             headers = _checked_headers(scope, self._front.settings.http)
             key = self._authenticate(scope["path"], headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
-            scope[SCOPE_KEY] = Caller(reply.request_id, namespace, time.monotonic())
+            scope[CALLER] = Caller(reply.request_id, namespace, time.monotonic())
             await self._app(scope, receive, reply.send)
         except ClientGone:
             self._front.metrics.clients_gone.inc()
             reply.status = CLIENT_CLOSED
-            if not reply.started:
-                # Nobody reads it, but the server below wants every request answered.
-                await error_reply(ApiError(CLIENT_CLOSED, "client_closed", "client closed"))(scope, receive, reply.send)
+            # Nobody reads it, but the server below wants every request answered.
+            await reply.refuse(ApiError(CLIENT_CLOSED, "client_closed", "client closed"), scope, receive)
         except ApiError as error:
-            await self._refuse(error, scope, receive, reply)
+            await reply.refuse(error, scope, receive)
         except Exception:
-            await self._refuse(self._bug(reply), scope, receive, reply)
+            _log.exception("request %s met a bug", reply.request_id)
+            self._front.metrics.errors.labels("internal_error").inc()
+            message = f"the server failed; its log names {reply.request_id}"
+            await reply.refuse(ApiError(500, "internal_error", message), scope, receive)
         finally:
-            self._record(scope, reply)
-
-    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, reply: "_Reply") -> None:
-        if not reply.started:
-            await error_reply(error)(scope, receive, reply.send)
-
-    def _bug(self, reply: "_Reply") -> ApiError:
-        _log.exception("request %s met a bug", reply.request_id)
-        self._front.metrics.errors.labels("internal_error").inc()
-        return ApiError(500, "internal_error", f"the server failed; its log names {reply.request_id}")
+            path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
+            self._front.metrics.responses.labels(path, str(reply.status)).inc()
 
     def _authenticate(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """The key of this request; None when keys are not in use. Raises ApiError 401 or 403."""
@@ -80,17 +74,11 @@ class Edge:
         # Every stored digest is compared, each in constant time, so that timing tells nothing.
         matches = [key for stored, key in self._keys.items() if hmac.compare_digest(stored, digest)]
         if scheme.lower() != b"bearer" or not matches:
-            headers_out = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(
-                401, "invalid_api_key", "a valid API key is needed (Authorization: Bearer ...)", None, headers_out
-            )
+            message = "a valid API key is needed (Authorization: Bearer ...)"
+            raise ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
         if self._right not in matches[0].rights:
             raise ApiError(403, "forbidden", f"this key has no {self._right.value} right")
         return matches[0]
-
-    def _record(self, scope: Scope, reply: "_Reply") -> None:
-        path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
-        self._front.metrics.responses.labels(path, str(reply.status)).inc()
 
 
 class _Reply:
@@ -108,6 +96,11 @@ class _Reply:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
         await self._send(message)
+
+    async def refuse(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        """Answer with an error, unless an answer has begun."""
+        if not self.started:
+            await error_reply(error)(scope, receive, self.send)
 
 
 def _digest(secret: bytes) -> bytes:

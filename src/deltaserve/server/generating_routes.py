@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.api_errors import ApiError, from_failure
-from deltaserve.server.caller import Caller, caller_of
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
 from deltaserve.server.formats import Body, ChatFormat, CompletionFormat, OpenAiFormat
@@ -21,7 +20,7 @@ from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
 from deltaserve.server.jobs import Asker, Job, Streaming
 from deltaserve.server.observe import JobRecord
-from deltaserve.server.read import THREAD_BYTES, deadline_s, in_thread_if
+from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s, in_thread_if
 from deltaserve.server.replies import json_reply
 from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
 from deltaserve.server.stream import Runner, TextPiece, join
@@ -49,7 +48,7 @@ class Dialect(Generic[Fields]):
         try:
             fields, job = await self._read(front, request, caller)
             front.admission.book(place, len(job.samples), job.prompt_len)
-            record = front.recorder.start(job, caller, lambda: front.admission.start(place))
+            record = JobRecord(front.recorder, job, caller, lambda: front.admission.start(place))
             form = self.format(front.text, job, fields)
             streams = job.streaming is not Streaming.WHOLE
             if not streams:

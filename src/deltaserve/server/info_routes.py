@@ -16,11 +16,11 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.body_fields import Body, Items
-from deltaserve.server.caller import caller_of
 from deltaserve.server.chat import ChatMessage, encode_messages
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import check_model
 from deltaserve.server.prompts import encode_text, read_ids
+from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse

@@ -44,8 +44,8 @@ async def serve(
     settings: ServerSettings,
     *,
     stop: asyncio.Event,
-    hurry: asyncio.Event | None = None,
-    on_listening: Callable[[Listening], None] = lambda where: None,
+    hurry: asyncio.Event,
+    on_listening: Callable[[Listening], None],
 ) -> None:
     """Serve until `stop` is set, then drain: refuse new requests, wait up to `grace_s`, cut what is left.
 
@@ -67,10 +67,10 @@ async def serve(
         on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
         while not stop.is_set():
             await _tick(runs, stop)
-        await _drain(front, settings, hurry or asyncio.Event())
+        await _drain(front, settings, hurry)
     finally:
         for server in servers:
-            server.should_exit, server.force_exit = True, hurry is not None and hurry.is_set()
+            server.should_exit, server.force_exit = True, hurry.is_set()
         await asyncio.gather(*runs)
 
 
@@ -99,15 +99,16 @@ async def _tick(runs: list[asyncio.Task[None]], stop: asyncio.Event | None = Non
 async def _drain(front: Front, settings: ServerSettings, hurry: asyncio.Event) -> None:
     """Requests inside may end until the grace is over; then they are cut, which takes a moment."""
     front.health.draining = True
-    now = asyncio.get_running_loop().time
-    deadline = now() + settings.grace_s
-    while front.admission.num_requests and now() < deadline and not hurry.is_set():
-        await asyncio.sleep(_POLL_S)
+    await _until_empty(front, settings.grace_s, hurry)
     front.runner.rooms.close()
-    last_words_s = _HURRIED_S if hurry.is_set() else settings.http.linger_s
-    deadline = now() + last_words_s
-    while front.admission.num_requests and now() < deadline:
-        await asyncio.sleep(_POLL_S)
+    await _until_empty(front, _HURRIED_S if hurry.is_set() else settings.http.linger_s, asyncio.Event())
+
+
+async def _until_empty(front: Front, most_s: float, hurry: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            while front.admission.num_requests and not hurry.is_set():
+                await asyncio.sleep(_POLL_S)
 
 
 def _server(app: Starlette, settings: ServerSettings) -> _Server:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from deltaserve.server.caller import Caller
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
+from deltaserve.server.read import Caller
 from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import timings
 from deltaserve.wire.messages import Usage
@@ -21,14 +21,9 @@ MAX_REMEMBERED = 1000
 class Recorder:
     """Writes down every job of a front; remembers the last thousand lines."""
 
-    def __init__(self, metrics: ServerMetrics, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: ServerMetrics) -> None:
         self.metrics = metrics
-        self.now = now
         self._lines: deque[tuple[str, Mapping[str, object]]] = deque(maxlen=MAX_REMEMBERED)
-
-    def start(self, job: Job, caller: Caller, on_first_token: Callable[[], None]) -> "JobRecord":
-        """Begin a job. `on_first_token` is called for each of its samples that gets one."""
-        return JobRecord(self, job, caller, on_first_token)
 
     def remember(self, job_id: str, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
@@ -48,10 +43,11 @@ class JobRecord:
     job: Job
     caller: Caller
     on_first_token: Callable[[], None]
+    """Called for each of its samples that gets one."""
     counts: dict[int, tuple[int, Usage | None]] = field(default_factory=dict)
     """Per sample: output tokens, and the engine's report once it has ended."""
     _last_token: dict[int, float] = field(default_factory=dict)
-    """Sample |-> when its last token came, in `Recorder.now` seconds."""
+    """Sample |-> when its last token came, in `time.monotonic()` seconds."""
 
     def __post_init__(self) -> None:
         self.counts = {sample.index: (0, None) for sample in self.job.samples}
@@ -62,7 +58,7 @@ class JobRecord:
         self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage)
         if not piece.tokens:
             return
-        metrics, now = self.recorder.metrics, self.recorder.now()
+        metrics, now = self.recorder.metrics, time.monotonic()
         last = self._last_token.get(piece.index)
         self._last_token[piece.index] = now
         metrics.generation_tokens.inc(len(piece.tokens))
@@ -75,7 +71,7 @@ class JobRecord:
 
     def end(self, outcome: str) -> None:
         """The job is over: `ok` or an error code."""
-        metrics, elapsed = self.recorder.metrics, self.recorder.now() - self.caller.received
+        metrics, elapsed = self.recorder.metrics, time.monotonic() - self.caller.received
         for _, usage in self.counts.values():
             if usage is not None:
                 metrics.prompt_tokens.inc(usage.prompt_len)

@@ -1,4 +1,4 @@
-"""Reading a request: headers that matter, a body bounded alone and together with all others, JSON."""
+"""Reading a request: who sent it, headers that matter, a body bounded alone and together with all others, JSON."""
 
 import asyncio
 import re
@@ -14,8 +14,28 @@ from starlette.requests import ClientDisconnect, Request
 from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import exceeds_share
 from deltaserve.server.api_errors import ApiError, ClientGone, invalid, retry_after
-from deltaserve.server.caller import caller_of
 from deltaserve.server.settings import ServerSettings
+
+CALLER = "deltaserve.caller"
+"""Where the edge puts it in a request's scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One request's sender, and when it was read."""
+
+    request_id: str
+    """In the X-Request-Id of the answer: the client's own, or one made here."""
+    namespace: Namespace
+    received: float
+    """`time.monotonic()` seconds."""
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller the edge found. Only valid inside an app that it wraps."""
+    caller = request.scope[CALLER]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 @dataclass(slots=True)

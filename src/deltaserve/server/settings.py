@@ -1,17 +1,10 @@
 """What the HTTP front may be told. Frozen; resolved once by the command line."""
 
-import re
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 
 from deltaserve.base.config_rules import is_loopback
-from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Namespace
-from deltaserve.server.private_file import MIN_KEY_BYTES, read_private
-
-_MAX_KEY_FILE_BYTES = 1 << 20
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
 class Right(Enum):
@@ -93,21 +86,6 @@ class ServerSettings:
     grace_s: float = 30.0
     """How long running requests may go on after a drain began."""
 
-    def __post_init__(self) -> None:
-        if not self.model_name:
-            raise ConfigError("model_name is empty")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port {self.port} is outside 0..65535")
-        if self.admin_address is not None and self.admin_address[1] > 65535:
-            raise ConfigError("port 65535 leaves no port above it for the admin listener")
-        for name in ("max_queue", "max_queue_tokens", "max_samples", "max_n", "stream_interval"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, at least 1 is needed")
-        if not 0 < self.default_deadline_s <= self.max_deadline_s:
-            raise ConfigError(f"default_deadline_s {self.default_deadline_s} is outside 0..{self.max_deadline_s}")
-        if len({key.secret for key in self.api_keys}) != len(self.api_keys):
-            raise ConfigError("an API key is listed twice")
-
     @property
     def num_tenants(self) -> int:
         return max(1, len({key.namespace for key in self.api_keys}))
@@ -122,35 +100,3 @@ class ServerSettings:
             return None
         above = self.port + 1 if self.port else 0
         return self.admin_host or "127.0.0.1", above if self.admin_port is None else self.admin_port
-
-
-def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
-    where = f"--api-key-file {path}"
-    try:
-        text = read_private(path, where, _MAX_KEY_FILE_BYTES).decode("utf-8-sig")  # some editors begin with a mark
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where}: not UTF-8") from None
-    keys: dict[str, ApiKey] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            key = _parse_key(line, f"{path}:{number}")
-            if keys.setdefault(key.secret, key) is not key:
-                raise ConfigError(f"{path}:{number}: this key stands in an earlier line as well")
-    if not keys:
-        raise ConfigError(f"{where}: holds no key")
-    return tuple(keys.values())
-
-
-def _parse_key(line: str, where: str) -> ApiKey:
-    """`SECRET NAMESPACE [admin]`: an admin key may use both listeners."""
-    secret, *rest = line.split()
-    if not rest or len(rest) > 2 or (len(rest) == 2 and rest[1] != Right.ADMIN.value):
-        raise ConfigError(f"{where}: a line is `SECRET NAMESPACE [admin]`")
-    if not _NAMESPACE.match(rest[0]):
-        raise ConfigError(f"{where}: a namespace is 1 to 64 of A-Z a-z 0-9 _ . -")
-    if not secret.isprintable():
-        raise ConfigError(f"{where}: the key holds a character that cannot be printed")
-    if len(secret.encode()) < MIN_KEY_BYTES:
-        raise ConfigError(f"{where}: the key has {len(secret.encode())} bytes, at least {MIN_KEY_BYTES} are needed")
-    return ApiKey(secret, Namespace(rest[0]), frozenset(Right) if len(rest) == 2 else frozenset({Right.API}))

@@ -8,8 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.files.regular_file import read_if_there
 from deltaserve.models.fingerprint import MAX_FILE_BYTES
-from deltaserve.models.regular_file import read_if_there
 
 _MAX_JSON_BYTES = 16 << 20
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")

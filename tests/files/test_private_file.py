@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.server.private_file import check_owner_alone
+from deltaserve.files.private_file import check_owner_alone
 
 USER, ROOT = 1000, 0
 
