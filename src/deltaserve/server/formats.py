@@ -7,8 +7,8 @@ from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.server.completions import CompletionBody
 from deltaserve.server.jobs import Common, Job, Sample, Streaming
 from deltaserve.server.prompts import Prompt
-from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import Counted, usage_body, usage_fields
+from deltaserve.text.sample_text import TextPiece
 from deltaserve.text.text_codec import TextCodec
 
 LOWEST_LOGPROB = -9999.0

@@ -44,8 +44,8 @@ class Front:
     @staticmethod
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
         """Wire the parts together."""
-        metrics, admission = ServerMetrics(registry, engine.stats), Admission(settings)
-        metrics.watch(lambda: admission.num_running, lambda: admission.num_waiting)
+        admission = Admission(settings)
+        metrics = ServerMetrics(registry, engine.stats, admission)
         return Front(
             engine=engine,
             text=text,

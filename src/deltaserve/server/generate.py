@@ -15,8 +15,8 @@ from deltaserve.server.formats import Body, finite
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new_id
 from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
-from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import Counted, cached_details, cached_len
+from deltaserve.text.sample_text import TextPiece
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason
 

@@ -23,7 +23,8 @@ from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s, in_thread_if
 from deltaserve.server.replies import json_reply
 from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
-from deltaserve.server.stream import Runner, TextPiece, join
+from deltaserve.server.stream import Runner
+from deltaserve.text.sample_text import TextPiece, join
 from deltaserve.text.text_codec import TextCodec
 
 _log = logging.getLogger("deltaserve.server")

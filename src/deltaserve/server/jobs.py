@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -17,6 +17,7 @@ from deltaserve.server.body_fields import BodyPart, OnIgnored
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
+from deltaserve.text.sample_text import TextOptions
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
 
@@ -55,11 +56,7 @@ class Job:
     model: str
     samples: tuple[Sample, ...]
     streaming: Streaming
-    stops: tuple[str, ...]
-    keeps_stop: bool
-    skips_special_tokens: bool
-    hides_output: bool
-    """The client asked for no output tokens, only for what is said about its prompt."""
+    text: TextOptions
 
     @property
     def prompt_len(self) -> int:
@@ -70,14 +67,6 @@ class Job:
     def deadline_s(self) -> float:
         """Seconds this request may take from now."""
         return max(sample.generation.deadline_s for sample in self.samples)
-
-
-def make_samples(prompt: Prompt, first: Generation, num_each: int, index: int) -> Iterator[Sample]:
-    """`num_each` samples of a prompt from `index` on, each with a fresh room and a seed of its own."""
-    for number in range(num_each):
-        sampling = msgspec.structs.replace(first.sampling, seed=derive_seed(first.sampling.seed, number))
-        generation = replace(first, room=Room(secrets.token_bytes(16)), sampling=sampling)
-        yield Sample(index + number, prompt, number == 0, generation)
 
 
 def new_id(prefix: str) -> str:
@@ -198,19 +187,25 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
     codec, samples = asker.codec, list[Sample]()
     namespace, cache = salted(asker.namespace, body.cache_salt), CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
     for prompt, each in zip(prompts, asked, strict=True):
-        sampling = resolve(body, each, codec.defaults, codec.eos_ids, asker.limits.vocab_size)
-        first = Generation(Room(bytes(16)), pack_u32(prompt.tokens), namespace, sampling, asker.deadline_s, cache)
-        samples += make_samples(prompt, first, num_each, len(samples))
+        tokens = pack_u32(prompt.tokens)
+        first = resolve(body, each, codec.defaults, codec.eos_ids, asker.limits.vocab_size)
+        for number in range(num_each):
+            room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
+            sampling = msgspec.structs.replace(first, seed=seed)
+            generation = Generation(room, tokens, namespace, sampling, asker.deadline_s, cache)
+            samples.append(Sample(len(samples), prompt, number == 0, generation))
     return Job(
         id=job_id,
         created=int(time.time()),
         model=asker.settings.model_name,
         samples=tuple(samples),
         streaming=_streaming(body),
-        stops=stop_strings(body),
-        keeps_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
-        skips_special_tokens=body.skip_special_tokens is not False,
-        hides_output=asked[0].max_tokens == 0,
+        text=TextOptions(
+            stops=stop_strings(body),
+            keeps_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+            skips_special_tokens=body.skip_special_tokens is not False,
+            hides_output=asked[0].max_tokens == 0,
+        ),
     )
 
 

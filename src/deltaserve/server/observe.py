@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Caller
-from deltaserve.server.stream import TextPiece
 from deltaserve.server.usage import timings
+from deltaserve.text.sample_text import TextPiece
 from deltaserve.wire.messages import Usage
 
 _log = logging.getLogger("deltaserve.server.requests")

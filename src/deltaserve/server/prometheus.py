@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from deltaserve.base.metrics import HELP, MetricSample, read_samples
+from deltaserve.server.admission import Admission
 
 Stats = Callable[[], Mapping[str, object]]
 
@@ -91,12 +92,15 @@ MAX_FIELD_NAMES = 256
 class ServerMetrics:
     """Counters of one front. Times in seconds."""
 
-    def __init__(self, registry: CollectorRegistry, stats: Stats) -> None:
+    def __init__(self, registry: CollectorRegistry, stats: Stats, admission: Admission) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"deltaserve_{name}", text, buckets=buckets, registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"deltaserve_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"deltaserve_{name}", text, registry=registry)
 
         self._registry = registry
         self._warned: set[str] = set()
@@ -111,16 +115,10 @@ class ServerMetrics:
         self.ignored_fields = counter("ignored_fields", "Unknown request fields that were ignored")
         self.streams_cut = counter("streams_cut", "Streams cut because their reader was too slow")
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")
-        # Read from admission, which counts them: see `watch`.
-        self.running = Gauge("deltaserve_num_requests_running", "Samples that have a first token", registry=registry)
-        self.queued = Gauge("deltaserve_num_requests_waiting", "Samples before their first token", registry=registry)
+        gauge("num_requests_running", "Samples that have a first token").set_function(lambda: admission.num_running)
+        gauge("num_requests_waiting", "Samples before their first token").set_function(lambda: admission.num_waiting)
         registry.register(EngineMetrics(stats))
         ProcessCollector(registry=registry)
-
-    def watch(self, num_running: Callable[[], int], num_waiting: Callable[[], int]) -> None:
-        """Where the two gauges get their values."""
-        self.running.set_function(num_running)
-        self.queued.set_function(num_waiting)
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
