@@ -4,15 +4,20 @@
 
 `as served` is the type that `deltaserve serve` chooses on a CPU with these instructions. `--isa avx2` makes torch and
 oneDNN use nothing newer, whatever this CPU has. One thread; the clock is the process's CPU time.
+
+Under each mixed step stands how much of it is matrix products: those of the model alone, with as many tokens, and
+what the extend's 16 tokens take at the rate of 256 at once, the best there is: what a mixed step costs more at least.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.bench_step import SPLIT_TOKENS, Bench, decode_item
 from benchmarks.paired import Ratio, Times, take_turns
@@ -22,11 +27,17 @@ from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.device.kv_pool import torch_dtype
 from deltaserve.layout.dtype import DType
+from deltaserve.models.layers import product
+from deltaserve.models.loader import load_weights
+from deltaserve.models.weights import DecoderWeights, Linear
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
 
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2"}
 ROWS, CONTEXT = 17, 256
+EXTEND, MANY = 16, 256
+"""Tokens."""
 
 
 def served_dtype(model: Path, is_avx2: bool) -> DType:
@@ -49,10 +60,40 @@ def show(name: str, times: Times, ratio: Ratio, bar: str) -> None:
     print(f"{name:64} {' | '.join(f'{ms:.1f}' for ms in times.medians):>20} {ratio!s:>14} {bar:>7}")
 
 
-def compare_mixed(name: str, bench: Bench, num_rounds: int) -> None:
+def matrices(weights: DecoderWeights) -> list[Tensor]:
+    """Of the layers, but those of experts."""
+    parts = [part for layer in weights.layers for part in (layer.attention, layer.mlp)]
+    values = [getattr(part, field.name) for part in parts for field in fields(part)]
+    return [value.weight for value in values if isinstance(value, Linear)]
+
+
+def products(weights: DecoderWeights, num_tokens: int, num_logits: int) -> Callable[[], object]:
+    """Nothing but a step's matrix products."""
+    dtype = weights.embedding.dtype
+    pairs = [(torch.randn(num_tokens, weight.shape[1]).to(dtype), weight) for weight in matrices(weights)]
+    if num_logits:
+        pairs.append((torch.randn(num_logits, weights.lm_head.shape[1]).to(dtype), weights.lm_head))
+
+    @torch.inference_mode()
+    def run() -> None:
+        for x, weight in pairs:
+            product(x, weight)
+
+    return run
+
+
+def compare_mixed(name: str, bench: Bench, model: Path, num_rounds: int) -> None:
     rows = [decode_item(row, 199) for row in range(16)]
-    times = take_turns([step(bench, rows), step(bench, [*rows, extend(16, 184, 16)])], num_rounds)
-    show(f"{name}: 16 rows at 200 | with a 16-token extend to 200", times, times.ratio([1], [0]), "<= 1.2")
+    mixed = [*rows, extend(16, 200 - EXTEND, EXTEND)]
+    steps = take_turns([step(bench, rows), step(bench, mixed)], num_rounds)
+    show(f"{name}: 16 rows at 200 | with a 16-token extend to 200", steps, steps.ratio([1], [0]), "<= 1.2")
+    weights = load_weights(model, bench.spec, torch_dtype(bench.spec.dtype), torch.device("cpu"))
+    few = take_turns([products(weights, 16, 16), products(weights, 16 + EXTEND, 17)], num_rounds)
+    show(f"{name}: the same, matrix products alone", few, few.ratio([1], [0]), "")
+    many = take_turns([products(weights, MANY, 0)], num_rounds)
+    least = many.medians[0] * EXTEND / MANY
+    best = f"{name}: {EXTEND} tokens' products at the best rate"
+    print(f"{best:64} {least:20.1f} {1 + least / steps.medians[0]:14.2f}")
 
 
 def compare_types(served: Bench, wide: Bench, num_rounds: int) -> None:
@@ -82,8 +123,8 @@ def main() -> None:
         bench.lay_out(0)
     print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}; 1 thread; as served: {dtype.value}")
     print(f"{'steps':64} {'ms, medians':>20} {'ratio (minima)':>14} {'bar':>7}")
-    compare_mixed("as served", served, args.rounds)
-    compare_mixed("float32", wide, args.rounds)
+    compare_mixed("as served", served, args.model, args.rounds)
+    compare_mixed("float32", wide, args.model, args.rounds)
     compare_types(served, wide, args.rounds)
 
 

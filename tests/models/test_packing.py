@@ -41,6 +41,12 @@ def test_lengths_of_packed_products_are_few() -> None:
     assert len(set(lengths)) < 64
 
 
+def test_rows_that_fill_up_are_few() -> None:
+    """Each costs as much as a token: 17 decoding rows are not computed as 32."""
+    assert all(packed_rows(num_rows) < 1.25 * num_rows for num_rows in range(1, 2049))
+    assert packed_rows(32) == 32
+
+
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 130])
 @torch.inference_mode()
 def test_rows_that_fill_up_change_nothing(num_rows: int) -> None:
