@@ -173,6 +173,17 @@ def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
 
 
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+def test_a_request_that_comes_while_the_only_worker_starts_again(tiny_models: Path, pair: Server, name: str) -> None:
+    """It waits for the worker, as one does that was there before."""
+    prompt = short_prompt(6)
+    num_deaths = len(pair.deaths())
+    pair.signal(name, signal.SIGKILL)
+    wait_until(lambda: len(pair.deaths()) > num_deaths, "the death to be told", pair)
+    assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
+    wait_back(pair, name)
+
+
 def test_front_killed(tiny_models: Path, pair: Server) -> None:
     """Its requests end on both workers, and the next front on the same port uses the same workers and caches."""
     prompt = short_prompt(5)

@@ -48,7 +48,7 @@ def submit(cluster: Cluster, op: Op) -> None:
     if room(op.number) in cluster.ends:
         return  # rooms are never used again
     try:
-        cluster.submit(op.number, sample)
+        assert len(cluster.ask(op.number, sample)) <= 1
     except RequestFailed as error:
         assert error.reason in (FailReason.NO_PEER, FailReason.ROOM_IN_USE, FailReason.OVERLOADED)
 
@@ -135,7 +135,9 @@ def test_every_room_ends_once_and_what_came_is_a_true_prefix(script: list[Op]) -
     cluster.run_until(cluster.now + 12.0)
     assert len(cluster.front.rooms) == 0
     submitted = {submit.room for name in DECODERS for submit in cluster.submits(name)}
-    assert submitted == set(cluster.ends)
+    never_placed = set(cluster.ends) - submitted
+    assert submitted <= set(cluster.ends)
+    assert all(isinstance(cluster.ends[room], RequestFailed) for room in never_placed), "held, and no worker came back"
     for number in range(1, 6):
         output = cluster.output(number)
         assert output == tuple(token_at(number, i) for i in range(len(output)))

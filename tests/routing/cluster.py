@@ -182,11 +182,15 @@ class Cluster:
 
     def submit(self, number: int, sample: Generation | None = None) -> Submit:
         """Submit a sample; returns the one Submit that went out."""
-        before = len(self.actions)
-        self._take(self.front.submit(sample or generation(number), self.now))
-        submits = [action.envelope.body for action in self.sent(before) if isinstance(action.envelope.body, Submit)]
+        submits = self.ask(number, sample)
         assert len(submits) == 1
         return submits[0]
+
+    def ask(self, number: int, sample: Generation | None = None) -> list[Submit]:
+        """Submit a sample; returns the Submits that went out: none when it is held until a worker is back."""
+        before = len(self.actions)
+        self._take(self.front.submit(sample or generation(number), self.now))
+        return [action.envelope.body for action in self.sent(before) if isinstance(action.envelope.body, Submit)]
 
     def cancel(self, number: int, reason: FailReason = FailReason.CANCELLED) -> None:
         self._take(self.front.cancel(room(number), reason, self.now))

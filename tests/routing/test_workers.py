@@ -35,7 +35,7 @@ def test_a_pair_is_ready_when_both_halves_answered() -> None:
     assert cluster.front.ready() == "prefill-0: starting or unreachable; decode-0: starting or unreachable"
     cluster.hello("prefill-0")
     assert cluster.front.ready() == "decode-0: starting or unreachable"
-    assert cluster.front.limits() is None
+    assert cluster.front.limits(cluster.now) is None
     cluster.hello("decode-0")
     assert cluster.front.ready() is None
 
@@ -57,7 +57,7 @@ def test_limits_are_those_of_the_smallest_worker() -> None:
     cluster.hello("prefill-0", its_facts=facts(pool_pages=70))
     cluster.hello("decode-0", its_facts=facts(pool_pages=100))
     cluster.hello("decode-1", its_facts=facts(pool_pages=90))
-    limits = cluster.front.limits()
+    limits = cluster.front.limits(cluster.now)
     assert limits is not None
     assert (limits.max_context_len, limits.max_prompt_len, limits.max_total_len) == (2048, 280, 360)
     assert limits.vocab_size == 500
@@ -317,7 +317,7 @@ def test_capacity_that_is_not_told_limits_nothing() -> None:
     for name in PAIR:
         cluster.hello(name, its_facts=Facts(page_size=4, vocab_size=500))
     cluster.submit(1, generation(1, prompt_len=100_000))
-    limits = cluster.front.limits()
+    limits = cluster.front.limits(cluster.now)
     assert limits is not None and limits.max_prompt_len > 100_000
 
 

@@ -42,6 +42,8 @@ class OracleEngine:
     answer: Answer = backwards
     limits_now: Limits | None = LIMITS
     not_ready: str | None = None
+    takes_anyway: bool = False
+    """Not ready, but a worker is expected back."""
     not_alive: str | None = None
     failure: RequestFailed | Exception | None = None
     fail_after: int = 0
@@ -153,6 +155,10 @@ class OracleEngine:
     def ready(self) -> str | None:
         """As set."""
         return self.not_ready
+
+    def refusal(self) -> str | None:
+        """As set."""
+        return None if self.takes_anyway else self.not_ready
 
     def stats(self) -> dict[str, object]:
         """A picture with some numbers in it."""

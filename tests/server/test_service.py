@@ -128,6 +128,14 @@ async def test_not_ready_is_503_before_anything_is_read(codec: TextCodec) -> Non
         assert (await case.client.get("/livez")).status_code == 200
 
 
+async def test_a_front_that_waits_for_a_worker_is_not_ready_and_takes_requests(codec: TextCodec) -> None:
+    engine = OracleEngine(not_ready="decode-0: starting or unreachable", takes_anyway=True)
+    async with served(codec, engine, SETTINGS) as case:
+        assert (await _post(case)).status_code == 200
+        assert (await case.client.get("/readyz")).status_code == 503
+        assert (await case.client.get("/health_generate")).status_code == 503
+
+
 async def test_without_limits_there_is_nobody_to_ask(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(limits_now=None), SETTINGS) as case:
         assert (await _post(case)).status_code == 503

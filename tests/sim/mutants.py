@@ -421,8 +421,8 @@ MUTANTS = (
         "deadline_passed_unseen",
         "I24",
         _FRONT,
-        "LiveRoom(sample, now + generation.deadline_s, now,",
-        "LiveRoom(sample, now + generation.deadline_s + 5.0, now,",
+        "deadline = now + generation.deadline_s\n",
+        "deadline = now + generation.deadline_s + 5.0\n",
     ),
     Mutant(
         "moves_a_silent_room",

@@ -39,7 +39,7 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the workers can take at all. None while no compatible pair is ready."""
+    """What the workers can take at all. None while no compatible pair is ready or expected back."""
 
     max_context_len: int
     max_prompt_len: int
@@ -103,6 +103,10 @@ class Engine(Protocol):
 
     def ready(self) -> str | None:
         """None when a request admitted now would be served, else the reason, in words."""
+        ...
+
+    def refusal(self) -> str | None:
+        """None when `generate` takes a request now, be it to wait for a worker that comes back; else the reason."""
         ...
 
     def stats(self) -> dict[str, object]:

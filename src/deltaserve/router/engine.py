@@ -86,7 +86,7 @@ class RouterEngine:
         return answer
 
     def limits(self) -> Limits | None:
-        return self._core.limits()
+        return self._core.limits(self._loop.time())
 
     def alive(self) -> str | None:
         """Its timer runs at least with every heartbeat."""
@@ -95,6 +95,9 @@ class RouterEngine:
 
     def ready(self) -> str | None:
         return self._breach or self._core.ready()
+
+    def refusal(self) -> str | None:
+        return self._breach or self._core.refusal(self._loop.time())
 
     def stats(self) -> dict[str, object]:
         return {

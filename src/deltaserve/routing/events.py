@@ -102,6 +102,9 @@ class FrontConfig:
     """A worker silent for so long is lost, and with it what has begun there."""
     peer_suspect_s: float = 1.5
     """One whose connection broke is lost after so much silence; for others new rooms go elsewhere if they can."""
+    come_back_s: float = 30.0
+    """So long a worker that was in use and cannot be reached is expected back. One whose process is known to have ended
+    is expected without limit: whoever said so starts it again."""
     stale_report_s: float = 1.0
     """From this age on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0

@@ -129,7 +129,10 @@ class FrontCore:
             raise
         self.rooms.add(live)
         self.counts["submitted"] += 1
-        self._submit_to_decode(live, now)
+        if live.placement is None:
+            self.rooms.unplaced[live.room] = live
+        else:
+            self._submit_to_decode(live, now)
         return self._flush()
 
     def cancel(self, room: Room, reason: FailReason, now: float) -> list[FrontAction]:
@@ -183,17 +186,21 @@ class FrontCore:
             raise RequestFailed(FailReason.OVERLOADED, f"{config.max_rooms} requests are active")
         if self.rooms.num_waiting_tokens + prompt_len > config.max_waiting_tokens:
             raise RequestFailed(FailReason.OVERLOADED, f"{config.max_waiting_tokens} prompt tokens are waiting")
-        page_size = self.workers.page_size
-        if page_size is None:
-            raise RequestFailed(FailReason.NO_PEER, self.workers.shortage() or "no worker is ready")
+        refusal, page_size = self.workers.refusal(now), self.workers.page_size(now)
+        if refusal is not None or page_size is None:
+            raise RequestFailed(FailReason.NO_PEER, refusal or "no worker is ready")
         seed = seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
         sample = KeyedSample(generation, extend_keys(seed, generation.prompt, 0, page_size))
+        deadline = now + generation.deadline_s
+        if self.workers.shortage() is not None:
+            self.placer.check_held(sample, now)
+            return LiveRoom(sample, deadline, now, None)
         choice = self.placer.choose(sample, now)
         wait_s = choice.estimate.wait_s
         if wait_s > generation.deadline_s:
             raise DeadlineTooShort(generation.deadline_s, wait_s)
         placement = self.placer.place(sample, choice, now)
-        return LiveRoom(sample, now + generation.deadline_s, now, placement)
+        return LiveRoom(sample, deadline, now, placement)
 
     # ------------------------------------------------------------ the workers' side
 
@@ -477,9 +484,13 @@ class FrontCore:
         """None when a request admitted now would be served, else the reason, in words."""
         return "the server is shutting down" if self._is_draining else self.workers.shortage()
 
-    def limits(self) -> Limits | None:
-        """Of the workers that take rooms; None while there is no pair."""
-        return None if self.workers.shortage() else self.placer.limits()
+    def refusal(self, now: float) -> str | None:
+        """None when a request is taken now, to be served or to wait for a worker that comes back; else the reason."""
+        return "the server is shutting down" if self._is_draining else self.workers.refusal(now)
+
+    def limits(self, now: float) -> Limits | None:
+        """Of the workers that take rooms, now or soon; None while there is no pair."""
+        return None if self.workers.refusal(now) else self.placer.limits(now)
 
     def stats(self) -> dict[str, object]:
         """JSON-ready picture of workers, rooms and counts."""

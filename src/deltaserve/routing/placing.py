@@ -56,16 +56,13 @@ class Placer:
         unified = [w for w in self._workers.of(Role.UNIFIED) if w.name != without]
         if not (prefills and decodes) and not unified:
             raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no worker is ready")
-        fitting = Eligible(
-            [w for w in prefills if _holds(w, sample.prompt_len)],
-            [w for w in decodes if _holds(w, sample.total_len)],
-            [w for w in unified if _holds(w, sample.total_len)],
-        )
-        if not fitting.has_pair:
-            largest = max(_capacity(w) for w in (*decodes, *unified))
-            text = f"prompt of {sample.prompt_len} tokens, {sample.total_len} with the output, limit {largest}"
-            raise RequestFailed(FailReason.TOO_LONG, text)
-        return self._best(sample, fitting, now)
+        return self._best(sample, _fitting(sample, Eligible(prefills, decodes, unified)), now)
+
+    def check_held(self, sample: KeyedSample, now: float) -> None:
+        """Raises RequestFailed TOO_LONG where neither who is there nor who is expected back can hold it."""
+        takers = self._workers.takers(now)
+        kinds = [[w for w in takers if w.next_role is role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)]
+        _fitting(sample, Eligible(*kinds))
 
     def choose_next(self, sample: KeyedSample, failed: Placement, remedy: Remedy, now: float) -> Choice:
         """Where to try a room again. Raises RequestFailed as `choose` does."""
@@ -177,10 +174,10 @@ class Placer:
 
     # ------------------------------------------------------------ questions
 
-    def limits(self) -> Limits:
-        """What every worker that takes rooms can take. Precondition: there is one."""
-        holders = [w for w in self._workers if w.takes_rooms]
-        keepers = [w for w in holders if w.role is not Role.PREFILL]
+    def limits(self, now: float) -> Limits:
+        """What every worker that takes rooms can take. Precondition: there is one, or one is expected back."""
+        holders = self._workers.takers(now)
+        keepers = [w for w in holders if w.next_role is not Role.PREFILL]
         context_len = min((w.facts.max_context_len for w in holders if w.facts.max_context_len), default=_UNLIMITED)
         total_len = min((w.pool_tokens for w in keepers if w.pool_tokens), default=context_len)
         return Limits(
@@ -224,6 +221,20 @@ class Placer:
             found = tokens[worker.name], num_rooms[worker.name], output_tokens[worker.name]
             if booked != found:
                 raise IntegrityError(f"{worker.name}: (tokens, rooms, output tokens) booked {booked}, found {found}")
+
+
+def _fitting(sample: KeyedSample, workers: Eligible) -> Eligible:
+    """Those large enough. Precondition: there is a pair. Raises RequestFailed TOO_LONG when none is left."""
+    fitting = Eligible(
+        [w for w in workers.prefills if _holds(w, sample.prompt_len)],
+        [w for w in workers.decodes if _holds(w, sample.total_len)],
+        [w for w in workers.unified if _holds(w, sample.total_len)],
+    )
+    if not fitting.has_pair:
+        largest = max(_capacity(w) for w in (*workers.decodes, *workers.unified))
+        text = f"prompt of {sample.prompt_len} tokens, {sample.total_len} with the output, limit {largest}"
+        raise RequestFailed(FailReason.TOO_LONG, text)
+    return fitting
 
 
 _UNLIMITED = 1 << 31

@@ -112,7 +112,7 @@ class LiveRoom:
     deadline: float
     submitted_at: float
     placement: Placement | None
-    """Where it was submitted last; None: nobody there could go on with it."""
+    """Where it was submitted last; None: nobody is there to begin or to go on with it."""
     state: RoomState = RoomState.WAITING
     output: list[int] = field(default_factory=list)
     """Tokens taken so far. What comes next must continue them; a worker that goes on is given them."""

@@ -3,8 +3,16 @@
 A worker is dialled as soon as it is known where it listens, and greeted until it answers. Its answer is checked against
 the others: all workers in use have equal `compat` maps and equal page sizes; the first ready one in configuration order
 is the measure. Who differs is refused, with both values named, until the measure or the worker itself is gone.
+
+Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
+
+    was in use once, its process ended (whoever starts it says so)     expected until it is there
+    was in use, cannot be reached                                      expected for `come_back_s`
+    ready, changing its role                                           expected, in its new role
+    never in use; refused; draining or unwell when last heard of       not expected
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -51,6 +59,10 @@ class Worker:
     """What rooms placed here for decoding are expected to produce."""
     away_since: float | None = None
     """Since when the worker, in the same life, takes us for lost: it may still have our rooms."""
+    expected_until: float | None = None
+    """Should it not be there: so long it is expected back. None: not at all."""
+    last_facts: Facts | None = None
+    """Of the life in which it was in use last; None: it never was."""
     next_hello: float = 0.0
     hello_pause_s: float = 0.0
     role: Role = field(init=False)
@@ -80,10 +92,23 @@ class Worker:
         is_staying = self.status is None or (self.status.ready and not self.status.draining)
         return self.is_ready and is_staying and self.complaint is None and self.asked is None
 
+    def is_expected(self, now: float) -> bool:
+        """Whether it takes no rooms now, and will soon."""
+        if self.peer.state is PeerState.REFUSED:
+            return False
+        if self.is_ready:
+            return self.asked is not None
+        return self.expected_until is not None and now < self.expected_until
+
+    @property
+    def next_role(self) -> Role:
+        """What it is, or is about to be."""
+        return self.role if self.asked is None else self.asked.role
+
     @property
     def facts(self) -> Facts:
-        """Empty while the worker's Hello has not come."""
-        return self.peer.hello.facts if self.peer.hello else Facts()
+        """Of its former life while a new one has not told; empty before its first Hello."""
+        return self.peer.hello.facts if self.peer.hello else self.last_facts or Facts()
 
     @property
     def pool_tokens(self) -> int:
@@ -156,16 +181,26 @@ class Workers:
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
 
-    @property
-    def page_size(self) -> int | None:
-        """Tokens of a page on every worker in use; None while none is ready."""
-        return next((w.facts.page_size for w in self._workers.values() if w.is_ready), None)
+    def page_size(self, now: float) -> int | None:
+        """Tokens of a page on every worker in use; None while none is ready or expected back."""
+        ready = (w.facts.page_size for w in self if w.is_ready)
+        expected = (w.facts.page_size for w in self if w.is_expected(now))
+        return next(ready, next(expected, None))
 
     def shortage(self) -> str | None:
         """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
         if self.of(Role.UNIFIED) or (self.of(Role.PREFILL) and self.of(Role.DECODE)):
             return None
         return "; ".join(w.describe() for w in self if not w.takes_rooms) or "no prefill and decode worker configured"
+
+    def takers(self, now: float) -> list[Worker]:
+        """Who takes rooms now, or will soon."""
+        return [w for w in self._workers.values() if w.takes_rooms or w.is_expected(now)]
+
+    def refusal(self, now: float) -> str | None:
+        """Why a new room is not even held until a worker is back. None: it is taken."""
+        roles = {w.next_role for w in self.takers(now)}
+        return None if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles else self.shortage()
 
     # ------------------------------------------------------------ sending
 
@@ -290,6 +325,7 @@ class Workers:
             was_away = worker.away_since is not None
             self._on_hello(worker, hello, now)
             worker.away_since = None
+            self._expect(worker, now)
             is_gone = is_gone or not worker.is_ready
             return FromWorker(worker, None, is_gone, is_back=worker.is_ready and (was_away or was_broken))
         if not worker.is_ready:
@@ -301,6 +337,7 @@ class Workers:
             worker.away_since = now
             self._greet(worker, now)
             return FromWorker(worker, None)
+        self._expect(worker, now)
         return FromWorker(worker, envelope.body, is_gone, is_back=was_broken)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
@@ -322,6 +359,11 @@ class Workers:
             worker.role = role
             if role is Role.PREFILL:
                 self._tell_decodes()
+
+    def _expect(self, worker: Worker, now: float) -> None:
+        """Whoever is in use now will be expected back."""
+        if worker.takes_rooms:
+            worker.expected_until, worker.last_facts = now + self._config.come_back_s, worker.facts
 
     def _judge(self, worker: Worker) -> None:
         """Take the worker, or refuse it."""
@@ -359,12 +401,16 @@ class Workers:
         if _is_sound(status):
             worker.status, worker.status_at, worker.unseen = status, now, Unseen()
             worker.complaint = worker.wellness.hear(status, now)
+            if worker.asked is None and not worker.takes_rooms:
+                worker.expected_until = None
 
     # ------------------------------------------------------------ loss and time
 
     def died(self, worker: Worker, now: float) -> None:
-        """Its process ended: frames of that boot count no more."""
+        """Its process ended: frames of that boot count no more. Who says so starts it again."""
         self._table.bury(worker.peer)
+        if worker.last_facts is not None:
+            worker.expected_until = math.inf
         self.lose(worker, now)
 
     def lose(self, worker: Worker, now: float) -> None:

@@ -53,7 +53,7 @@ class Front:
             metrics=metrics,
             admission=admission,
             bodies=Bodies(settings),
-            health=Health(engine.ready),
+            health=Health(engine.ready, engine.refusal),
             liveness=Liveness(engine.alive, time.monotonic),
             recorder=Recorder(metrics),
             runner=Runner(engine, text, OpenRooms(engine), settings.stream_interval),

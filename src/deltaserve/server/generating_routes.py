@@ -43,7 +43,7 @@ class Dialect(Generic[Fields]):
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
         caller = caller_of(request)
-        front.health.check()
+        front.health.admit()
         place = front.admission.enter(caller.namespace)
         streams = False
         try:

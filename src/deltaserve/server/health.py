@@ -1,7 +1,11 @@
-"""Whether this front should get requests (readiness), and whether all in it that must move still moves (life)."""
+"""Whether this front should get requests (readiness), whether it takes them (admission), and whether it lives.
+
+While the only worker of its kind starts again the front is not ready: whoever has another front should use that. But a
+request that comes all the same waits for the worker within its deadline.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deltaserve.server.api_errors import not_ready
@@ -16,23 +20,29 @@ class Health:
     """Whether this front should get new requests. A request that met a bug says nothing about the next one."""
 
     engine_ready: Callable[[], str | None]
+    engine_refusal: Callable[[], str | None]
     draining: bool = False
 
     def reasons(self) -> dict[str, str]:
         """Why not to send requests here, by source; empty when ready."""
-        found: dict[str, str] = {}
-        if self.draining:
-            found["draining"] = "the server is draining: it takes no new requests"
-        engine = self.engine_ready()
-        if engine is not None:
-            found["engine"] = engine
-        return found
+        return self._reasons(self.engine_ready())
 
     def check(self) -> None:
         """Raises ApiError 503 unless ready."""
-        reasons = self.reasons()
-        if reasons:
-            raise not_ready("; ".join(reasons.values()))
+        _refuse(self.reasons())
+
+    def admit(self) -> None:
+        """Raises ApiError 503 unless a request is taken now."""
+        _refuse(self._reasons(self.engine_refusal()))
+
+    def _reasons(self, engine: str | None) -> dict[str, str]:
+        found = {"draining": "the server is draining: it takes no new requests"} if self.draining else {}
+        return found if engine is None else {**found, "engine": engine}
+
+
+def _refuse(reasons: Mapping[str, str]) -> None:
+    if reasons:
+        raise not_ready("; ".join(reasons.values()))
 
 
 class Liveness:
