@@ -14,6 +14,8 @@ from deltaserve.cli.verify_client import Score, VerifyError
 from deltaserve.models.gguf_arrays import gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.open_source import open_source
+from deltaserve.models.quantised_folder import QuantisedFolder
+from deltaserve.models.safetensors_folder import SafetensorsFolder
 
 _HEADROOM = 1.3
 """Memory needed per byte of weights: activations, and what loading takes in passing."""
@@ -29,10 +31,7 @@ class TransformersReference:
         self.dtype = self._choose_dtype(checkpoint)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        source = open_source(checkpoint.path)
-        self._model: Any = (
-            load_gguf(source, self.dtype) if isinstance(source, GgufModel) else load_folder(source.path, self.dtype)
-        )
+        self._model = _load(checkpoint.path, self.dtype)
 
     @staticmethod
     def _choose_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -56,6 +55,16 @@ class TransformersReference:
         own = logprobs.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
         best = logprobs.max(-1).values
         return [Score(a, b) for a, b in zip(own.tolist(), best.tolist(), strict=True)]
+
+
+def _load(path: Path, dtype: torch.dtype) -> Any:
+    match open_source(path):
+        case GgufModel() as model:
+            return load_gguf(model, dtype)
+        case QuantisedFolder():
+            raise ConfigError(f"--model-path {path}: is quantised; use --reference, or a folder that is not")
+        case SafetensorsFolder():
+            return load_folder(path, dtype)
 
 
 def load_folder(folder: Path, dtype: torch.dtype) -> Any:

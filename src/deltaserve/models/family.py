@@ -61,9 +61,6 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
     """
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
-    if fields.has("quantization_config"):
-        method = fields.table("quantization_config").text("quant_method", "unknown")
-        raise ConfigError(f"{fields.where}: quantization_config: weights quantised as {method!r} are not supported")
     hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, default=heads)

@@ -11,11 +11,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from deltaserve.models.checkpoint_config import family_of
+from deltaserve.models.dequantised import dequantised
 from deltaserve.models.gguf_arrays import gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import Source, open_source
 from deltaserve.models.packing import pack, pack_layer
+from deltaserve.models.quantised_folder import QuantisedFolder
 from deltaserve.models.safetensors_folder import SafetensorsFolder, valid_file
 from deltaserve.models.source import TensorHeader
 from deltaserve.models.tensors import Inventory, as_stored
@@ -50,6 +52,11 @@ def _tensors(source: Source, inventory: Inventory) -> Iterator[tuple[str, Tensor
         case SafetensorsFolder():
             for shard in source.shards:
                 yield from _shard_tensors(shard, inventory)
+        case QuantisedFolder():
+            for header, read_weight in dequantised(source):
+                canonical = inventory.take(header)
+                if canonical is not None:
+                    yield canonical, read_weight()
         case GgufModel():
             for header, read in gguf_arrays(source):
                 canonical = inventory.take(header)

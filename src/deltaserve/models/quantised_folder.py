@@ -1,0 +1,37 @@
+"""A Hugging Face folder with quantised weights, as if they were not: they are dequantised when they are loaded."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deltaserve.models.fields import Fields
+from deltaserve.models.safetensors_folder import SafetensorsFolder
+from deltaserve.models.source import TensorHeader
+from deltaserve.models.weight_schemes import StoredWeight, WeightScheme, stored_weights
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedFolder:
+    """Implements TensorSource."""
+
+    folder: SafetensorsFolder
+    scheme: WeightScheme
+
+    @property
+    def index(self) -> Mapping[str, str]:
+        return {self.scheme.name_of(name): file for name, file in self.folder.index.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.folder.num_bytes
+
+    def config(self) -> Fields:
+        return self.folder.config()
+
+    def generation(self) -> Fields | None:
+        return self.folder.generation()
+
+    def headers(self) -> Iterator[TensorHeader]:
+        return (weight.header for weight in self.weights())
+
+    def weights(self) -> Iterator[StoredWeight]:
+        return stored_weights(list(self.folder.headers()), self.scheme)
