@@ -92,11 +92,11 @@ class Admission:
         self._add(place, -place.num_waiting, -place.num_tokens)
 
     @contextmanager
-    def passing(self, tenant: Namespace) -> Iterator[None]:
-        """A place for a request that generates nothing, while it is worked on."""
+    def place(self, tenant: Namespace) -> Iterator[Admitted]:
+        """A place from `enter` to `leave`."""
         place = self.enter(tenant)
         try:
-            yield
+            yield place
         finally:
             self.leave(place)
 

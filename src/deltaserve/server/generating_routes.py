@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -44,27 +44,20 @@ class Dialect(Generic[Fields]):
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
         caller = caller_of(request)
         front.health.admit()
-        place = front.admission.enter(caller.namespace)
-        streams = False
-        try:
+        with ExitStack() as held:
+            place = held.enter_context(front.admission.place(caller.namespace))
             fields, job = await self._read(front, request, caller)
             front.admission.book(place, len(job.samples), job.prompt_len)
             record = JobRecord(front.recorder, job, caller, lambda: front.admission.start(place))
             form = self.format(front.text, job, fields)
-            streams = job.streaming is not Streaming.WHOLE
-            if not streams:
-                body = await race(whole_answer(front.runner, job, record, form), until_gone(request.receive))
-                return json_reply(body)
+            if job.streaming is Streaming.WHOLE:
+                return json_reply(await race(whole_answer(front.runner, record, form), until_gone(request.receive)))
             return EventStream(
-                partial(stream_answer, front.runner, job, record, form),
+                partial(stream_answer, front.runner, record, form),
                 front.settings.stream_times,
                 on_cut=front.metrics.streams_cut.inc,
-                on_end=lambda: front.admission.leave(place),
+                on_end=held.pop_all().close,  # the stream still has to be made
             )
-        finally:
-            # A stream still has to be made: it gives its place back at its end.
-            if not streams:
-                front.admission.leave(place)
 
     async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Fields, Job]:
         deadline = deadline_s(request, front.settings)
@@ -80,33 +73,33 @@ GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat)
 
 
 @contextmanager
-def recorded(job: Job, record: JobRecord) -> Iterator[None]:
+def recorded(record: JobRecord) -> Iterator[None]:
     """Writes down how a job ended. Failures leave it as ApiError; their details are in the log."""
     outcome = "client_gone"
     try:
         yield
         outcome = "ok"
     except Exception as error:
-        answer = as_api_error(job, error)
+        answer = as_api_error(record.job, error)
         outcome = answer.code
         raise answer from error
     finally:
         record.end(outcome)
 
 
-async def whole_answer(runner: Runner, job: Job, record: JobRecord, form: Format) -> Body:
+async def whole_answer(runner: Runner, record: JobRecord, form: Format) -> Body:
     """The JSON body of a job that is not streamed. Raises ApiError."""
-    parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in job.samples}
+    parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in record.job.samples}
 
     async def keep(piece: TextPiece) -> None:
         parts[piece.index].append(piece)
 
-    with recorded(job, record):
-        await runner.run(job, record.piece, keep)
+    with recorded(record):
+        await runner.run(record.job, record.piece, keep)
     return form.whole({index: join(pieces) for index, pieces in parts.items()}, record.counts)
 
 
-async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Format, writer: EventWriter) -> None:
+async def stream_answer(runner: Runner, record: JobRecord, form: Format, writer: EventWriter) -> None:
     """Writes all events of a job. A failure before the head is out raises ApiError; later it is the last event."""
     started: set[int] = set()
 
@@ -117,8 +110,8 @@ async def stream_answer(runner: Runner, job: Job, record: JobRecord, form: Forma
             await writer.write(event(chunk))
 
     try:
-        with recorded(job, record):
-            await runner.run(job, record.piece, emit)
+        with recorded(record):
+            await runner.run(record.job, record.piece, emit)
             last = form.last_chunk(record.counts)
         await writer.write(DONE if last is None else event(last) + DONE)
     except ApiError as answer:

@@ -90,7 +90,7 @@ async def model_info(front: Front, request: Request) -> Response:
 
 async def tokenize(front: Front, request: Request) -> Response:
     """POST /tokenize. Its work is that of a prompt: it takes a place, as one does."""
-    with front.admission.passing(caller_of(request).namespace):
+    with front.admission.place(caller_of(request).namespace):
         body = await front.read(request, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
@@ -117,7 +117,7 @@ def _tokens(body: TokenizeBody, text: TextCodec, limits: Limits | None) -> tuple
 
 async def detokenize(front: Front, request: Request) -> Response:
     """POST /detokenize"""
-    with front.admission.passing(caller_of(request).namespace):
+    with front.admission.place(caller_of(request).namespace):
         body = await front.read(request, DetokenizeBody)
         check_model(body.model, front.settings)
         tokens = read_ids(body.tokens, "tokens", front.text.vocab_size)

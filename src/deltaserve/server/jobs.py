@@ -184,11 +184,11 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
         raise invalid("prompt", f"{len(prompts)} prompts make {num_samples} samples, at most {most} are allowed")
     if body.best_of not in (None, num_each):
         raise unsupported("best_of", "best_of other than n is not supported: every sample made is returned")
-    codec, samples = asker.codec, list[Sample]()
+    samples: list[Sample] = []
     namespace, cache = salted(asker.namespace, body.cache_salt), CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
-        first = resolve(body, each, codec.defaults, codec.eos_ids, asker.limits.vocab_size)
+        first = resolve(body, each, asker.codec, asker.limits.vocab_size)
         for number in range(num_each):
             room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
             sampling = msgspec.structs.replace(first, seed=seed)

@@ -11,7 +11,7 @@ from pydantic import Field
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.server.api_errors import invalid
 from deltaserve.server.body_fields import Body, Items, at_most
-from deltaserve.text.text_codec import SamplingDefaults
+from deltaserve.text.text_codec import TextCodec
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 32
@@ -65,10 +65,9 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def resolve(
-    fields: SamplingFields, asked: EndpointFields, defaults: SamplingDefaults, eos_ids: tuple[int, ...], vocab_size: int
-) -> SamplingParams:
+def resolve(fields: SamplingFields, asked: EndpointFields, codec: TextCodec, vocab_size: int) -> SamplingParams:
     """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field."""
+    defaults = codec.defaults
     if fields.min_tokens is not None and fields.min_tokens > max(1, asked.max_tokens):
         raise invalid("min_tokens", f"min_tokens {fields.min_tokens} is above max_tokens {asked.max_tokens}")
     stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
@@ -84,7 +83,7 @@ def resolve(
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=_logit_bias(fields.logit_bias or {}, vocab_size),
-        stop_token_ids=stop_ids if fields.ignore_eos else tuple(sorted({*stop_ids, *eos_ids})),
+        stop_token_ids=stop_ids if fields.ignore_eos else tuple(sorted({*stop_ids, *codec.eos_ids})),
         min_tokens=fields.min_tokens or 0,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
