@@ -35,11 +35,11 @@ class Budget:
         missing = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
         if any(missing):
             self._cache.evict(missing)
-        return all(pool.num_free >= need for need, pool in zip(needs, self._pools, strict=True))
+        return self._are_free(needs)
 
     def allocate(self, needs: Sequence[int]) -> tuple[list[PageId], ...] | None:
         """`needs[pool]` pages of each pool, or of none."""
-        if not self.fits(needs) or not self.make_room(needs):
+        if not self._are_free(needs) and not (self.fits(needs) and self.make_room(needs)):
             return None
         taken: list[list[PageId]] = []
         for need, pool in zip(needs, self._pools, strict=True):
@@ -48,6 +48,9 @@ class Budget:
                 raise AssertionError("make_room promised pages the pool does not have")
             taken.append(list(pages))
         return tuple(taken)
+
+    def _are_free(self, needs: Sequence[int]) -> bool:
+        return all(pool.num_free >= need for need, pool in zip(needs, self._pools, strict=True))
 
     def free_pages(self, pool: PoolId, pages: Sequence[PageId]) -> None:
         if pages:
