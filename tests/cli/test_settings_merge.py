@@ -42,6 +42,7 @@ EXAMPLES: dict[str, str] = {
     "default-max-tokens": "2048",
     "stream-interval": "4",
     "request-timeout-s": "60.5",
+    "slow-reader-timeout-s": "5.5",
     "prefill": "3",
     "decode": "2",
     "disaggregation-mode": "null",
@@ -236,3 +237,10 @@ def test_help_says_that_an_automatic_pool_may_leave_memory_free(capsys: pytest.C
 
 def test_options_are_few() -> None:
     assert len(OPTIONS) <= MAX_DOCUMENTED_FLAGS
+
+
+def test_help_calls_a_count_n_and_a_port_port() -> None:
+    parts = {option.key: option for option in read_options()}
+    counts = {key for key, option in parts.items() if option.is_count}
+    assert {"max-connections-per-address", "num-pages", "prefill", "page-size"} <= counts
+    assert not counts & {"port", "admin-port", "request-timeout-s", "host"}

@@ -36,3 +36,27 @@ def test_a_body_has_so_many_arrays_and_no_more() -> None:
 
 def test_a_surrogate_pair_is_one_character() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (b"\\ud83d", (b"\\ud83d", 7)),
+        (b"\\ude00 x", (b"\\ude00", 7)),
+        (b"\\ud83d\\ud83d\\ude00", (b"\\ud83d", 7)),
+        (b"\\ud83d \\ude00", (b"\\ud83d", 7)),
+        (b"\\ud83d\\ude00\\uDC00", (b"\\uDC00", 19)),
+        (b"\\\\\\ud83d", (b"\\ud83d", 9)),
+    ],
+)
+def test_half_a_surrogate_pair_is_named(text: bytes, where: tuple[bytes, int]) -> None:
+    escape, at = where
+    with pytest.raises(ApiError) as caught:
+        parse_object(b'{"a": "' + text + b'"}')
+    expected = f"the body holds {escape.decode()} at byte {at}, half a surrogate pair: that is no character"
+    assert (caught.value.code, caught.value.message) == ("invalid_json", expected)
+
+
+def test_a_body_that_is_cut_off_is_called_truncated() -> None:
+    with pytest.raises(ApiError, match="truncated"):
+        parse_object(b'{"a": "\\\\ud83d \\ud83d\\ude00')

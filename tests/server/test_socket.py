@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from deltaserve.base.errors import ConfigError, FailReason
+from deltaserve.server.protocol import GuardedProtocol
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Live, live, until
@@ -162,6 +163,37 @@ async def _slow_stream(server: Live, body: bytes) -> AsyncIterator[socket.socket
         yield sock
 
 
+async def test_a_client_that_takes_no_answer_does_not_keep_its_connection(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is complete, so nothing but the connection is held."""
+    lost: list[GuardedProtocol] = []
+    original = GuardedProtocol.connection_lost
+
+    def connection_lost(protocol: GuardedProtocol, exc: Exception | None) -> None:
+        lost.append(protocol)
+        original(protocol, exc)
+
+    monkeypatch.setattr(GuardedProtocol, "connection_lost", connection_lost)
+    engine = OracleEngine(answer=lambda generation: [97] * NUM_MANY)
+    settings = ServerSettings(MODEL, port=0, http=HttpLimits(keep_alive_s=0.2))
+    async with live(codec, engine, settings) as server, _slow_stream(server, completion({"logprobs": 1})):
+        await until(lambda: engine.ended)
+        await until(lambda: lost)
+
+
+async def test_who_sends_what_is_not_http_is_named(codec: TextCodec, caplog: pytest.LogCaptureFixture) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        reader, writer = await server.connect()
+        host, port = writer.get_extra_info("sockname")[:2]
+        writer.write(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert said[0].startswith(f"{host}:{port} sent what is not HTTP/1.1: ")
+
+
 NUM_MANY = 40_000
 """Tokens of a stream that no socket buffers hold."""
 
@@ -172,6 +204,7 @@ async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
     async with live(codec, engine, settings) as server, _slow_stream(server, completion({"stream": True})):
         await until(lambda: b"deltaserve_streams_cut_total 1.0" in server.front.metrics.text())
         await until(lambda: len(engine.cancelled) == 1)
+        assert engine.num_tokens < NUM_MANY // 10, "sockets hide how little was taken"
         assert (await server.talk(request("Connection: close", line="GET /livez HTTP/1.1"))).startswith(b"HTTP/1.1 200")
 
 

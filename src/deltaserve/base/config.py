@@ -209,6 +209,9 @@ class SchedulingSettings(Group):
         1, "tokens between two events of a stream; the first is never held", commands=ROUTING
     )
     request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
+    slow_reader_timeout_s: Seconds = option(
+        30.0, "a stream is cut whose client takes nothing for so long", commands=ROUTING
+    )
 
 
 class DisaggregationSettings(Group):

@@ -28,7 +28,7 @@ from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import HttpLimits, ServerSettings
+from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05
@@ -67,6 +67,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     default_max_tokens: int | None
     stream_interval: int
     default_deadline_s: float
+    slow_reader_s: float
     grace_s: float
     log: LogSpec
     curve: bool = False
@@ -204,6 +205,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         default_max_tokens=spec.default_max_tokens,
         stream_interval=spec.stream_interval,
         default_deadline_s=spec.default_deadline_s,
+        stream_times=StreamTimes(stall_s=spec.slow_reader_s),
         grace_s=spec.grace_s,
         max_deadline_s=max(3600.0, spec.default_deadline_s),
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from deltaserve.base.config import Group, Name, Settings, Text
+from deltaserve.base.config import Group, Name, Port, Settings, Text
 from deltaserve.base.errors import ConfigError
 
 _MAX_GUESSED = 80
@@ -58,6 +58,10 @@ class Option:
     @property
     def is_free_text(self) -> bool:
         return any(part is Text or part is Name for part in _members(self.annotation))
+
+    @property
+    def is_count(self) -> bool:
+        return int in set(_plain_types(self.annotation)) and self.annotation not in (Port, Port | None)
 
     @property
     def is_switch(self) -> bool:

@@ -181,6 +181,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         default_max_tokens=scheduling.default_max_tokens,
         stream_interval=scheduling.stream_interval,
         default_deadline_s=scheduling.request_timeout_s,
+        slow_reader_s=scheduling.slow_reader_timeout_s,
         conditional_prefill=settings.disaggregation.conditional_prefill == "auto",
         grace_s=settings.process.shutdown_grace_s,
         log=log_spec(settings),

@@ -204,7 +204,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
     notes = [] if option.choices or option.is_free_text else [option.allowed]
     notes += [] if option.default is None else [f"default {option.default}"]
     text = f"{option.help} ({'; '.join(notes)})" if notes else option.help
-    metavar = "|".join(option.choices) or option.field.split("_")[-1].upper()
+    metavar = "|".join(option.choices) or ("N" if option.is_count else option.field.split("_")[-1].upper())
     group.add_argument(option.flag, dest=option.field, action=_Once, metavar=metavar, help=text.replace("%", "%%"))
 
 

@@ -54,10 +54,10 @@ async def serve(
     front = app.state.front
     assert isinstance(front, Front)
     _allow_files(settings.http.max_connections)
-    sockets = [_bind(settings.host, settings.port)]
+    sockets = [_bind(settings.host, settings.port, settings.http.send_buffer_bytes)]
     servers = [_server(app, settings)]
     if settings.admin_address is not None:
-        sockets.append(_bind(*settings.admin_address))
+        sockets.append(_bind(*settings.admin_address, settings.http.send_buffer_bytes))
         servers.append(_server(create_admin_app(app), settings))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
@@ -130,13 +130,14 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # Connections inherit it. asyncio sets it only on sockets that were made with an explicit protocol, and without it a
-    # stream's first event waits 40 ms for the client's acknowledgement of the head.
+    # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and
+    # without it a stream's first event waits 40 ms for the client's acknowledgement of the head.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     return sock

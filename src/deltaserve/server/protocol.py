@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import secrets
 import sys
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from deltaserve.server.sse import ABORT_EXTENSION
 
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
+_log = logging.getLogger("deltaserve.server")
+_UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
 """A client that was too slow with its body is not given more time for it."""
 
@@ -38,9 +41,11 @@ class GuardedProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.logger = logging.getLogger(_UVICORN_LOG)
         self._limits = limits
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
         inner = self.app
 
@@ -65,6 +70,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; too many are refused with 503."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         if self._is_one_too_many():
             self._refuse(ApiError(503, "too_many_connections", "too many connections", headers=retry_after()))
             return
@@ -73,8 +79,9 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._disarm_head_timer()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._linger_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -90,6 +97,20 @@ class GuardedProtocol(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
         self._watch_head()
+        self._watch_rest()
+
+    def _watch_rest(self) -> None:
+        """An answer is complete, and its client may never take the rest: nothing else would end the connection then."""
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(self._limits.keep_alive_s, self._rest_due, num_bytes)
+
+    def _rest_due(self, num_bytes: int) -> None:
+        self._rest_timer = None
+        if self.transport.get_write_buffer_size() >= num_bytes:
+            self.transport.abort()
+        else:
+            self._watch_rest()
 
     def shutdown(self) -> None:
         """The server stops: a connection that was refused has nothing to finish."""
@@ -101,6 +122,7 @@ class GuardedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """The parser gave up: 400, or what it suggests, and close."""
         cause = sys.exception()
+        _log.warning("%s sent what is not HTTP/1.1: %s", self._who(), str(cause)[:100])
         status = getattr(cause, "error_status_hint", 400)
         if status == 431:
             self._refuse(ApiError(431, "headers_too_large", "the request head is too large"))
@@ -111,6 +133,9 @@ class GuardedProtocol(H11Protocol):
     def peer(self) -> str:
         """The other side's address; empty for a Unix socket."""
         return self.client[0] if self.client else ""
+
+    def _who(self) -> str:
+        return f"{self.client[0]}:{self.client[1]}" if self.client else "somebody"
 
     def _is_one_too_many(self) -> bool:
         limits, peer = self._limits, self.peer
@@ -182,5 +207,6 @@ class GuardedProtocol(H11Protocol):
 
 
 def protocol_factory(limits: HttpLimits) -> Callable[..., GuardedProtocol]:
-    """What uvicorn calls for each connection."""
+    """What uvicorn calls for each connection. Its own warnings about one are off: they do not say whose it is."""
+    logging.getLogger(_UVICORN_LOG).setLevel(logging.ERROR)
     return partial(GuardedProtocol, limits)

@@ -102,16 +102,38 @@ async def read_object(request: Request, bodies: Bodies) -> dict[str, object]:
 
 def parse_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`. Raises ApiError 400 `invalid_json`: also for NaN, for numbers no float holds, and for
-    half a surrogate pair."""
+    half a surrogate pair, which the parser calls truncated."""
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         raise ApiError(400, "invalid_json", f"the body has more than {MAX_CONTAINERS} arrays and objects")
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"the body is not JSON: {str(error)[:100]}") from error
+        raise ApiError(400, "invalid_json", _half_pair(body) or f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     return value
+
+
+_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+
+
+def _half_pair(body: bytes) -> str | None:
+    """What to say of the first escape that is half a surrogate pair; None: there is none."""
+    high: re.Match[bytes] | None = None
+    for found in _ESCAPE.finditer(body):
+        code = int(found[1] or b"0", 16)
+        is_low = 0xDC00 <= code <= 0xDFFF
+        is_pair = high is not None and is_low and high.end() == found.start()
+        if high is not None and not is_pair:
+            break
+        if is_low and not is_pair:
+            high = found
+            break
+        high = found if 0xD800 <= code <= 0xDBFF else None
+    if high is None:
+        return None
+    escape = high[0].decode("ascii")
+    return f"the body holds {escape} at byte {high.start()}, half a surrogate pair: that is no character"
 
 
 async def in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:

@@ -36,6 +36,10 @@ class HttpLimits:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_s: float = 30.0
+    send_buffer_bytes: int = 32 * 1024
+    """Of a connection's socket. The kernel would grow it to megabytes, and hide for as long that nobody reads."""
+    max_unsent_bytes: int = 16 * 1024
+    """Of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
     max_connections: int = 8192
