@@ -308,7 +308,7 @@ def test_unequal_compat_fields_are_refused_with_both_values() -> None:
     hello = next(h for h in duo.sent(Hello, DECODE) if h.endpoint)
     wrong = msgspec.structs.replace(hello, compat={"model": "another"})
     duo.inject(PREFILL, DECODE, wrong)
-    assert duo.prefill.links.refusals[DECODE] == "model: ours stamp model, theirs another"
+    assert duo.prefill.links.refusals[DECODE][1] == "model: ours stamp model, theirs another"
     assert not duo.prefill.links.is_ready(DECODE)
 
 
@@ -325,7 +325,7 @@ def test_a_refused_worker_that_is_started_again_as_it_should_be_is_taken(name: P
 
     start_again(compat=(("model", "another"),))
     duo.run(5.0)
-    assert "model: ours" in duo.decode.links.refusals[PREFILL]
+    assert "model: ours" in duo.decode.links.refusals[PREFILL][1]
     start_again()
     duo.until(lambda: duo.cluster.front.core.ready() is None)
     duo.serve(PROMPT, 3)

@@ -93,7 +93,7 @@ def test_a_room_with_other_output_is_opened_anew_behind_what_the_client_has() ->
     room = duo.decode_room(asked)
     assert room is not None
     assert (room.epoch, room.first_own, room.request.output_len) == (2, 3, 3)
-    assert tuple(unpack_u32(room.output)) == tuple(other)
+    assert tuple(unpack_u32(room.told().output)) == tuple(other)
     duo.until(lambda: any(run.epoch == 2 for run in runs(duo, asked)))
     assert next(run.start for run in runs(duo, asked) if run.epoch == 2) == 3
 

@@ -93,7 +93,7 @@ def test_decode_takes_no_requests_from_a_prefill_worker() -> None:
 def test_a_role_that_makes_no_pair_is_refused(role: str) -> None:
     duo = Duo()
     say(duo, PREFILL, hello(role))
-    assert "role: ours prefill" in duo.prefill.links.refusals[EVIL]
+    assert "role: ours prefill" in duo.prefill.links.refusals[EVIL][1]
     duo.serve(PROMPT, 3)
 
 

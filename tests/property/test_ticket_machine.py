@@ -296,7 +296,7 @@ class TicketMachine(RuleBasedStateMachine):
             if ticket.answer_revoke:
                 self.to_decode.append(Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
             return
-        self.sender.chunk_sent(ticket.id, flight.post.chunk, 1)
+        self.sender.chunk_sent(ticket.id, flight.post.chunk)
         if flight.post.payload is not None and ticket.state is not SenderState.DIRTY:
             self.sender.sent_all(ticket)
             if ticket.answer_revoke:

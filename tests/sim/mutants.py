@@ -29,6 +29,7 @@ _OUTFLOW = "deltaserve.instance.outflow"
 _INTAKE = "deltaserve.instance.intake"
 _LINKS = "deltaserve.instance.greeting"
 _ROOMS = "deltaserve.instance.rooms"
+_ENDED = "deltaserve.instance.ended"
 _POOL = "deltaserve.cache.allocator"
 _TREE = "deltaserve.cache.prefix_cache"
 _RADIX = "deltaserve.cache.radix"
@@ -220,9 +221,9 @@ MUTANTS = (
     Mutant(
         "repeat_skips_a_token",
         "B2",
-        _ROOMS,
-        "for first in range(start, token_len(output)",
-        "for first in range(start + 1, token_len(output)",
+        _ENDED,
+        "for first in range(start, token_len(self.output)",
+        "for first in range(start + 1, token_len(self.output)",
     ),
     Mutant("half_a_link", "F9", _LINKS, "peer.name in self._dialled and envelope.body == _NOT_READY:", "False:"),
     Mutant("half_a_link_to_the_front", "F9", _WORKERS, "if envelope.body == Heartbeat(is_ready=False):", "if False:"),
@@ -391,8 +392,8 @@ MUTANTS = (
         "another_role_is_another_model",
         "G1",
         _LINKS,
-        "FailReason.NO_PEER if name in self._of_other_roles",
-        "FailReason.INCOMPATIBLE if name in self._of_other_roles",
+        "reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER",
+        "reason = FailReason.INCOMPATIBLE",
     ),
     # what is asked for besides tokens
     Mutant(

@@ -31,7 +31,7 @@ from deltaserve.instance.parts import (
 from deltaserve.instance.serving import Serving
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened, PeerFenced
-from deltaserve.wire.messages import ChangeRole, Flush
+from deltaserve.wire.messages import ChangeRole, Flush, Hello
 
 SERVES = frozenset({Role.DECODE, Role.UNIFIED})
 """Roles whose serving desk (with its intake) is open."""
@@ -103,7 +103,7 @@ class EngineCore:
         peer = heard.peer
         if heard.is_gone:
             self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
-        if heard.is_greeted:
+        if isinstance(heard.message, Hello):
             self.links.send(peer.name, snapshot_events(self.parts.cache))
         if self.config.role in WRITES:
             self.outflow.on_frame(peer, event.envelope, heard.message, now)

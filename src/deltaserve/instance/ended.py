@@ -1,39 +1,65 @@
-"""What decode remembers of rooms that are over.
+"""What decode has told of its answers, and what it remembers of rooms that are over.
 
-Their answers for a while: a front whose connection broke asks for the tail it missed. The numbers of their last attempt
+Answers for a while: a front whose connection broke asks for the tail it missed. The numbers of their last attempt
 and Submit for longer, of a bounded number of rooms: prefill takes no lower attempt, and an old Submit opens no room.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deltaserve.base.ids import Attempt, PeerName, Room
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import TOKEN_BYTES
-from deltaserve.wire.messages import Finished, Submit
+from deltaserve.base.tokens import TOKEN_BYTES, token_len
+from deltaserve.wire.messages import Finished, Submit, TokenRun, Tokens
 
 ANSWER_KEPT_S = 30.0
 _ROOMS_REMEMBERED = 4096
+_TOKENS_A_FRAME = 1024
+"""With 20 alternatives each a frame of so many stays below its limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndedAnswer:
-    """A complete answer, as its front may ask for it again."""
+class ToldOutput:
+    """An answer so far, as its front may ask for it again."""
 
     front: PeerName
+    prompt_len: int
     output: bytes
     """Packed ids, from output position 0 on."""
     first_own: int
     """Output tokens that came with the Submit: those behind them were drawn here."""
     logprobs: tuple[TokenLogprobs, ...]
     """Of the tokens drawn here; empty when none were asked for."""
-    finished: Finished
 
     def continues(self, front: PeerName, submit: Submit) -> bool:
         """Whether it is the answer that the front has the head of."""
         delivered = submit.prompt[submit.prompt_len * TOKEN_BYTES :]
         drawn_here = self.first_own * TOKEN_BYTES <= len(delivered)
-        return front == self.front and drawn_here and self.output.startswith(delivered)
+        is_same = (front, submit.prompt_len) == (self.front, self.prompt_len)
+        return is_same and drawn_here and self.output.startswith(delivered)
+
+    def behind(self, submit: Submit) -> Iterator[Tokens]:
+        """What the front that sent this Submit has not had, in frames of bounded size."""
+        start = token_len(submit.prompt) - submit.prompt_len
+        for first in range(start, token_len(self.output), _TOKENS_A_FRAME):
+            end = first + _TOKENS_A_FRAME
+            run = TokenRun(
+                room=submit.room,
+                epoch=submit.epoch,
+                start=first,
+                tokens=self.output[first * TOKEN_BYTES : end * TOKEN_BYTES],
+                logprobs=self.logprobs[first - self.first_own : end - self.first_own],
+            )
+            yield Tokens(runs=(run,))
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAnswer:
+    """A complete answer."""
+
+    told: ToldOutput
+    finished: Finished
 
 
 @dataclass(frozen=True, slots=True)

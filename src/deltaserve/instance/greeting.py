@@ -10,6 +10,7 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import xxhash
@@ -47,11 +48,10 @@ class FromPeer:
 
     peer: Peer
     message: Message | None
-    """To be handled by the instance; None when the frame was about the link itself, or not current."""
+    """To be handled by the instance; None when the frame was about the link itself, or not current. A Hello is a
+    front's, which wants a snapshot."""
     is_gone: bool = False
     """The peer's former life or endpoint is over: everything held for it must fail first."""
-    is_greeted: bool = False
-    """A front said Hello: it wants facts and a snapshot."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,6 @@ class Greeter:
         self._dialled: dict[PeerName, _Places] = {}
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
-        self._marks: dict[PeerName, int] = {}
         self._farewells: dict[PeerName, Boot] = {}
         """Who knew the engine before this one |-> their boot."""
         self._num_farewells = 0
@@ -113,33 +112,34 @@ class Greeter:
         """Whom that engine had dialled: over these links they hear of its end."""
         self._num_fencing = 0
         """Fences that were asked for and are not there yet."""
-        self.refusals: dict[PeerName, str] = {}
-        """Peers refused for unequal compat fields, with both values named."""
-        self._of_other_roles: set[PeerName] = set()
-        """Those of them that are refused for their role alone."""
+        self.refusals: dict[PeerName, Refusal] = {}
+        """Why pages will not move between us and a peer, however long one waits; both values are named. One that is
+        refused for its role alone may take up another."""
+        self.closed_below: Callable[[PeerName, Boot], int] = lambda peer, boot: 1
+        """(peer, its boot) |-> tickets below this number are over, as frames tell. Set by whoever hands them out."""
         self.stale_frames = 0
 
     # ------------------------------------------------------------ sending
 
     def send(self, peer: PeerName, message: Message) -> None:
-        mark = self._marks.get(peer, 1)
+        boot = self.table.get(peer).boot
+        mark = 1 if boot is None else self.closed_below(peer, boot)
         self._out.append(SendFrame(peer, self.table.seal(peer, message, mark)))
 
-    def set_mark(self, peer: PeerName, closed_below: int) -> None:
-        """Every frame to `peer` from now on says that tickets below are over."""
-        self._marks[peer] = closed_below
+    def _send_to(self, name: PeerName, boot: Boot, message: Message) -> None:
+        """To whoever had this boot, which is not, or no longer, the one in the table."""
+        envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message)
+        self._out.append(SendFrame(name, envelope))
 
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""
         peer = self.table.get(name)
         return peer.is_ready and are_pair(self.config.role, _role(peer))
 
-    def fronts(self) -> list[PeerName]:
-        return [p.name for p in self.table if p.is_ready and _role(p) == Role.FRONT.value]
-
     def tell_fronts(self, message: Message) -> None:
-        for front in self.fronts():
-            self.send(front, message)
+        for peer in self.table:
+            if peer.is_ready and _role(peer) == Role.FRONT.value:
+                self.send(peer.name, message)
 
     # ------------------------------------------------------------ greeting
 
@@ -159,7 +159,7 @@ class Greeter:
             places.remember(address)
             return
         places.put_first(address, now)
-        self._forgive(name)  # it was of whoever was at the other address
+        self.refusals.pop(name, None)  # it was of whoever was at the other address
         self._out.append(Dial(address))
         self.greet(name, now)
 
@@ -190,13 +190,13 @@ class Greeter:
             return FromPeer(peer, None)
         if verdict is Verdict.WRONG_ADDRESSEE and hello is None:
             self.stale_frames += 1
-            return self._tell_boot(peer, Boot(envelope.src_boot))
+            self._send_to(peer.name, Boot(envelope.src_boot), Heartbeat())  # it hears who is here now
+            return FromPeer(peer, None)
         is_gone = False
         if peer.boot != envelope.src_boot:
             is_gone = peer.boot is not None
             self._end_life(peer)
-            self._marks.pop(peer.name, None)  # tickets are numbered per pair of boots
-            self._forgive(peer.name)  # and another start may have another configuration
+            self.refusals.pop(peer.name, None)  # another start may have another configuration
             self.table.rebooted(peer, Boot(envelope.src_boot), now)
         if hello is not None:
             return self._on_hello(peer, hello, now, is_gone)
@@ -214,18 +214,13 @@ class Greeter:
             return FromPeer(peer, None, is_gone)
         return FromPeer(peer, envelope.body, is_gone)
 
-    def _tell_boot(self, peer: Peer, their_boot: Boot) -> FromPeer:
-        envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=their_boot, body=Heartbeat())
-        self._out.append(SendFrame(peer.name, envelope))
-        return FromPeer(peer, None)
-
     def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> FromPeer:
         self.table.heard(peer, now)
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
             self.send(peer.name, self._hello(b"", hello))
-            return FromPeer(peer, hello, is_gone, is_greeted=True)
+            return FromPeer(peer, hello, is_gone)
         if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
             return FromPeer(peer, None, is_gone)
         if self._refuses(peer, hello):
@@ -261,33 +256,21 @@ class Greeter:
             self.greet(peer.name, peer.last_heard)
         return FromPeer(peer, None, is_gone)
 
-    def refusal(self, name: PeerName) -> Refusal | None:
-        """Why pages will not move between us, however long one waits. A peer of another role may take it up again."""
-        text = self.refusals.get(name)
-        if text is None:
-            return None
-        return FailReason.NO_PEER if name in self._of_other_roles else FailReason.INCOMPATIBLE, text
-
     def _refuses(self, peer: Peer, hello: Hello) -> bool:
         differences = unequal_fields(self._compat, dict(hello.compat))
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
-        if not differences:
-            self._of_other_roles.add(peer.name)
+        reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER
         if not are_pair(self.config.role, hello.role):
             differences.append(f"role: ours {self.config.role.value}, theirs {hello.role[:80]!r}")
         if not differences:
-            self._forgive(peer.name)
+            self.refusals.pop(peer.name, None)
             return False
         if peer.name not in self._dialled:
             self.send(peer.name, self._hello(b"", hello))  # so that the other side can name both values as well
-        self.refusals[peer.name] = "; ".join(differences)
+        self.refusals[peer.name] = reason, "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         return True
-
-    def _forgive(self, name: PeerName) -> None:
-        self.refusals.pop(name, None)
-        self._of_other_roles.discard(name)
 
     def _hello(self, endpoint: bytes, answered: Hello | None = None) -> Hello:
         return Hello(
@@ -327,8 +310,7 @@ class Greeter:
         """To those of whom nothing was heard since: they may keep what they remember of the former engine for ever."""
         for name, boot in self._farewells.items():
             if self.table.get(name).boot is None:
-                envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=_NOT_READY)
-                self._out.append(SendFrame(name, envelope))
+                self._send_to(name, boot, _NOT_READY)
 
     # ------------------------------------------------------------ reports and time
 
@@ -411,8 +393,7 @@ class Greeter:
             if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self._dialled:
                 self.table.forget(peer.name)
                 self._greetings.pop(peer.name, None)
-                self._marks.pop(peer.name, None)
-                self._forgive(peer.name)
+                self.refusals.pop(peer.name, None)
 
     def _end_life(self, peer: Peer) -> None:
         """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""

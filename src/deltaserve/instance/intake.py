@@ -27,7 +27,7 @@ from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
-from deltaserve.wire.messages import Ask, CacheUse, Cancel, Component, Grant, Offer, Revoke
+from deltaserve.wire.messages import Ask, Cancel, Component, Grant, Offer, Revoke
 
 _UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED)
 """An attempt's states in which prefill was asked for something."""
@@ -134,7 +134,7 @@ class Intake:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
         if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):
             return None
-        refusal = self._links.refusal(room.prefill)
+        refusal = self._links.refusals.get(room.prefill)
         if refusal is not None:
             return AttemptFailed(room, *refusal)
         if now - room.offered_at > _BOOTSTRAP_S:
@@ -159,8 +159,8 @@ class Intake:
         """Lease what is cached, or more of it: never shorter than before, unless the lease was given up."""
         request, cache = room.request, self._parts.cache
         if request.lease is None:
-            uses_tree = self._config.options.radix_cache and request.cache is CacheUse.NORMAL
-            match = cache.match(request.namespace, request.tokens, request.keys, None if uses_tree else 0)
+            limit = None if self._parts.scheduler.running.uses_tree(request) else 0
+            match = cache.match(request.namespace, request.tokens, request.keys, limit)
             request.lease = cache.lease_kv(match, room.attempt_len)
         elif room.leased_version != cache.version and self._next_key(room):
             request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
@@ -254,7 +254,7 @@ class Intake:
 
     def _next_key(self, room: DecodeRoom) -> bytes:
         request = room.request
-        if not self._config.options.radix_cache or request.cache is not CacheUse.NORMAL:
+        if not self._parts.scheduler.running.uses_tree(request):
             return b""
         first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
         return bytes(request.keys[first : first + KEY_BYTES])
@@ -272,13 +272,11 @@ class Intake:
         if room is not None and room.sent_at is None:
             room.sent_at = now
 
-    def landed(self, report: Landed, now: float) -> list[Outcome]:
+    def landed(self, report: Landed, now: float) -> Outcome | None:
         ticket, heard = self._receiver.landed(report.peer, report.done)
-        if heard is Heard.RELEASED:
-            self.update_mark(report.peer)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
-            return []
+            return None
         if heard is Heard.COMPLETE:
             room.move(DecodeEvent.LAND)
             room.times.landed = now
@@ -287,36 +285,35 @@ class Intake:
                 return self._accept(ticket, room)
             self._out.append(verification)
         elif heard is Heard.BREACH:
-            return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")]
-        return []
+            return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")
+        return None
 
-    def verified(self, report: PagesVerified) -> list[Outcome]:
+    def verified(self, report: PagesVerified) -> Outcome | None:
         ticket = self._receiver.get(report.ticket)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
-            return []
+            return None
         if report.problem is not None:
             ticket.is_refuted = True
-            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)]
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)
         return self._accept(ticket, room)
 
-    def _accept(self, ticket: Ticket, room: DecodeRoom) -> list[Outcome]:
+    def _accept(self, ticket: Ticket, room: DecodeRoom) -> Outcome:
         """Everything has landed: the pages are the room's, the last announcement holds its first token."""
         payload = ticket.coverage.payload or b""
         try:
             first = decode_first_token(payload)
         except ProtocolError as error:
-            return [AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))]
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))
         if not 0 <= first.token < self._config.vocab_size:
-            return [AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")]
+            return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")
         self._forget(ticket, room)
         firsts = [missing.start for missing in ticket.coverage.missing]
         room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
         num_bytes = self._bytes_of(ticket)
         room.transferred_bytes += num_bytes + len(payload)
         self._landed_bytes += num_bytes
-        self.update_mark(ticket.peer)
-        return [Arrived(room, first)]
+        return Arrived(room, first)
 
     # ------------------------------------------------------------ giving up
 
@@ -327,7 +324,6 @@ class Intake:
             self._forget(ticket, room)
             if self._receiver.revoke(ticket, now) is Heard.NOTHING:
                 self._revoke(ticket)
-            self.update_mark(ticket.peer)
         if prefill is not None and self._links.is_ready(prefill):
             self._links.send(prefill, Cancel(room=room.room, reason=reason))
 
@@ -337,7 +333,6 @@ class Intake:
             self._receiver.fenced(peer)
         else:
             self._receiver.strand(peer)
-        self.update_mark(peer)
 
     def repeat_revokes(self) -> None:
         for ticket in self._receiver.quarantined():
@@ -352,12 +347,6 @@ class Intake:
         theirs = self._links.table.get(ticket.peer).boot
         if (self._config.boot, theirs) == (ticket.id.reader_boot, ticket.id.writer_boot):
             self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
-
-    def update_mark(self, peer: PeerName) -> None:
-        """Tell prefill with every frame from now on which tickets are over."""
-        boot = self._links.table.get(peer).boot
-        if boot is not None:
-            self._links.set_mark(peer, self._receiver.closed_below(peer, boot))
 
     def metrics(self) -> dict[str, float]:
         """Bytes of pages granted to prefill workers, and of those that landed and were accepted."""

@@ -34,7 +34,6 @@ from deltaserve.transfer.tables import SenderState
 from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     Ask,
-    CacheUse,
     Cancel,
     Drain,
     Drained,
@@ -215,13 +214,11 @@ class Outflow:
             outcome = self.sender.drain_of(peer.name, boot, revoke.ticket)
             self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=outcome))
         elif ticket.state is SenderState.DIRTY:
-            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=Drain.DIRTY))
+            self._answer_revoke(ticket, Drain.DIRTY)
+        elif (room := self._room_of(ticket)) is not None:
+            self._end(room)
         else:
-            room = self.rooms.get((peer.name, ticket.room))
-            if room is not None and room.ticket is ticket:
-                self._end(room)
-            else:
-                self._close(ticket)
+            self._close(ticket)
 
     # ------------------------------------------------------------ reports
 
@@ -240,27 +237,22 @@ class Outflow:
                 self._on_drained(report)
             case PeerFenced():
                 for ticket in self.sender.fenced(report.peer):
-                    if ticket.answer_revoke:
-                        self.links.send(report.peer, Drained(ticket=ticket.id.seq, outcome=Drain.DIRTY))
+                    self._answer_revoke(ticket, Drain.DIRTY)
                 self.sender.forget_boots(report.peer, self.links.table.get(report.peer).boot)
 
     def _on_sent(self, report: ChunkSent) -> None:
-        ticket = self.sender.chunk_sent(report.ticket, report.chunk, report.num_bytes)
+        ticket = self.sender.chunk_sent(report.ticket, report.chunk)
         self._meter.bytes_sent += report.num_bytes
         if ticket is not None and report.is_last:
-            outcome = self.sender.sent_all(ticket)
-            if ticket.answer_revoke:
-                self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome))
-            room = self.rooms.get((ticket.peer, ticket.room))
-            if room is not None and room.ticket is ticket:
+            self._answer_revoke(ticket, self.sender.sent_all(ticket))
+            if (room := self._room_of(ticket)) is not None:
                 self._end(room)
 
     def _on_write_failed(self, report: WriteFailed) -> None:
         ticket = self.sender.failed(report.ticket)
         if ticket is None:
             return
-        room = self.rooms.get((ticket.peer, ticket.room))
-        if room is not None and room.ticket is ticket:
+        if (room := self._room_of(ticket)) is not None:
             self._fail(room, FailReason.TRANSFER_FAILED, report.message)
         self._fence(report.peer)
 
@@ -268,10 +260,19 @@ class Outflow:
         ticket = self.sender.gate_drained(report.ticket, report.outcome)
         if ticket is None:
             return
-        if ticket.answer_revoke:
-            self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=report.outcome))
+        self._answer_revoke(ticket, report.outcome)
         if report.outcome is Drain.DIRTY:
             self._fence(ticket.peer)
+
+    def _answer_revoke(self, ticket: SendTicket, outcome: Drain) -> None:
+        """The ticket is over, or will be with its endpoint: if it was revoked, its reader waits to hear how."""
+        if ticket.answer_revoke:
+            self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome))
+
+    def _room_of(self, ticket: SendTicket) -> PrefillRoom | None:
+        """The room that is sent by this ticket."""
+        room = self.rooms.get((ticket.peer, ticket.room))
+        return room if room is not None and room.ticket is ticket else None
 
     def _fence(self, peer: PeerName) -> None:
         """This side's endpoint must go: every room of that peer fails, and decode is told to fence as well."""
@@ -309,8 +310,8 @@ class Outflow:
             self._announce(room)
         if room.ticket is not None:
             return Claim.FULL
-        waits_in_tree = request.cache is CacheUse.NORMAL and request.sampling.prompt_logprobs is None
-        return Claim.SPARE if waits_in_tree and self.config.options.radix_cache else Claim.NOTHING
+        waits_in_tree = self.parts.scheduler.running.uses_tree(request) and request.sampling.prompt_logprobs is None
+        return Claim.SPARE if waits_in_tree else Claim.NOTHING
 
     def _answered(self, room: PrefillRoom) -> None:
         """The room waits for no grant any more."""
@@ -320,10 +321,6 @@ class Outflow:
             if not self._ungranted[room.peer]:
                 del self._ungranted[room.peer]
             self.parts.scheduler.waiting.look_again()
-
-    @staticmethod
-    def _holds_pages(room: PrefillRoom) -> bool:
-        return room.state in (PrefillState.COMPUTING, PrefillState.AHEAD)
 
     def _tell(self, room: PrefillRoom) -> None:
         """Answer the reader's question: queued, or starting."""
@@ -360,7 +357,8 @@ class Outflow:
     def _send_ready(self, room: PrefillRoom) -> None:
         """Post what is computed and not posted yet."""
         ticket = room.ticket
-        if ticket is None or not ticket.is_open or not self._holds_pages(room):
+        has_pages = room.state in (PrefillState.COMPUTING, PrefillState.AHEAD)
+        if ticket is None or not ticket.is_open or not has_pages:
             return
         if room.first is not None:
             self._post(room, ticket, room.num_pages, encode_first_token(room.first))
@@ -386,7 +384,7 @@ class Outflow:
         """Forget the room. An open ticket's gate is closed; what it pinned stays until that is answered."""
         self._move(room, PrefillEvent.END)
         self._answered(room)
-        if room.ticket is not None and self.sender.get(room.ticket.id) is not None:
+        if room.ticket is not None:
             self._close(room.ticket)
         self.parts.scheduler.finish(room.request)
         del self.rooms[room.peer, room.room]

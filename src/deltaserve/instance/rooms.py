@@ -9,8 +9,8 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.base.machine import advance
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import TOKEN_BYTES, token_len
-from deltaserve.instance.ended import EndedAnswer, EndedRooms, Former
+from deltaserve.base.tokens import TOKEN_BYTES
+from deltaserve.instance.ended import EndedAnswer, EndedRooms, Former, ToldOutput
 from deltaserve.instance.greeting import Greeter
 from deltaserve.request.request import Request
 from deltaserve.request.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
@@ -32,8 +32,6 @@ from deltaserve.wire.messages import (
 
 _QUESTION_S = 2.0
 """Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
-_TOKENS_A_FRAME = 1024
-"""With 20 alternatives each a frame of so many stays below its limit."""
 _LONGEST_MS = 2**32
 """Longer deadlines count as this one (seven weeks): what is left of them is told on, and must fit a frame."""
 
@@ -122,16 +120,11 @@ class DecodeRoom:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the tokens drawn here, when they were asked for."""
 
-    @property
-    def output(self) -> bytes:
-        """Packed."""
-        return bytes(self.request.tokens[self.request.prompt_len * TOKEN_BYTES :])
-
-    def has_told(self, submit: Submit) -> bool:
-        """Whether the output that came with a repeated Submit is what this room has told, or a part of it."""
-        delivered = submit.prompt[submit.prompt_len * TOKEN_BYTES :]
-        own_enough = self.first_own * TOKEN_BYTES <= len(delivered)
-        return own_enough and submit.prompt_len == self.request.prompt_len and self.output.startswith(delivered)
+    def told(self) -> ToldOutput:
+        """The output so far."""
+        prompt_len = self.request.prompt_len
+        output = bytes(self.request.tokens[prompt_len * TOKEN_BYTES :])
+        return ToldOutput(self.front, prompt_len, output, self.first_own, tuple(self.logprobs))
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
@@ -207,48 +200,17 @@ class ToFronts:
     def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str) -> None:
         """A room that was never opened."""
         usage = Usage(prompt_len=submit.prompt_len, output_len=0)
-        ended = Finished(
-            room=submit.room,
-            epoch=submit.epoch,
-            usage=usage,
-            reason=reason,
-            message=message,
-            retryable=reason in RETRYABLE,
-        )
-        self.links.send(front, ended)
+        self.links.send(front, _failure(submit.room, submit.epoch, usage, reason, message))
 
-    def repeat(self, room: DecodeRoom, num_delivered: int) -> None:
-        """Tell again what came behind the first `num_delivered` output tokens."""
-        known = room.room, room.epoch, room.first_own
-        self._tell(room.front, known, room.output, tuple(room.logprobs), num_delivered)
+    def repeat(self, told: ToldOutput, submit: Submit) -> None:
+        """Tell again what the front of this Submit does not have."""
+        for frame in told.behind(submit):
+            self.links.send(told.front, frame)
 
     def repeat_ended(self, answer: EndedAnswer, submit: Submit) -> None:
         """Tell the tail of an answer again, and its end."""
-        num_delivered = token_len(submit.prompt) - submit.prompt_len
-        known = Room(submit.room), submit.epoch, answer.first_own
-        self._tell(answer.front, known, answer.output, answer.logprobs, num_delivered)
-        self.links.send(answer.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch))
-
-    def _tell(
-        self,
-        front: PeerName,
-        known: tuple[Room, int, int],
-        output: bytes,
-        logprobs: tuple[TokenLogprobs, ...],
-        start: int,
-    ) -> None:
-        """Output from `start` on, in frames of bounded size. `known`: room, epoch, tokens not drawn here."""
-        room, epoch, first_own = known
-        for first in range(start, token_len(output), _TOKENS_A_FRAME):
-            end = first + _TOKENS_A_FRAME
-            run = TokenRun(
-                room=room,
-                epoch=epoch,
-                start=first,
-                tokens=output[first * TOKEN_BYTES : end * TOKEN_BYTES],
-                logprobs=logprobs[first - first_own : end - first_own],
-            )
-            self.links.send(front, Tokens(runs=(run,)))
+        self.repeat(answer.told, submit)
+        self.links.send(answer.told.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch))
 
     def flush(self) -> None:
         runs, self.runs = self.runs, {}
@@ -260,19 +222,11 @@ class ToFronts:
         self.flush()
         ended = Finished(room=room.room, epoch=room.epoch, usage=room.usage(now), finish=finish)
         self.links.send(room.front, ended)
-        return EndedAnswer(room.front, room.output, room.first_own, tuple(room.logprobs), ended)
+        return EndedAnswer(room.told(), ended)
 
     def failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
         self.flush()
-        ended = Finished(
-            room=room.room,
-            epoch=room.epoch,
-            usage=room.usage(now),
-            reason=reason,
-            message=message,
-            retryable=reason in RETRYABLE,
-        )
-        self.links.send(room.front, ended)
+        self.links.send(room.front, _failure(room.room, room.epoch, room.usage(now), reason, message))
 
 
 RETRYABLE = frozenset(
@@ -288,6 +242,11 @@ RETRYABLE = frozenset(
     }
 )
 """Failures that another try may not have."""
+
+
+def _failure(room: bytes, epoch: int, usage: Usage, reason: FailReason, message: str) -> Finished:
+    retryable = reason in RETRYABLE
+    return Finished(room=room, epoch=epoch, usage=usage, reason=reason, message=message, retryable=retryable)
 
 
 def prompt_logprobs_frames(room: Room, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...]:

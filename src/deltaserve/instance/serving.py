@@ -7,7 +7,6 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import token_len
 from deltaserve.instance.api import Action, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.instance.ended import EndedAnswer
@@ -29,6 +28,7 @@ from deltaserve.transfer.commands import (
     TransferReport,
 )
 from deltaserve.transfer.receiver import Heard, Receiver
+from deltaserve.wire.first_token import FirstToken
 from deltaserve.wire.messages import (
     CacheUse,
     Cancel,
@@ -58,6 +58,7 @@ class Serving:
         self.parts = parts
         self.links = links
         self.receiver = Receiver(Boot(config.boot), parts.pools, config.options.drain_timeout_s, config.evidence)
+        links.closed_below = self.receiver.closed_below
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
         self.is_draining = False
@@ -90,8 +91,7 @@ class Serving:
             self._fail(room, FailReason.CANCELLED, "the front was lost", now)
         elif room.state in _REMOTE:
             self.intake.repeat(room, now)
-            if (failed := self.intake.unanswered(room, now)) is not None:
-                self._attempt_failed(room, failed.reason, failed.message, now)
+            self._come_to(self.intake.unanswered(room, now), now)
 
     def resume(self, request: Request, now: float) -> None:
         """A room whose memory was taken starts over: here, or by a new attempt."""
@@ -190,7 +190,7 @@ class Serving:
             if submit.epoch <= ended.epoch(Room(submit.room)):
                 return True  # an old one, late
             answer = ended.answer(Room(submit.room))
-            if answer is None or not answer.continues(front, submit):
+            if answer is None or not answer.told.continues(front, submit):
                 return False
             ended.asked_again(Room(submit.room), submit.epoch)
             self._outbox.repeat_ended(answer, submit)
@@ -198,10 +198,11 @@ class Serving:
         if room.front != front or submit.epoch <= room.epoch:
             return True
         room.epoch = submit.epoch
-        if not room.has_told(submit):
+        told = room.told()
+        if not told.continues(front, submit):
             self._drop(room, now)
             return False
-        self._outbox.repeat(room, token_len(submit.prompt) - submit.prompt_len)
+        self._outbox.repeat(told, submit)
         return True
 
     def _is_near(self, room: DecodeRoom) -> bool:
@@ -244,7 +245,6 @@ class Serving:
             case Drained():
                 if self.receiver.drained(ticket.id, message.outcome) is Heard.FENCE:
                     self._lose(peer.name, now)
-                self.intake.update_mark(peer.name)
 
     # ------------------------------------------------------------ transfer reports
 
@@ -255,22 +255,22 @@ class Serving:
                 self.intake.repeat(room, now)
 
     def on_report(self, report: TransferReport | Event, now: float) -> None:
-        outcomes: list[Outcome] = []
         match report:
             case Landed():
-                outcomes = self.intake.landed(report, now)
+                self._come_to(self.intake.landed(report, now), now)
             case PagesVerified():
-                outcomes = self.intake.verified(report)
+                self._come_to(self.intake.verified(report), now)
             case PeerFenced():
                 self.intake.fenced(report.peer, report.result)
-        for outcome in outcomes:
-            match outcome:
-                case Arrived():
-                    self._arrived(outcome, now)
-                case AttemptFailed():
-                    self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
-                    if outcome.fence is not None:
-                        self._lose(outcome.fence, now)
+
+    def _come_to(self, outcome: Outcome | None, now: float) -> None:
+        match outcome:
+            case Arrived():
+                self._arrived(outcome.room, outcome.first, now)
+            case AttemptFailed():
+                self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
+                if outcome.fence is not None:
+                    self._lose(outcome.fence, now)
 
     def _tell_prompt_logprobs(
         self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
@@ -283,11 +283,10 @@ class Serving:
             self.links.send(room.front, frame)
         if room.arrived is not None and not room.lacks_prompt_logprobs:
             first, room.arrived = room.arrived, None
-            self._arrived(Arrived(room, first), now)
+            self._arrived(room, first, now)
 
-    def _arrived(self, arrived: Arrived, now: float) -> None:
+    def _arrived(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
         """The prompt's pages are ours: share them, take the first token, queue for a row."""
-        room, first = arrived.room, arrived.first
         if room.lacks_prompt_logprobs:  # they come over another connection
             room.arrived = first
             return

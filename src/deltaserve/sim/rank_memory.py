@@ -16,7 +16,7 @@ _POISON = b"\xdb" * STAMP_BYTES
 
 
 class StampMemory:
-    """The transfer.memory.Memory of a simulated rank."""
+    """The transfer.endpoint.Memory of a simulated rank."""
 
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
         self.regions: list[tuple[str, Region]] = []

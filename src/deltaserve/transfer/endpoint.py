@@ -7,10 +7,11 @@ are the control plane's; here are gates, windows and notifications. See gate.py 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy
-from deltaserve.base.ids import PeerName, RegionId
+from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
 from deltaserve.layout.copy_plan import PlacedPages, plan_cache
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import (
@@ -37,7 +38,6 @@ from deltaserve.transfer.commands import (
     WriteFailed,
 )
 from deltaserve.transfer.gate import ChunkJob, Gate, cut_windows
-from deltaserve.transfer.memory import Memory
 from deltaserve.transport.base import (
     Evidence,
     FenceResult,
@@ -52,6 +52,14 @@ from deltaserve.wire.messages import Done, Drain, Piece, RegionInfo
 
 _TELL_EVERY_S = 0.5
 """Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
+
+
+class Memory(Protocol):
+    """What the endpoint needs of its rank's memory besides moving it. Called for pages that no step writes."""
+
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
+        """Packed uint32 crc32 of each page, over all groups of the pool."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

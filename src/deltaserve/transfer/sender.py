@@ -40,7 +40,6 @@ class SendTicket:
     next_chunk: int = 0
     pins: dict[int, _Pins] = field(default_factory=dict)
     answer_revoke: bool = False
-    num_bytes: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -148,12 +147,11 @@ class Sender:
 
     # ------------------------------------------------------------ reports
 
-    def chunk_sent(self, key: TicketId, chunk: int, num_bytes: int) -> SendTicket | None:
+    def chunk_sent(self, key: TicketId, chunk: int) -> SendTicket | None:
         """Every byte of a chunk was seen DONE. The ticket, or None if it is over already."""
         ticket = self._tickets.get(key)
         if ticket is None:
             return None
-        ticket.num_bytes += num_bytes
         self._unpin(ticket, chunk)
         return ticket
 
