@@ -1,4 +1,4 @@
-"""How many requests may wait at a time."""
+"""How much may be inside at a time: requests that wait, bytes of bodies. Tenants have fair shares of both."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _PLACES_PER_FREE_ONE = 4
 Whoever comes next always finds room."""
 
 
-def exceeds_share(settings: ServerSettings, mine: int, free: int) -> bool:
+def _exceeds_share(settings: ServerSettings, mine: int, free: int) -> bool:
     """Whether one tenant of several has as much as it may have while so much is free for all."""
     return settings.num_tenants > 1 and mine >= _PLACES_PER_FREE_ONE * free
 
@@ -57,7 +57,7 @@ class Admission:
         num_free = self.settings.max_queue - self.num_waiting
         if num_free <= 0:
             raise self._full(f"{self.num_waiting} of {self.settings.max_queue} places are taken")
-        if exceeds_share(self.settings, self._waiting[tenant], num_free):
+        if _exceeds_share(self.settings, self._waiting[tenant], num_free):
             message = f"this key has {self._waiting[tenant]} places and {num_free} are left for all"
             raise ApiError(429, "rate_limited", message, headers=retry_after())
         place = Admitted(tenant)
@@ -111,3 +111,43 @@ class Admission:
     @staticmethod
     def _full(why: str) -> ApiError:
         return ApiError(429, "overloaded", f"the server is full: {why}", headers=retry_after())
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes of one body."""
+
+    tenant: Namespace
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Bodies:
+    """Bytes of all bodies that are read and parsed now. Nobody waits here: full means 429 now."""
+
+    settings: ServerSettings
+    _held: Counter[Namespace] = field(default_factory=Counter)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._held.total()
+
+    @contextmanager
+    def one(self, tenant: Namespace) -> Iterator[Held]:
+        """A body, from its first byte until it is parsed."""
+        held = Held(tenant)
+        try:
+            yield held
+        finally:
+            self._held[tenant] -= held.num_bytes
+            if not self._held[tenant]:
+                del self._held[tenant]
+
+    def grow(self, held: Held, num_bytes: int) -> None:
+        """More of it has come. Where there are several tenants each has a fair share. Raises ApiError 429."""
+        free = self.settings.http.max_bodies_bytes - self.num_bytes
+        if num_bytes > free or _exceeds_share(self.settings, self._held[held.tenant], free):
+            message = f"the server is full: bodies of {self.num_bytes} bytes are being read"
+            raise ApiError(429, "overloaded", message, headers={**retry_after(), "Connection": "close"})
+        self._held[held.tenant] += num_bytes
+        held.num_bytes += num_bytes

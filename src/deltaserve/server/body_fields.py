@@ -1,14 +1,18 @@
 """Which field names a request may carry: honoured, refused by name, or ignored and counted."""
 
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, TypeVar
 
+from prometheus_client import Counter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 
+_log = logging.getLogger("deltaserve.server")
 INTERNAL_PREFIXES = ("bootstrap_", "kv_transfer", "disagg_", "disaggregation_", "page", "ticket", "worker", "_")
 _INTERNAL = """
     room rooms attempt peer prefill decode prefill_url decode_url namespace tenant data_parallel_rank
@@ -57,6 +61,8 @@ _TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions"})
 """Nothing is asked by them where `tool_choice` is "none"."""
 MAX_OTHERS = 128
 """Names in one object that are no fields of ours."""
+MAX_FIELD_NAMES = 256
+"""Distinct ignored names that are remembered, for one warning each."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
@@ -89,12 +95,26 @@ class BodyPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-OnIgnored = Callable[[str, Collection[str]], None]
-"""Called with a name nobody knows and the names that would be known there."""
+class UnknownFields:
+    """Counts request fields nobody knows; warns once per name, with the known one it may be meant for."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._warned: set[str] = set()
+
+    def ignore(self, name: str, known: Collection[str]) -> None:
+        """`known`: the names that would be known there."""
+        self._counter.inc()
+        if name in self._warned or len(self._warned) >= MAX_FIELD_NAMES:
+            return
+        self._warned.add(name)
+        near = get_close_matches(name[:80], known, n=1, cutoff=0.75)
+        hint = f"; did the client mean {near[0]!r}?" if near else ""
+        _log.warning("request field %r is unknown and ignored%s", name[:80], hint)
 
 
-def parse(model: type[Model], raw: Mapping[str, object], on_ignored: OnIgnored) -> Model:
-    """`raw` as `model`. Raises ApiError 400 naming the field; calls `on_ignored` for each name nobody knows."""
+def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields) -> Model:
+    """`raw` as `model`. Raises ApiError 400 naming the field; names nobody knows are ignored."""
     known = model.model_fields.keys()
     others = [name for name in raw if name not in known]
     if len(others) > MAX_OTHERS:
@@ -104,7 +124,7 @@ def parse(model: type[Model], raw: Mapping[str, object], on_ignored: OnIgnored) 
     no_tools = raw.get("tool_choice") == "none"
     for name in others:
         if not (no_tools and name in _TOOLS) and not _is_accepted(name, raw[name]):
-            on_ignored(name, known)
+            unknown.ignore(name, known)
     try:
         return model.model_validate(raw)
     except ValidationError as error:

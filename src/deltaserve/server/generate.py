@@ -82,7 +82,7 @@ def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
         if "min_new_tokens" in given:
             given["min_tokens"] = given["min_new_tokens"]
         fixed = {"model": asker.settings.model_name, "stream": body.stream}
-        return parse(GenerateSampling, given | fixed, asker.on_ignored)
+        return parse(GenerateSampling, given | fixed, asker.unknown_fields)
 
 
 @contextmanager

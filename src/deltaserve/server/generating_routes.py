@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.server.api_errors import ApiError, from_failure
+from deltaserve.server.body_fields import Model
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
 from deltaserve.server.formats import Body, ChatFormat, CompletionFormat, OpenAiFormat
@@ -28,17 +28,16 @@ from deltaserve.text.sample_text import TextPiece, join
 from deltaserve.text.text_codec import TextCodec
 
 _log = logging.getLogger("deltaserve.server")
-Fields = TypeVar("Fields", bound=BaseModel)
 Format = OpenAiFormat | GenerateFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect(Generic[Fields]):
+class Dialect(Generic[Model]):
     """What sets one endpoint apart: its fields, its job, its answer's form."""
 
-    body: type[Fields]
-    job: Callable[[Fields, Asker], Job]
-    format: Callable[[TextCodec, Job, Fields], Format]
+    body: type[Model]
+    job: Callable[[Model, Asker], Job]
+    format: Callable[[TextCodec, Job, Model], Format]
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
@@ -59,10 +58,10 @@ class Dialect(Generic[Fields]):
                 on_end=held.pop_all().close,  # the stream still has to be made
             )
 
-    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Fields, Job]:
+    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Model, Job]:
         deadline = deadline_s(request, front.settings)
         fields = await front.read(request, self.body)
-        asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.ignore_field)
+        asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
         is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
         return fields, await in_thread_if(is_large, lambda: self.job(fields, asker))
 

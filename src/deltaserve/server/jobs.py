@@ -13,7 +13,7 @@ from deltaserve.base.ids import Namespace, Room
 from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
-from deltaserve.server.body_fields import BodyPart, OnIgnored
+from deltaserve.server.body_fields import BodyPart, UnknownFields
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
@@ -163,8 +163,7 @@ class Asker:
     limits: Limits
     codec: TextCodec
     settings: ServerSettings
-    on_ignored: OnIgnored
-    """Told each field name nobody knows."""
+    unknown_fields: UnknownFields
 
 
 def check_model(name: str | None, settings: ServerSettings) -> None:

@@ -85,8 +85,6 @@ def _family(name: str) -> Metric:
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5)
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-MAX_FIELD_NAMES = 256
-"""Distinct ignored field names that are remembered (for one warning each)."""
 
 
 class ServerMetrics:
@@ -103,7 +101,6 @@ class ServerMetrics:
             return Gauge(f"deltaserve_{name}", text, registry=registry)
 
         self._registry = registry
-        self._warned: set[str] = set()
         self.responses = counter("http_responses", "Answers by path and status", "path", "status")
         self.errors = counter("request_errors", "Requests not served, by error code", "code")
         self.ttft_s = histogram("time_to_first_token_seconds", "Request read to first token", _TTFT_BUCKETS)
@@ -123,11 +120,3 @@ class ServerMetrics:
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
         return generate_latest(self._registry)
-
-    def ignore_field(self, name: str) -> bool:
-        """Count an unknown field; True the first time this name is seen."""
-        self.ignored_fields.inc()
-        if name in self._warned or len(self._warned) >= MAX_FIELD_NAMES:
-            return False
-        self._warned.add(name)
-        return True

@@ -2,19 +2,30 @@
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from deltaserve.base.ids import Namespace
-from deltaserve.server.admission import exceeds_share
-from deltaserve.server.api_errors import ApiError, ClientGone, invalid, retry_after
+from deltaserve.server.admission import Bodies, Held
+from deltaserve.server.api_errors import ApiError, ClientGone, invalid
 from deltaserve.server.settings import ServerSettings
+
+DEADLINE_HEADER = "x-deadline-seconds"
+THREAD_BYTES = 16 * 1024
+"""Bodies above this are handled in a thread, so that the event loop goes on serving."""
+
+MAX_CONTAINERS = 200_000
+"""Arrays and objects of one body; brackets inside its texts count as well. Eight megabytes of empty arrays keep the
+interpreter busy for seconds: the garbage collector walks through them again and again."""
+
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""Narrower than float(): no signs, no underscores, no words."""
+
+Result = TypeVar("Result")
 
 CALLER = "deltaserve.caller"
 """Where the edge puts it in a request's scope."""
@@ -36,60 +47,6 @@ def caller_of(request: Request) -> Caller:
     caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
-
-
-@dataclass(slots=True)
-class Held:
-    """Bytes of one body."""
-
-    tenant: Namespace
-    num_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Bodies:
-    """Bytes of all bodies that are read and parsed now. Nobody waits here: full means 429 now."""
-
-    settings: ServerSettings
-    _held: Counter[Namespace] = field(default_factory=Counter)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._held.total()
-
-    @contextmanager
-    def one(self, tenant: Namespace) -> Iterator[Held]:
-        """A body, from its first byte until it is parsed."""
-        held = Held(tenant)
-        try:
-            yield held
-        finally:
-            self._held[tenant] -= held.num_bytes
-            if not self._held[tenant]:
-                del self._held[tenant]
-
-    def grow(self, held: Held, num_bytes: int) -> None:
-        """More of it has come. Where there are several tenants each has a fair share. Raises ApiError 429."""
-        free = self.settings.http.max_bodies_bytes - self.num_bytes
-        if num_bytes > free or exceeds_share(self.settings, self._held[held.tenant], free):
-            message = f"the server is full: bodies of {self.num_bytes} bytes are being read"
-            raise ApiError(429, "overloaded", message, headers={**retry_after(), "Connection": "close"})
-        self._held[held.tenant] += num_bytes
-        held.num_bytes += num_bytes
-
-
-DEADLINE_HEADER = "x-deadline-seconds"
-THREAD_BYTES = 16 * 1024
-"""Bodies above this are handled in a thread, so that the event loop goes on serving."""
-
-MAX_CONTAINERS = 200_000
-"""Arrays and objects of one body; brackets inside its texts count as well. Eight megabytes of empty arrays keep the
-interpreter busy for seconds: the garbage collector walks through them again and again."""
-
-_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""Narrower than float(): no signs, no underscores, no words."""
-
-Result = TypeVar("Result")
 
 
 async def read_object(request: Request, bodies: Bodies) -> dict[str, object]:
