@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -9,19 +10,21 @@ from torch import Tensor
 from deltaserve.models.layers import swiglu
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.moe import moe_mlp, route
+from deltaserve.models.packing import pack
 from deltaserve.models.weights import MoeWeights
 
 SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True, layers=frozenset({0}))
 
 
-def random_weights(hidden: int) -> MoeWeights:
+def random_weights(hidden: int, dtype: torch.dtype = torch.bfloat16) -> MoeWeights:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return (torch.randn(*shape, generator=generator) / 4).to(torch.bfloat16)
+        return (torch.randn(*shape, generator=generator) / 4).to(dtype)
 
     size, count = SPEC.intermediate_size, SPEC.num_experts
-    return MoeWeights(draw(count, hidden), None, draw(count, 2 * size, hidden), draw(count, hidden, size))
+    gate_up, down = draw(count, 2 * size, hidden), draw(count, hidden, size)
+    return MoeWeights(draw(count, hidden), None, gate_up.unbind(), down.unbind())
 
 
 @torch.inference_mode()
@@ -46,14 +49,24 @@ def test_equal_tokens_get_equal_bits() -> None:
     assert torch.equal(got, got[:1].repeat(16, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_tokens", [1, 5, 64])
+@torch.inference_mode()
+def test_packed_experts_compute_the_same(num_tokens: int, dtype: torch.dtype) -> None:
+    """Whatever number of tokens comes to each: with 64, some experts get 17 and more."""
+    plain = random_weights(48, dtype)
+    packed = replace(plain, gate_up=tuple(map(pack, plain.gate_up)), down=tuple(map(pack, plain.down)))
+    x = torch.randn(num_tokens, 48, generator=torch.Generator().manual_seed(3)).to(dtype)
+    torch.testing.assert_close(moe_mlp(x, packed, SPEC), moe_mlp(x, plain, SPEC))
+
+
 @torch.inference_mode()
 def test_experts_are_chosen_in_the_groups_with_the_best_two() -> None:
     """The best expert of all stands alone in its group."""
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=6, experts_per_token=2, renormalise=False)
     spec = replace(spec, num_groups=3, kept_groups=1, scale=2.5)
     scores = torch.tensor([0.9, 0.1, 0.7, 0.6, 0.5, 0.55])
-    empty = torch.empty(0)
-    weights = MoeWeights(scores.logit()[:, None], torch.zeros(6), empty, empty)
+    weights = MoeWeights(scores.logit()[:, None], torch.zeros(6), (), ())
     experts, gains = route(torch.ones(1, 1), weights, spec)
     assert experts.tolist() == [[2, 3]]
     torch.testing.assert_close(gains, torch.tensor([[0.7, 0.6]]) * 2.5)
@@ -65,7 +78,6 @@ def test_a_correction_takes_part_in_the_choice_but_not_in_the_weights() -> None:
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=4, experts_per_token=2)
     scores = torch.tensor([0.9, 0.5, 0.4, 0.1])
     correction = torch.tensor([-1.0, 0.0, 0.0, 0.5])
-    empty = torch.empty(0)
-    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, empty, empty), spec)
+    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, (), ()), spec)
     assert experts.tolist() == [[3, 1]]
     torch.testing.assert_close(gains, torch.tensor([[0.1, 0.5]]) / 0.6)

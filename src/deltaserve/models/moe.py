@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import dense_mlp, swiglu
+from deltaserve.models.layers import dense_mlp, product, swiglu
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.weights import MoeWeights
 
@@ -49,8 +49,8 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
     for expert, count in enumerate(counts):
         if count == 0:
             continue
-        hidden = swiglu(functional.linear(inputs[start : start + count], weights.gate_up[expert]))
-        outputs[start : start + count] = functional.linear(hidden, weights.down[expert])
+        hidden = swiglu(product(inputs[start : start + count], weights.gate_up[expert]))
+        outputs[start : start + count] = product(hidden, weights.down[expert])
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
     total = _weighted_sum(chosen, gains)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deltaserve.models.weights import AttentionWeights, DenseWeights, LayerWeights, Linear, MlaWeights
+from deltaserve.models.weights import AttentionWeights, DenseWeights, LayerWeights, Linear, MlaWeights, MoeWeights
 
 _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2", "AVX512"})}
 """Type |-> instruction sets with which packed products are faster (measured)."""
@@ -25,13 +25,10 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def pack_layer(layer: LayerWeights) -> LayerWeights:
-    """All matrices of a layer but those of which there is one per head or expert."""
+    """All matrices of a layer but routers and those of which there is one per head."""
     mlp = layer.mlp
-    if isinstance(mlp, DenseWeights):
-        mlp = _pack_dense(mlp)
-    elif mlp.shared is not None:
-        mlp = replace(mlp, shared=_pack_dense(mlp.shared))
-    return replace(layer, attention=_pack_attention(layer.attention), mlp=mlp)
+    packed = _pack_dense(mlp) if isinstance(mlp, DenseWeights) else _pack_experts(mlp)
+    return replace(layer, attention=_pack_attention(layer.attention), mlp=packed)
 
 
 def _pack_attention(attention: AttentionWeights | MlaWeights) -> AttentionWeights | MlaWeights:
@@ -44,6 +41,11 @@ def _pack_attention(attention: AttentionWeights | MlaWeights) -> AttentionWeight
 
 def _pack_dense(mlp: DenseWeights) -> DenseWeights:
     return DenseWeights(_pack_linear(mlp.gate_up), _pack_linear(mlp.down))
+
+
+def _pack_experts(mlp: MoeWeights) -> MoeWeights:
+    shared = None if mlp.shared is None else _pack_dense(mlp.shared)
+    return replace(mlp, gate_up=tuple(map(pack, mlp.gate_up)), down=tuple(map(pack, mlp.down)), shared=shared)
 
 
 def _pack_linear(linear: Linear) -> Linear:

@@ -47,8 +47,8 @@ class DenseWeights:
 class MoeWeights:
     router: Tensor  # [E, hidden], float32 where each score counts alone
     correction: Tensor | None  # [E] float32, added to the scores of the choice
-    gate_up: Tensor  # [E, 2 I, hidden]
-    down: Tensor  # [E, hidden, I]
+    gate_up: tuple[Tensor, ...]  # of each expert, plain or packed: [2 I, hidden]
+    down: tuple[Tensor, ...]  # of each expert: [hidden, I]
     shared: DenseWeights | None = None  # for every token
 
 
@@ -190,4 +190,5 @@ def _experts(table: TargetTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> 
         # Scores near each other decide which experts are chosen: not in 16 bits.
         table = replace(table, dtype=torch.float32)
         correction = table.whole(f"{prefix}.{CORRECTION}", (moe.num_experts,))
-    return MoeWeights(table.whole(router, (moe.num_experts, hidden)), correction, gate_up, down, shared)
+    gate = table.whole(router, (moe.num_experts, hidden))
+    return MoeWeights(gate, correction, gate_up.unbind(), down.unbind(), shared)
