@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt come over another connection than its pages: all, in order, or the attempt fails."""
+"""Log-probabilities of a prompt come over another connection than its pages: in order; what is lost is repeated."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +9,20 @@ import deltaserve.instance.rooms
 from deltaserve.base.ids import PeerName
 from deltaserve.base.sampling import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
+from deltaserve.instance.kept_logprobs import KEPT_S, KeptLogprobs
 from deltaserve.sim.cluster import VOCAB
 from deltaserve.sim.oracle import oracle_answer
 from deltaserve.sim.process import Answer
 from deltaserve.wire.codec import encode
-from deltaserve.wire.messages import MAX_LOGPROB_POSITIONS, Envelope, Failed, PromptLogprobs, Submit
+from deltaserve.wire.messages import (
+    MAX_LOGPROB_POSITIONS,
+    AskLogprobs,
+    Envelope,
+    Failed,
+    Offer,
+    PromptLogprobs,
+    Submit,
+)
 from tests.instance.duo import DECODE, FRONT, PREFILL, Delays, Duo
 
 PROMPT = range(1, 31)
@@ -29,24 +38,27 @@ def told(duo: Duo, src: PeerName) -> list[float]:
     return [value.logprob for frame in duo.sent(PromptLogprobs, src) for value in frame.values]
 
 
-def lose(is_lost: Callable[[PromptLogprobs], bool]) -> Delays:
-    """A link from prefill to decode that loses the first frame of log-probabilities that is so."""
-    lost: list[PromptLogprobs] = []
+def lose(is_lost: Callable[[PromptLogprobs | AskLogprobs], bool], num_times: int = 1) -> Delays:
+    """A link between the workers that loses the first frames about log-probabilities that are so."""
+    lost: list[PromptLogprobs | AskLogprobs] = []
 
     def link(src: PeerName, dst: PeerName, envelope: Envelope) -> tuple[float, ...] | None:
         body = envelope.body
-        if src == PREFILL and isinstance(body, PromptLogprobs) and not lost and is_lost(body):
-            lost.append(body)
-            return ()
-        return None
+        if dst == FRONT or not isinstance(body, PromptLogprobs | AskLogprobs):
+            return None
+        if len(lost) == num_times or not is_lost(body):
+            return None
+        lost.append(body)
+        return ()
 
     return link
 
 
 def served(duo: Duo, answer: Answer) -> None:
-    duo.until(lambda: bool(answer.ends), limit_s=30.0)
+    duo.until(lambda: bool(answer.ends), limit_s=60.0)
     assert answer.error is None, answer.error
     assert len(answer.tokens) == 3
+    assert [value.logprob for value in answer.prompt_logprobs] == EXPECTED
     duo.quiet()
 
 
@@ -63,16 +75,53 @@ def test_they_arrive_before_the_first_token() -> None:
     served(duo, ask(duo))
     assert told(duo, DECODE) == EXPECTED
     assert not duo.sent(Failed)
+    assert duo.sent(AskLogprobs, DECODE)[-1].start == len(PROMPT)
+    assert duo.prefill.logprobs.num_numbers == 0
 
 
+@pytest.mark.parametrize("num_times", [1, 2], ids=["once", "and its repetition"])
 @pytest.mark.parametrize("start", [1, 9, 25], ids=["first", "middle", "last"])
-def test_a_lost_frame_fails_the_attempt_and_the_next_one_computes_them_anew(start: int) -> None:
-    """It used to hang until the deadline, with all pages held."""
-    duo = Duo(link=lose(lambda frame: frame.start == start))
+def test_a_lost_frame_is_asked_for_and_told_again(start: int, num_times: int) -> None:
+    """It used to hang until the deadline; later it failed the attempt, and the prompt was computed again."""
+    duo = Duo(link=lose(lambda frame: isinstance(frame, PromptLogprobs) and frame.start == start, num_times))
+    served(duo, ask(duo))
+    assert len(duo.sent(Submit, FRONT)) == 1
+    assert not duo.sent(Failed)
+    assert told(duo, DECODE) == EXPECTED
+    assert duo.prefill.logprobs.num_numbers == 0
+
+
+def test_a_lost_question_is_repeated() -> None:
+    def is_first(frame: PromptLogprobs | AskLogprobs) -> bool:
+        return isinstance(frame, AskLogprobs) or (frame.start == 9 and not duo.sent(AskLogprobs, DECODE))
+
+    duo = Duo(link=lose(is_first, num_times=2))
+    served(duo, ask(duo))
+    assert [frame.start for frame in duo.sent(AskLogprobs, DECODE)][:2] == [9, 9]
+    assert len(duo.sent(Submit, FRONT)) == 1
+
+
+def test_a_lost_acknowledgement_leaves_them_in_memory_for_a_while_only() -> None:
+    duo = Duo(link=lose(lambda frame: isinstance(frame, AskLogprobs)))
     answer = ask(duo)
-    served(duo, answer)
+    duo.until(lambda: bool(answer.ends))
+    assert duo.prefill.logprobs.num_numbers == len(EXPECTED)
+    duo.until(lambda: not duo.prefill.logprobs.num_numbers, limit_s=2 * KEPT_S)
+
+
+def test_what_prefill_keeps_no_more_is_computed_again() -> None:
+    duo = Duo(link=lose(lambda frame: isinstance(frame, PromptLogprobs) and frame.start == 1))
+    duo.prefill.logprobs = KeptLogprobs(max_numbers=20)
+    served(duo, ask(duo))
+    assert duo.sent(Failed)
     assert len(duo.sent(Submit, FRONT)) == 2
-    assert duo.world.now < 10.0
+
+
+def test_of_a_lost_link_they_are_computed_again() -> None:
+    """Whatever is repeated is lost as well: the pages are not held for that for ever."""
+    duo = Duo(link=lose(lambda frame: isinstance(frame, PromptLogprobs) and frame.start == 25, num_times=4))
+    served(duo, ask(duo))
+    assert {offer.attempt for offer in duo.sent(Offer, DECODE)} == {1, 2}
 
 
 def test_a_chunk_of_many_positions_goes_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:

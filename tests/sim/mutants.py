@@ -458,5 +458,12 @@ MUTANTS = (
         "sum(self._ungranted.values()) < self._horizon",
     ),
     Mutant("fences_again", "A10", _SERVING, "        self.receiver.fencing(peer)\n", ""),
+    Mutant(
+        "kept_logprobs_miscounted",
+        "C1",
+        "deltaserve.instance.kept_logprobs",
+        "self.num_numbers -= _num_numbers(told.frames.popleft())",
+        "told.frames.popleft()",
+    ),
     Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),
 )

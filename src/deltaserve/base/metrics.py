@@ -25,6 +25,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_prefill_tokens_per_second": "Prompt tokens computed a second, smoothed",
     "deltaserve_tickets_open": "Tickets that are not over: pages a peer may still reach",
     "deltaserve_ticket_tombstones": "Tickets that prefill must still refuse by name",
+    "deltaserve_kept_prompt_logprobs": "Log-probabilities of prompts that prefill keeps until decode has them",
     "deltaserve_transfer_bytes_planned_total": "Bytes of pages that grants asked for",
     "deltaserve_transfer_bytes_sent_total": "Bytes that prefill posted",
     "deltaserve_transfer_bytes_landed_total": "Bytes that decode accepted",

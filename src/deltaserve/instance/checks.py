@@ -13,6 +13,7 @@ from deltaserve.instance.api import InstanceConfig
 from deltaserve.sched.plan import ItemOutcome
 from deltaserve.wire.messages import (
     Ask,
+    AskLogprobs,
     Cancel,
     ChangeRole,
     Component,
@@ -44,7 +45,7 @@ _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _ORDERS: Mapping[str, tuple[type, ...]] = {
     Role.FRONT.value: (Submit, Cancel, Finish, Flush, ChangeRole, Hello),
     Role.PREFILL.value: (Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs),
-    **dict.fromkeys(_DECODES, (Offer, Ask, Grant, Revoke, Cancel)),
+    **dict.fromkeys(_DECODES, (Offer, Ask, AskLogprobs, Grant, Revoke, Cancel)),
 }
 """Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""
 

@@ -238,4 +238,5 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         self.serving.receiver.check_integrity()
+        self.outflow.logprobs.check_integrity()
         check_parts(self.parts, [*self.outflow.requests(), *self.serving.requests()])

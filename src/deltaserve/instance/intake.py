@@ -27,15 +27,15 @@ from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
-from deltaserve.wire.messages import Ask, Cancel, Component, Grant, Offer, Revoke
+from deltaserve.wire.messages import Ask, AskLogprobs, Cancel, Component, Grant, Offer, Revoke
 
-_UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED)
-"""An attempt's states in which prefill was asked for something."""
+_UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED, DecodeState.VERIFYING)
+"""An attempt's states in which prefill was, or may be, asked for something."""
 _MAX_GAP_S = 8.0
 _ARRIVAL_S = 1.0
 """After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
-_LOGPROBS_S = 3.0
-"""After the pages have landed, the prompt's log-probabilities take so long at most; else the last of them are lost."""
+_LOGPROBS_S = 6.0
+"""So long after the pages have landed the prompt's log-probabilities are asked for, if they do not come."""
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
@@ -109,12 +109,34 @@ class Intake:
         if room.state is DecodeState.GRANTED:
             assert room.ticket is not None
             self._links.send(prefill, self._grant_message(room.ticket))
+        elif room.state is DecodeState.VERIFYING:
+            pass  # what it was asked for is here, but for the log-probabilities
         elif room.is_queued:
             self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
         else:
             self._links.send(prefill, self._offer(room, now))
+        if room.misses_prompt_logprobs:
+            self.ask_logprobs(room)
         room.next_repeat = now + room.repeat_gap_s
         room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
+
+    def ask_logprobs(self, room: DecodeRoom) -> None:
+        """Say how many of the prompt's log-probabilities are here; prefill tells the others again, if there are any."""
+        if room.prefill is not None:
+            start = room.num_prompt_logprobs + 1
+            self._links.send(room.prefill, AskLogprobs(room=room.room, attempt=room.attempt, start=start))
+
+    def lost_logprobs(self, room: DecodeRoom, now: float) -> None:
+        """Some were overtaken by later ones, which are dropped: all are asked for from the first that is missing."""
+        if room.lost_behind != room.num_prompt_logprobs:
+            room.lost_behind = room.num_prompt_logprobs
+            room.repeat_gap_s, room.next_repeat = 1.0, now
+            self.repeat(room, now)
+
+    def await_logprobs(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
+        """All pages are here. The log-probabilities take another way: if they are not here soon, they are lost."""
+        room.arrived = first
+        room.repeat_gap_s, room.next_repeat = 1.0, now + 1.0
 
     @staticmethod
     def queued(room: DecodeRoom) -> None:

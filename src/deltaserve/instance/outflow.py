@@ -11,6 +11,7 @@ from deltaserve.base.machine import advance
 from deltaserve.instance.api import Action, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refuse_offer
 from deltaserve.instance.greeting import Greeter
+from deltaserve.instance.kept_logprobs import KeptLogprobs
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import PrefillRoom, make_request, prompt_logprobs_frames
@@ -34,6 +35,7 @@ from deltaserve.transfer.tables import SenderState
 from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     Ask,
+    AskLogprobs,
     Cancel,
     Drain,
     Drained,
@@ -66,6 +68,7 @@ class Outflow:
         self._by_request: dict[Request, PrefillRoom] = {}
         self._ungranted: dict[PeerName, int] = {}
         """Tokens announced to a decode worker that it has not granted yet."""
+        self.logprobs = KeptLogprobs()
         self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
 
     def __len__(self) -> int:
@@ -87,6 +90,7 @@ class Outflow:
         for room in self.rooms.values():
             if room.is_announced and room.ticket is None and room.asks_again(now):
                 self._announce(room)  # a lost Cancel must not leave its pages waiting for a grant
+        self.logprobs.expire(self.rooms, now)
 
     def started(self, request: Request) -> bool:
         """A request was admitted: True if it is of this desk."""
@@ -130,6 +134,8 @@ class Outflow:
                 self._on_offer(peer, offer, now)
             case Ask() as ask:
                 self._on_ask(peer, ask)
+            case AskLogprobs() as ask:
+                self._on_ask_logprobs(peer, ask)
             case Grant() as grant:
                 self._on_grant(peer, peer.boot, grant)
             case Revoke() as revoke:
@@ -138,6 +144,7 @@ class Outflow:
                 room = self.rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
                     self._end(room)
+                self.logprobs.forget((peer.name, Room(cancel.room)))
 
     def _on_offer(self, peer: Peer, offer: Offer, now: float) -> None:
         key = (peer.name, Room(offer.room))
@@ -169,7 +176,15 @@ class Outflow:
         elif room is None or room.attempt < ask.attempt:
             self._unknown(peer, ask)
 
-    def _unknown(self, peer: Peer, asked: Ask | Grant) -> None:
+    def _on_ask_logprobs(self, peer: Peer, ask: AskLogprobs) -> None:
+        frames = self.logprobs.again((peer.name, Room(ask.room)), Attempt(ask.attempt), ask.start)
+        if frames is None:
+            self._unknown(peer, ask)
+            return
+        for frame in frames:
+            self.links.send(peer.name, frame)
+
+    def _unknown(self, peer: Peer, asked: Ask | AskLogprobs | Grant) -> None:
         reason, text = FailReason.CANCELLED, "no such attempt here"
         self.links.send(peer.name, Failed(room=asked.room, attempt=asked.attempt, reason=reason, message=text))
 
@@ -289,6 +304,7 @@ class Outflow:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._end(room)
+        self.logprobs.forget_reader(peer)
 
     # ------------------------------------------------------------ compute
 
@@ -342,7 +358,9 @@ class Outflow:
             return
         if progress.prompt_logprobs:
             start = progress.computed_from + 1
-            for frame in prompt_logprobs_frames(room.room, start, progress.prompt_logprobs):
+            frames = prompt_logprobs_frames(room.room, start, progress.prompt_logprobs)
+            self.logprobs.keep((room.peer, room.room), room.attempt, frames)
+            for frame in frames:
                 self.links.send(room.peer, frame)
         self.parts.scheduler.running.share_computed(room.request)
         if progress.sampled is not None:
@@ -401,4 +419,7 @@ class Outflow:
     # ------------------------------------------------------------ views
 
     def metrics(self) -> dict[str, float]:
-        return {"deltaserve_ticket_tombstones": self.sender.num_tombstones}
+        return {
+            "deltaserve_ticket_tombstones": self.sender.num_tombstones,
+            "deltaserve_kept_prompt_logprobs": self.logprobs.num_numbers,
+        }

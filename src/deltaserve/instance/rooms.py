@@ -113,6 +113,8 @@ class DecodeRoom:
     """The first token, held back until the prompt's log-probabilities are here."""
     num_prompt_logprobs: int = 0
     """Told to the front so far: of positions 1, 2, ..."""
+    lost_behind: int | None = None
+    """How many were told when it was last found that the next one is lost."""
     epoch: int = 0
     """Of the latest Submit."""
     first_own: int = 0
@@ -130,6 +132,12 @@ class DecodeRoom:
     def lacks_prompt_logprobs(self) -> bool:
         """Whether some asked-for ones are still to come: the first token must not overtake them."""
         return self.request.sampling.prompt_logprobs is not None
+
+    @property
+    def misses_prompt_logprobs(self) -> bool:
+        """Whether some were lost on the way, as far as is known."""
+        is_found = self.arrived is not None or self.lost_behind == self.num_prompt_logprobs
+        return self.lacks_prompt_logprobs and is_found
 
     def new_prompt_logprobs(self, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...] | None:
         """What of these is to be told next, nothing for a repeat; None when some before them are missing.

@@ -157,7 +157,7 @@ class Serving:
             case Starting():  # of a room that is over, or whose attempts are counted anew
                 self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
             case Failed() if room is not None and body.attempt == room.attempt:
-                if room.state in _ASKED:  # else everything has landed
+                if room.state in _ASKED or room.arrived is not None:  # else everything is here
                     self._attempt_failed(room, body.reason, body.message, now)
                 if body.reason is FailReason.PEER_FENCED:
                     self._lose(peer.name, now)
@@ -277,18 +277,21 @@ class Serving:
     ) -> None:
         told = room.new_prompt_logprobs(start, values)
         if told is None:
-            self._attempt_failed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt were lost", now)
+            self.intake.lost_logprobs(room, now)
             return
         for frame in told:
             self.links.send(room.front, frame)
-        if room.arrived is not None and not room.lacks_prompt_logprobs:
+        if not told or room.lacks_prompt_logprobs:
+            return
+        self.intake.ask_logprobs(room)  # for none: prefill may forget them
+        if room.arrived is not None:
             first, room.arrived = room.arrived, None
             self._arrived(room, first, now)
 
     def _arrived(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
         """The prompt's pages are ours: share them, take the first token, queue for a row."""
-        if room.lacks_prompt_logprobs:  # they come over another connection
-            room.arrived = first
+        if room.lacks_prompt_logprobs:
+            self.intake.await_logprobs(room, first, now)
             return
         request = room.request
         request.num_computed = room.attempt_len

@@ -229,4 +229,5 @@ def held_by(worker: SimWorker) -> int:
     pages = sum(pool.count(state) for pool in parts.pools for state in _BUSY)
     pins = sum(pool.num_pinned for pool in parts.pools)
     rows = len(parts.scheduler.running) + len(parts.scheduler.waiting)
-    return pages + pins + rows + parts.cache.num_leases + worker.instance.transfer_active()
+    books = parts.cache.num_leases + worker.instance.outflow.logprobs.num_numbers
+    return pages + pins + rows + books + worker.instance.transfer_active()

@@ -2,8 +2,8 @@
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
 front -> any     Flush, ChangeRole
-decode -> prefill Offer, Ask, Grant, Revoke, Cancel prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
-                                                                      PromptLogprobs
+decode -> prefill Offer, Ask, AskLogprobs, Grant,   prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
+                  Revoke, Cancel                                      PromptLogprobs
 prefill -> decode, bound to the data it announces (transport notification): Done
 all: Hello, Heartbeat, Status, Events
 
@@ -156,6 +156,17 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fi
 
     room: bytes
     attempt: int
+
+
+class AskLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode has the prompt's log-probabilities before position `start`, which prefill may forget.
+
+    What was told from there on is told again, or Failed if it is not kept any more. At the prompt's end nothing is.
+    """
+
+    room: bytes
+    attempt: int
+    start: int
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -334,7 +345,7 @@ MAX_LOGPROB_POSITIONS = 2048
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Log-probabilities of prompt positions [start, start + n), from prefill through decode to the front.
 
-    A chunk's may need several. What is lost is not sent again: the attempt fails, the next one computes it anew.
+    A chunk's may need several. Prefill keeps them for a while: decode asks for what it lacks (AskLogprobs).
     """
 
     room: bytes
@@ -385,6 +396,7 @@ Message = (
     | Offer
     | Queued
     | Ask
+    | AskLogprobs
     | Starting
     | Grant
     | Done
