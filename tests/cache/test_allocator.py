@@ -1,4 +1,4 @@
-"""PagePool: all or nothing, pins, generations, conservation."""
+"""PagePool: all or nothing, pins, conservation."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def picture(pool: PagePool) -> tuple[object, ...]:
     pages = [PageId(page) for page in range(pool.num_pages)]
     return (
         [pool.state(page) for page in pages],
-        [pool.generation(page) for page in pages],
+        pool.generations(),
         [pool.count(state) for state in PageState],
         (pool.num_free, pool.num_held, pool.num_pinned),
     )
@@ -164,25 +164,25 @@ def test_runs_survive_a_round_trip() -> None:
     assert taken(pool.allocate(40)) == first
 
 
-def test_single_pages_of_a_freed_run_come_in_its_order() -> None:
-    """A request that grows page by page still gets a run."""
+def test_single_pages_come_one_after_the_other() -> None:
+    """A request that grows page by page, alone, gets a run."""
     pool = PagePool(100)
-    run = taken(pool.allocate(10))
-    pool.free(run)
-    assert tuple(taken(pool.allocate(1))[0] for _ in run) == run
+    pool.free(taken(pool.allocate(10)))
+    grown = [taken(pool.allocate(1))[0] for _ in range(10)]
+    assert grown == list(range(grown[0], grown[0] + 10))
 
 
-def test_generation_counts_uses_and_wraps() -> None:
-    pool = PagePool(1)
-    assert pool.generation(PageId(0)) == 0
-    for use in range(1, 4):
-        pages = taken(pool.allocate(1))
-        assert pool.generation(pages[0]) == use
-        pool.cache(pages)
-        pool.evict(pages)
-        assert pool.generation(pages[0]) == use
-    pool._generation[0] = 2**32 - 1
-    assert pool.generation(taken(pool.grant(1))[0]) == 0
+def test_a_generation_is_one_use_of_a_page() -> None:
+    pool = PagePool(3)
+    seen = {0}
+    for n in (1, 2, 3, 3):
+        pages = taken(pool.grant(n))
+        (generation,) = {pool.generations()[page] for page in pages}
+        assert generation not in seen
+        seen.add(generation)
+        pool.land(pages)
+        pool.free(pages)
+        assert {pool.generations()[page] for page in pages} == {generation}
 
 
 def test_ticket_life_in_both_endings() -> None:
@@ -265,16 +265,27 @@ def test_unpin_is_all_or_nothing() -> None:
     assert pool.num_pinned == 1
 
 
+def taken_away(pool: PagePool) -> int:
+    page = pool._free.take_one()
+    assert page is not None
+    return page
+
+
+def _miscount_the_free_ones(pool: PagePool) -> None:
+    pool._free._num_in_runs -= 1
+
+
 def _lose_a_page(pool: PagePool) -> None:
-    pool._free.pop()
+    pool._free.take(1)
 
 
 def _free_twice(pool: PagePool) -> None:
-    pool._free[0] = pool._free[1]
+    pool._free.give_back([5])
 
 
 def _offer_a_page_in_use(pool: PagePool) -> None:
-    pool._free[0] = 0
+    pool._free.take(1)
+    pool._free.give_back([0])
 
 
 def _miscount(pool: PagePool) -> None:
@@ -282,15 +293,15 @@ def _miscount(pool: PagePool) -> None:
 
 
 def _hold_without_pin(pool: PagePool) -> None:
-    pool._held.add(pool._free.pop())
+    pool._held.add(taken_away(pool))
 
 
 def _hold_and_offer(pool: PagePool) -> None:
-    pool._held.add(pool._free[-1])
+    pool._held.add(5)
 
 
 def _pin_a_free_page(pool: PagePool) -> None:
-    pool._pins[pool._free[-1]] = 1
+    pool._pins[5] = 1
 
 
 def _pin_zero_times(pool: PagePool) -> None:
@@ -301,6 +312,7 @@ def _pin_zero_times(pool: PagePool) -> None:
     "corrupt",
     [
         _lose_a_page,
+        _miscount_the_free_ones,
         _free_twice,
         _offer_a_page_in_use,
         _miscount,

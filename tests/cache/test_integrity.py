@@ -78,7 +78,7 @@ def keep_an_empty_root(toy: Toy) -> None:
 
 
 def corrupt_a_pool(toy: Toy) -> None:
-    toy.pools[0]._free.append(toy.pools[0]._free[0])
+    toy.pools[0]._free.give_back([next(iter(toy.pools[0]._free))])
 
 
 def miscount_a_window(toy: Toy) -> None:

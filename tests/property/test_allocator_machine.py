@@ -24,14 +24,13 @@ PINNABLE = {PageState.OWNED, PageState.CACHED}
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """The model: state, generation and pins of each page, in plain dictionaries."""
+    """The model: state and pins of each page, in plain dictionaries."""
 
     @initialize(num_pages=st.integers(1, 12))
     def start(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages)
         pages = [PageId(page) for page in range(num_pages)]
         self.states = dict.fromkeys(pages, PageState.FREE)
-        self.generations = dict.fromkeys(pages, 0)
         self.pins = dict.fromkeys(pages, 0)
 
     def within_reach(self) -> list[PageId]:
@@ -39,7 +38,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 6), event=st.sampled_from([PageEvent.ALLOCATE, PageEvent.GRANT]))
     def take(self, n: int, event: PageEvent) -> None:
-        reach = self.within_reach()
+        reach, before = self.within_reach(), self.pool.generations()
         pages = self.pool.allocate(n) if event is PageEvent.ALLOCATE else self.pool.grant(n)
         if n > len(reach):
             assert pages is None
@@ -47,9 +46,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert pages is not None
         assert len(pages) == n
         assert list(pages) == sorted(set(pages) & set(reach))
+        after = self.pool.generations()
+        assert [page for page in self.states if after[page] != before[page]] == list(pages)
         for page in pages:
             self.states[page] = PAGE_TRANSITIONS[PageState.FREE][event]
-            self.generations[page] += 1
 
     @rule(data=st.data(), event=st.sampled_from(list(OPERATIONS)))
     def move(self, data: st.DataObject, event: PageEvent) -> None:
@@ -105,7 +105,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         pool = self.pool
         pool.check_integrity()
         assert {page: pool.state(page) for page in self.states} == self.states
-        assert {page: pool.generation(page) for page in self.states} == self.generations
         assert pool.num_free == len(self.within_reach())
         held = [page for page, state in self.states.items() if state is PageState.FREE and self.pins[page]]
         assert pool.num_held == len(held)

@@ -1,4 +1,4 @@
-"""Pages over every pool: all or none, eviction for the shortfall only, leased pages never."""
+"""Pages over every pool: all or none, eviction for the shortfall, leased pages never."""
 
 from deltaserve.base.ids import PoolId
 from deltaserve.sched.budget import Budget
@@ -35,6 +35,19 @@ def test_allocation_evicts_the_shortfall_and_no_more() -> None:
     assert toy.hit("abc") == "ab"
     budget.free(taken)
     assert toy.hit("abc") == "ab"
+
+
+def test_a_large_pool_is_evicted_a_little_ahead_of_need() -> None:
+    """So that the pages of a grant can be chosen to lie side by side."""
+    toy = Toy(pool_pages=(128, 300))
+    toy.put("".join(chr(0x100 + page) for page in range(126)))
+    budget = Budget(toy.cache, toy.pools)
+    assert budget.make_room((2, 1))
+    assert toy.pools[0].num_free == 2
+    assert budget.make_room((3, 1))
+    assert toy.pools[0].num_free == 5
+    assert budget.make_room((5, 1))
+    assert toy.pools[0].num_free == 5
 
 
 def test_all_or_none() -> None:

@@ -1,14 +1,36 @@
 """PagePool: the states of all pages of one pool, and the only place that changes them."""
 
 from collections.abc import Collection
+from itertools import chain, starmap
 from operator import itemgetter
+from typing import NamedTuple
 
 from deltaserve.base.errors import IntegrityError, StateError
 from deltaserve.base.ids import PageId
+from deltaserve.cache.free_pages import FreePages
 from deltaserve.cache.pages import PageEvent, PageState, ends_of
 
-_GENERATION_MASK = 0xFFFFFFFF
-_ENDS = {event: tuple(state.value for state in ends_of(event)) for event in PageEvent}
+
+class _Move(NamedTuple):
+    """An event as the methods need it: hashing an enum takes longer than moving a page."""
+
+    event: PageEvent
+    number: int
+    source: int
+    target: int
+
+
+def _move_of(event: PageEvent) -> _Move:
+    source, target = ends_of(event)
+    return _Move(event, list(PageEvent).index(event), source.value, target.value)
+
+
+_MOVES = {event: _move_of(event) for event in PageEvent}
+_ALLOCATE, _GRANT = _MOVES[PageEvent.ALLOCATE], _MOVES[PageEvent.GRANT]
+_LAND, _REVOKE, _DRAIN = _MOVES[PageEvent.LAND], _MOVES[PageEvent.REVOKE], _MOVES[PageEvent.DRAIN]
+_FREED, _CACHE, _EVICT = _MOVES[PageEvent.FREE], _MOVES[PageEvent.CACHE], _MOVES[PageEvent.EVICT]
+_FREE = PageState.FREE.value
+_BYTE_OF = tuple(bytes([value]) for value in range(len(PageState)))
 _PINNABLE = frozenset((PageState.OWNED.value, PageState.CACHED.value))
 
 
@@ -26,12 +48,18 @@ class PagePool:
         self.num_pages = num_pages
         self._state = bytearray(num_pages)  # page |-> PageState value; FREE is 0
         self._counts = [0] * len(PageState)  # PageState value |-> pages in it, held ones among FREE
-        self._counts[PageState.FREE.value] = num_pages
-        self._generation = [0] * num_pages  # page |-> 32 bit
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack, the next page last: ascending runs when fresh
-        self.moves = dict.fromkeys(PageEvent, 0)  # event |-> pages it has moved since the start
+        self._counts[_FREE] = num_pages
+        self._free = FreePages(num_pages)
+        self._generation = [0] * num_pages  # page |-> number of the take that handed it out last
+        self._num_takes = 0
+        self._num_moved = [0] * len(PageEvent)  # by _Move.number
         self._pins: dict[int, int] = {}  # pinned page |-> pins, >= 1
         self._held: set[int] = set()  # pinned pages whose state is FREE
+
+    @property
+    def moves(self) -> dict[PageEvent, int]:
+        """Pages that each event has moved since the start."""
+        return dict(zip(PageEvent, self._num_moved, strict=True))
 
     @property
     def num_free(self) -> int:
@@ -61,60 +89,50 @@ class PagePool:
         return bytes(self._state)
 
     def generations(self) -> list[int]:
-        """Of every page."""
+        """Of every page; names one use of it: another number means that it was handed out again."""
         return list(self._generation)
 
     def is_pinned(self, page: PageId) -> bool:
         return page in self._pins
 
-    def generation(self, page: PageId) -> int:
-        """How often the page was handed out, modulo 2^32: names one use of it."""
-        return self._generation[page]
-
     def allocate(self, n: int) -> tuple[PageId, ...] | None:
         """n pages, FREE -> OWNED, ascending; None when fewer are free."""
-        return self._take(n, PageEvent.ALLOCATE)
+        return self._take(n, _ALLOCATE)
 
     def grant(self, n: int) -> tuple[PageId, ...] | None:
         """n pages, FREE -> GRANTED, ascending; None when fewer are free."""
-        return self._take(n, PageEvent.GRANT)
+        return self._take(n, _GRANT)
 
     def land(self, pages: Collection[PageId]) -> None:
         """GRANTED -> OWNED: the ticket's Done was accepted."""
-        self._move(pages, PageEvent.LAND)
+        self._move(pages, _LAND)
 
     def revoke(self, pages: Collection[PageId]) -> None:
         """GRANTED -> QUARANTINED: the ticket was withdrawn, writes may still land."""
-        self._move(pages, PageEvent.REVOKE)
+        self._move(pages, _REVOKE)
 
     def drain(self, pages: Collection[PageId]) -> None:
         """QUARANTINED -> FREE: a clean Drained, a complete Done, or a fence."""
-        self._move(pages, PageEvent.DRAIN)
+        self._move(pages, _DRAIN)
         self._give_back(pages)
 
     def free(self, pages: Collection[PageId]) -> None:
         """OWNED -> FREE."""
-        self._move(pages, PageEvent.FREE)
+        self._move(pages, _FREED)
         self._give_back(pages)
 
     def cache(self, pages: Collection[PageId]) -> None:
         """OWNED -> CACHED. For the prefix cache only."""
-        self._move(pages, PageEvent.CACHE)
+        self._move(pages, _CACHE)
 
     def evict(self, pages: Collection[PageId]) -> None:
         """CACHED -> FREE. For the prefix cache only."""
-        self._move(pages, PageEvent.EVICT)
+        self._move(pages, _EVICT)
         self._give_back(pages)
 
     def require(self, pages: Collection[PageId], event: PageEvent) -> None:
         """Raise StateError unless `event` is legal for every one of `pages`, each named once."""
-        if not pages:
-            return
-        source = _ENDS[event][0]
-        if self._states_of(pages) != {source}:
-            raise StateError(
-                f"{event.value} of pages not all {PageState(source).name}: {self._offender(pages, source)}"
-            )
+        self._require(pages, _MOVES[event])
 
     def pin(self, pages: Collection[PageId]) -> None:
         """Hold the bytes of OWNED or CACHED pages in place. Nests."""
@@ -135,7 +153,7 @@ class PagePool:
                 del pins[page]
         released = [page for page in pages if page in self._held and page not in pins]
         self._held.difference_update(released)
-        self._free.extend(reversed(released))
+        self._free.give_back(released)
 
     def check_integrity(self) -> None:
         """Recount everything. Raises IntegrityError."""
@@ -149,48 +167,67 @@ class PagePool:
         if stray:
             raise IntegrityError(f"pinned pages neither held, OWNED nor CACHED: {sorted(stray)[:8]}")
 
-    def _take(self, n: int, event: PageEvent) -> tuple[PageId, ...] | None:
+    def _take(self, n: int, move: _Move) -> tuple[PageId, ...] | None:
         if n < 0:
             raise ValueError(f"cannot take {n} pages")
-        if n > len(self._free):
+        if n == 1:
+            return self._take_one(move)
+        runs = self._free.take(n)
+        if runs is None:
             return None
-        first = len(self._free) - n
-        pages = tuple(sorted(self._free[first:]))
-        del self._free[first:]
-        target = _ENDS[event][1]
-        state, generation = self._state, self._generation
-        for page in pages:
-            state[page] = target
-            generation[page] = (generation[page] + 1) & _GENERATION_MASK
-        self._counts[PageState.FREE.value] -= n
-        self._counts[target] += n
-        self.moves[event] += n
-        return pages  # type: ignore[return-value]
+        self._num_takes += 1
+        byte, generation = _BYTE_OF[move.target], [self._num_takes]
+        for first, end in runs:
+            self._state[first:end] = byte * (end - first)
+            self._generation[first:end] = generation * (end - first)
+        self._count(n, move)
+        return tuple(chain.from_iterable(starmap(range, runs)))  # type: ignore[arg-type]
 
-    def _move(self, pages: Collection[PageId], event: PageEvent) -> None:
-        self.require(pages, event)
-        source, target = _ENDS[event]
-        state = self._state
+    def _take_one(self, move: _Move) -> tuple[PageId] | None:
+        page = self._free.take_one()
+        if page is None:
+            return None
+        self._num_takes += 1
+        self._generation[page] = self._num_takes
+        self._state[page] = move.target
+        self._count(1, move)
+        return (page,)  # type: ignore[return-value]
+
+    def _move(self, pages: Collection[PageId], move: _Move) -> None:
+        self._require(pages, move)
+        state, target = self._state, move.target
         for page in pages:
             state[page] = target
-        self._counts[source] -= len(pages)
-        self._counts[target] += len(pages)
-        self.moves[event] += len(pages)
+        self._count(len(pages), move)
+
+    def _count(self, n: int, move: _Move) -> None:
+        _, number, source, target = move
+        self._counts[source] -= n
+        self._counts[target] += n
+        self._num_moved[number] += n
+
+    def _require(self, pages: Collection[PageId], move: _Move) -> None:
+        if pages and self._states_of(pages) != {move.source}:
+            offender = self._offender(pages, move.source)
+            raise StateError(f"{move.event.value} of pages not all {PageState(move.source).name}: {offender}")
 
     def _give_back(self, pages: Collection[PageId]) -> None:
         """Put pages that just became FREE within reach again, the pinned ones among them apart."""
         if self._pins:
             self._held.update(page for page in pages if page in self._pins)
             pages = [page for page in pages if page not in self._pins]
-        self._free.extend(reversed(tuple(pages)))
+        self._free.give_back(pages)
 
     def _states_of(self, pages: Collection[PageId]) -> set[int]:
         """Distinct state values. Runs in C: 128 pages take about 4 us."""
         if len(set(pages)) != len(pages):
             raise StateError("a page is named twice")
-        if min(pages) < 0 or max(pages) >= self.num_pages:
+        try:
+            found: int | tuple[int, ...] = itemgetter(*pages)(self._state)
+        except IndexError:
+            found = ()
+        if min(pages) < 0 or found == ():
             raise StateError(f"a page is outside [0, {self.num_pages})")
-        found: int | tuple[int, ...] = itemgetter(*pages)(self._state)
         return set(found) if isinstance(found, tuple) else {found}
 
     def _offender(self, pages: Collection[PageId], source: int) -> str:
@@ -203,12 +240,13 @@ class PagePool:
             raise IntegrityError(f"pages per state: counted {found}, kept {self._counts}")
 
     def _check_free_list(self) -> None:
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise IntegrityError("a page is twice in the free list")
+        pages = list(self._free)
+        free = set(pages)
+        if len(free) != len(pages) or len(pages) != len(self._free):
+            raise IntegrityError("a page is twice in the free list, or its length is miscounted")
         if free & self._held:
             raise IntegrityError("a held page is in the free list")
-        if any(self._state[page] != PageState.FREE.value for page in free | self._held):
+        if any(self._state[page] != _FREE for page in free | self._held):
             raise IntegrityError("a page in the free list or held is in use")
-        if len(free) + len(self._held) != self._counts[PageState.FREE.value]:
+        if len(free) + len(self._held) != self._counts[_FREE]:
             raise IntegrityError("a FREE page is neither in the free list nor held")

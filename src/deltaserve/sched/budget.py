@@ -7,6 +7,9 @@ from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.request.request import Request
 
+_AHEAD = 64
+"""One page in so many is evicted ahead of need."""
+
 
 class Budget:
     """Reads pools and cache, evicts on demand. Counts are pages; a need is one number for each pool."""
@@ -15,6 +18,7 @@ class Budget:
         self._cache = cache
         self._pools = tuple(pools)
         self._none = (0,) * len(self._pools)
+        self._ahead = self._pools[0].num_pages // _AHEAD
 
     @property
     def num_pools(self) -> int:
@@ -31,10 +35,15 @@ class Budget:
         return all(self.available(PoolId(pool)) >= need + left for pool, (need, left) in pools)
 
     def make_room(self, needs: Sequence[int]) -> bool:
-        """Evict until `needs[pool]` pages of each pool are free. False if they cannot be had."""
+        """Evict until `needs[pool]` pages of each pool are free. False if they cannot be had.
+
+        Of the first pool somewhat more is evicted: among few free pages the allocator finds no runs, and a transfer
+        takes a descriptor for each run.
+        """
         missing = [max(0, need - pool.num_free) for need, pool in zip(needs, self._pools, strict=True)]
         if any(missing):
-            self._cache.evict(missing)
+            ahead = self._ahead if missing[0] else 0
+            self._cache.evict((missing[0] + ahead, *missing[1:]))
         return self._are_free(needs)
 
     def allocate(self, needs: Sequence[int]) -> tuple[list[PageId], ...] | None:
