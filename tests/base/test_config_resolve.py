@@ -220,3 +220,9 @@ def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
     assert resolved().transfer_tls == "tcp,self"
     assert resolved(machine=cuda).transfer_tls == "tcp,cuda_copy,self"
     assert resolved(machine=cuda, disaggregation={"transfer_tls": "rc,cuda_copy"}).transfer_tls == "rc,cuda_copy"
+
+
+def test_a_context_that_the_pool_shortens_is_remembered() -> None:
+    short = resolved(memory={"num_pages": 2, "page_size": 16})
+    assert (short.context_len, short.shortened_from) == (32, MODEL.context_len)
+    assert resolved().shortened_from is None

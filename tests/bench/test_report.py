@@ -60,7 +60,7 @@ def test_latencies_that_are_not_the_servers_are_marked() -> None:
     assert "96% of the tokens came together" in (distrust((Arrival(0.5, 24),), 0.001) or "")
     out = io.StringIO()
     print_summary(Console(file=out, width=200), summarize(Measurement((record(0, EVEN),), 1.0, (0.08,))))
-    assert "Not the server's latencies alone" in out.getvalue()
+    assert "these latencies are not the server's alone" in out.getvalue()
 
 
 def test_percentiles_agree_with_numpy() -> None:

@@ -23,7 +23,7 @@ from deltaserve.cli.demo_chat import ChatExample, commands, make_example
 from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name
 from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
 from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
-from deltaserve.cli.demo_talk import Turn, cells_of_turn, make_talk_table, talk_commands, talk_in_words
+from deltaserve.cli.demo_talk import Turn, WrappedText, cells_of_turn, make_talk_table, talk_commands, talk_in_words
 from deltaserve.cli.demo_traffic import Figures, Sight, ask_all, make_figures, scenes, warm_up
 from deltaserve.cli.main import main
 from tests.bench.answering_server import AnsweringServer, Manners, serving
@@ -334,3 +334,16 @@ def test_plain_output_keeps_blanks_within_a_line(capsys: pytest.CaptureFixture[s
     for piece in ("in ", "1854", "\n"):
         console.print(piece, end="", soft_wrap=True)
     assert capsys.readouterr().out == "in 1854\n"
+
+
+def test_an_answer_is_wrapped_between_words_however_it_comes() -> None:
+    text = "The lighthouse of Port Ellis has 144 steps,  and from its top one sees the harbour.\nCome early! " * 3
+    for size in (1, 3, 50, 1000):
+        written: list[str] = []
+        lines = WrappedText(written.append)
+        for start in range(0, len(text), size):
+            lines.add(text[start : start + size])
+        lines.end()
+        shown = ("x" * 14 + "".join(written)).split("\n")
+        assert max(map(len, shown)) <= 96 and len(shown) == 4
+        assert " ".join(line[14:] for line in shown) == " ".join(text.split())

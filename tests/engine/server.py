@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.restarts import RestartPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ class Server:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             what, fields = json.loads(line)
-            if what == "Starting":
+            if what == ChildStarts.__name__:
                 self.pids.setdefault(fields["name"], []).append(fields["pid"])
             self._said.put((what, fields))
 

@@ -16,6 +16,7 @@ from deltaserve.base.ids import Role
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import Ended
+from deltaserve.engine.log_file import LogFile, telling
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.engine.worker_spec import read_secret, read_spec, worker_environment
@@ -129,3 +130,20 @@ end_process(Exit.STUCK, "no turn")
     with open("/dev/full", "wb") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=full, env=buffered, check=False)
     assert ended.returncode == Exit.STUCK
+
+
+def test_the_tail_of_a_log_is_what_says_why() -> None:
+    ordinary = "2026-01-02 03:04:05,678 decode-0 INFO MainThread deltaserve.engine.loop: 3 run, 0 wait"
+    in_json = '{"time": "2026-01-02T03:04:05.678Z", "level": "info", "process": "decode-0", "message": "3 run"}'
+    warning = ordinary.replace("INFO", "WARNING")
+    trace = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "MemoryError")
+    assert telling((ordinary, warning, in_json, ordinary, *trace)) == (warning, *trace)
+    assert telling((ordinary,) * 10) == (ordinary,) * 3
+    assert telling(()) == ()
+
+
+def test_a_line_that_is_not_whole_is_no_part_of_the_tail(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "x.log")
+    os.write(log.fileno(), b"a" * 3000 + b"\n" + b"b" * 3000 + b"\nlast\n")
+    assert log.tail(20) == ("b" * 3000, "last")
+    log.close()

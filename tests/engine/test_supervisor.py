@@ -172,7 +172,7 @@ def test_logs_belong_to_the_user_alone(tmp_path: Path) -> None:
 
 def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
     """Twice the limit at most, and what it wrote between two looks; the child never notices."""
-    options = {"max_log_bytes": 50_000, "log_check_s": 0.1}
+    options = {"max_log_bytes": 50_000, "look_s": 0.1}
     log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
     with running(tmp_path, [child("decode-0", "talkative")], **options) as server:
         server.wait_for("AllReady")
@@ -189,7 +189,7 @@ def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
 
 def test_removed_logs_and_a_full_disk_end_nobody(tmp_path: Path) -> None:
     """Everything of the folder is gone, then the place of the kept part is a full device; logs are still bounded."""
-    options = {"max_log_bytes": 50_000, "log_check_s": 0.05, "first_delay_s": 0.01}
+    options = {"max_log_bytes": 50_000, "look_s": 0.05, "first_delay_s": 0.01}
     log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
     with running(tmp_path, [child("decode-0", "talkative"), PREFILL], **options) as server:
         server.wait_for("AllReady")
@@ -213,3 +213,21 @@ def test_without_a_place_for_a_log_its_last_lines_are_kept_in_memory(tmp_path: P
     with running(tmp_path, [child("prefill-0", "crash", "PREFILL")], max_restarts=1) as server:
         assert "Is a directory" in server.wait_for("Says", "prefill-0")["text"]
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
+
+
+def test_a_stopped_child_is_told_of_and_left_alone(tmp_path: Path) -> None:
+    """It may be in a debugger. Its pid is said, so that somebody can let it go on or end it."""
+    with running(tmp_path, [FRONT, DECODE], look_s=0.05) as server:
+        server.wait_for("AllReady")
+        pid = server.pid("decode-0")
+        os.kill(pid, signal.SIGSTOP)
+        assert server.wait_for("Halted", "decode-0")["pid"] == pid
+        server.wait_for_log("front", f"PeerHalted decode-0 {pid}")
+        os.kill(pid, signal.SIGCONT)
+        assert server.wait_for("Says", "decode-0")["text"] == "goes on"
+        server.wait_for_log("front", "PeerHalted decode-0 None")
+        os.kill(pid, signal.SIGSTOP)
+        server.wait_for("Halted", "decode-0")
+        os.kill(pid, signal.SIGKILL)
+        assert server.wait_for("Ended", "decode-0")["code"] == -signal.SIGKILL
+        server.wait_for("IsReady", "decode-0")

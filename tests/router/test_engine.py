@@ -399,3 +399,18 @@ def test_stats_are_json_and_name_every_worker() -> None:
             assert {w["state"] for w in stats["workers"]} == {"ready"}
 
     asyncio.run(scenario())
+
+
+def test_a_worker_whose_process_is_stopped_is_told_of_with_its_pid() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            h.engine.peer_halted(PeerName("decode-0"), 4711)
+            assert h.engine.stats()["stopped_processes"] == {"decode-0": 4711}
+            assert h.engine.ready() is None, "it may go on before anybody misses it"
+            await h["decode-0"].vanish()
+            await until(lambda: h.engine.ready() is not None)
+            assert "decode-0: its process 4711 is stopped" in (h.engine.ready() or "")
+            h.engine.peer_halted(PeerName("decode-0"), None)
+            assert "4711" not in (h.engine.ready() or "")
+
+    asyncio.run(scenario())

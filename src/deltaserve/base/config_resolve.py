@@ -97,6 +97,8 @@ class ResolvedConfig:
     """Of all pools."""
     kv_bytes_per_token: float
     """What each further token of a prompt adds."""
+    shortened_from: int | None = None
+    """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
     widened_from: str | None = None
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
 
@@ -154,13 +156,14 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     else:
         num_pages = settings.memory.num_pages
         _check_room(num_pages, pools, model.weight_bytes(dtype), machine)
+    context_len = _context_len(settings, wanted_len, num_pages * page_size)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         page_size=page_size,
         num_pages=pools.num_pages(num_pages),
-        context_len=_context_len(settings, wanted_len, num_pages * page_size),
+        context_len=context_len,
         max_running_requests=max_running,
         chunk_len=chunk_len,
         step_len=_step_len(settings, chunk_len),
@@ -171,6 +174,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         transfer_tls=_transfer_tls(settings, device),
         kv_bytes=pools.num_bytes(num_pages),
         kv_bytes_per_token=_token_bytes(pools.facts, page_size),
+        shortened_from=wanted_len if context_len < wanted_len else None,
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
 

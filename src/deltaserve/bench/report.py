@@ -175,7 +175,7 @@ def print_summary(console: Console, summary: BenchSummary) -> None:
         latencies.add_row(LABELS[name], *(f"{value * 1e3:,.1f}" for value in values))
     console.print(latencies)
     if summary.distrust is not None:
-        console.print(f"Not the server's latencies alone: {summary.distrust}.", style="yellow")
+        console.print(f"Note: these latencies are not the server's alone ({summary.distrust}).", style="yellow")
 
 
 LABELS = {

@@ -26,7 +26,7 @@ ROWS = (
     ReportRow("  cached on decode", lambda f: f"{f.cached_on_decode:,}"),
     ReportRow("moved from prefill to decode", lambda f: f"{f.bytes_moved / 2**20:.1f} MiB", lambda f: f.bytes_moved),
     ReportRow("running on decode at once, peak", lambda f: str(f.running_peak), lambda f: f.running_peak),
-    ReportRow("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}", lambda f: f.pages_peak),
+    ReportRow("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}"),
     ReportRow("KV positions attention needed", lambda f: f"{f.tokens_read:,}"),
     ReportRow("  not read again, being shared", lambda f: f"{f.shared_tokens_read:,}"),
     ReportRow("time to first token, p50", lambda f: _milliseconds(f.ttft_p50_s), lambda f: f.ttft_p50_s),

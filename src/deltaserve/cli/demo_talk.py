@@ -13,7 +13,9 @@ from rich.table import Table
 from deltaserve.cli.demo_chat import curl
 
 _TIMEOUT_S = 300.0
-_MAX_TOKENS = 32
+_MAX_TOKENS = 96
+_INDENT = " " * 14
+_WIDTH = 96
 
 GUIDE = """\
 You are the friendly guide of the Museum of Harbour Life in the town of Port Ellis. You answer visitors in one or
@@ -92,6 +94,35 @@ class Turn:
     wall_s: float
 
 
+class WrappedText:
+    """Text shown while it comes, in lines of words behind the speaker's name."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._column = len(_INDENT)
+        self._word = ""
+
+    def add(self, text: str) -> None:
+        *whole, self._word = (self._word + text).replace("\n", " ").split(" ")
+        for word in whole:
+            self._put(word)
+
+    def end(self) -> None:
+        """The last word is whole now."""
+        self._put(self._word)
+        self._word = ""
+
+    def _put(self, word: str) -> None:
+        if not word:
+            return
+        is_first = self._column == len(_INDENT)
+        if not is_first and self._column + 1 + len(word) > _WIDTH:
+            self._write("\n" + _INDENT)
+            self._column, is_first = len(_INDENT), True
+        self._write(word if is_first else " " + word)
+        self._column += len(word) + (not is_first)
+
+
 def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[[str], None]) -> list[Turn]:
     """All conversations, one after the other, shown while they come. Raises httpx.HTTPError."""
     turns = []
@@ -99,10 +130,12 @@ def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[
         for visitor in VISITORS:
             messages = [{"role": "system", "content": GUIDE}]
             for number, question in enumerate(visitor.questions, 1):
+                answer_lines = WrappedText(write)
                 messages.append({"role": "user", "content": question})
                 say(f"  {visitor.name:<12}{question}")
                 write(f"  {'the model':<12}")
-                turn, answer = _ask(http, model, messages, f"{visitor.name} ({number})", write)
+                turn, answer = _ask(http, model, messages, f"{visitor.name} ({number})", answer_lines.add)
+                answer_lines.end()
                 say("")
                 messages.append({"role": "assistant", "content": answer})
                 turns.append(turn)
@@ -129,7 +162,7 @@ def _ask(
             if piece and first_token_s is None:
                 first_token_s = perf_counter() - started
             answer += piece
-            write(piece.replace("\n", " "))
+            write(piece)
     wall_s = perf_counter() - started
     if usage is None:
         raise httpx.RemoteProtocolError("the stream ended without its usage")

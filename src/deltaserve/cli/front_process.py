@@ -21,7 +21,7 @@ from deltaserve.engine.happenings import Stopping
 from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.terminal import LogSpec, Say, say, say_in_json, start_log
 from deltaserve.link.links import Links
-from deltaserve.link.notices import PeerDown, PeerUp
+from deltaserve.link.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.link.parent import Parent
 from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
@@ -184,6 +184,8 @@ def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[PeerName, Role], 
         match notice:
             case PeerDown(name):
                 engine.peer_died(PeerName(name))
+            case PeerHalted(name, pid):
+                engine.peer_halted(PeerName(name), pid)
             case PeerUp(name, url) if name in roles:
                 engine.worker_up(Member(PeerName(name), roles[PeerName(name)], url))
     if parent.is_gone:

@@ -54,7 +54,7 @@ def run(settings: Settings) -> int:
         tell = speaker(settings)
         log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
         cluster = compose(settings, folder)
-        tell(describe(cluster.resolved))
+        tell_resolved(cluster.resolved, tell)
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -216,6 +216,17 @@ def require_free_port(flag: str, host: str, port: int) -> None:
             probe.bind((host, port))
     except OSError as error:
         raise ConfigError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from None
+
+
+def tell_resolved(r: ResolvedConfig, tell: Say) -> None:
+    """What was decided, and what may not be what was wanted."""
+    tell(describe(r))
+    if r.shortened_from is not None:
+        tell(
+            f"warning: context {r.context_len} instead of the model's {r.shortened_from}: {r.num_pages[0]} pages of "
+            f"{r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
+            "--mem-fraction-static; --context-length says how much is wanted)"
+        )
 
 
 def describe(r: ResolvedConfig) -> str:

@@ -20,7 +20,7 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
 from deltaserve.cli.net_devices import check_devices, net_devices
 from deltaserve.cli.secrets import read_cluster_key
-from deltaserve.cli.serve import describe, require_free_port
+from deltaserve.cli.serve import require_free_port, tell_resolved
 from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.interrupts import hold_for_successor
 from deltaserve.engine.terminal import say, say_in_json
@@ -43,7 +43,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         transport_devices=prepared.devices,
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
-    tell(describe(prepared.resolved))
+    tell_resolved(prepared.resolved, tell)
     tell(ChildStarts(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
     hold_for_successor()

@@ -43,7 +43,7 @@ class AllReady:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child's process is over. `tail`: its last lines, when nobody had asked it to end."""
+    """A child's process is over. `tail`: lines of its log that may say why, when nobody had asked it to end."""
 
     name: str
     code: int
@@ -53,6 +53,18 @@ class Ended:
     def __str__(self) -> str:
         how = f"signal {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
         return "\n    ".join([f"{self.name}: ended with {how}", *self.tail])
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """A child's process is stopped: it neither works nor ends."""
+
+    name: str
+    pid: int
+
+    def __str__(self) -> str:
+        rest = f"`kill -CONT {self.pid}` lets it go on, `kill -KILL {self.pid}` has it replaced"
+        return f"{self.name}: process {self.pid} is stopped, by a signal or a debugger; {rest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +85,4 @@ class Stopping:
         return "stopping: requests in flight may end (again: at once)"
 
 
-Happening = ChildStarts | Says | IsReady | AllReady | Ended | GivenUp | Stopping
+Happening = ChildStarts | Says | IsReady | AllReady | Ended | Halted | GivenUp | Stopping

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +10,15 @@ from typing import Protocol
 _STDOUT = 1
 _TAIL_BYTES = 4096
 _COPY_BYTES = 1 << 20
+
+
+_ORDINARY = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ \S+ (INFO|DEBUG) |\{.*\"level\": \"(info|debug)\"")
+_FEW_LINES = 3
+
+
+def telling(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Of a log's last lines those that may say why its process ended; where none does, the last few."""
+    return tuple(line for line in lines if not _ORDINARY.match(line)) or lines[-_FEW_LINES:]
 
 
 class Output(Protocol):
@@ -97,7 +107,9 @@ class LogFile:
         with suppress(OSError):
             end = os.fstat(self._fd).st_size
             begin = max(self._start, end - _TAIL_BYTES)
-            return tuple(os.pread(self._fd, _TAIL_BYTES, begin).decode(errors="replace").splitlines()[-num_lines:])
+            lines = os.pread(self._fd, _TAIL_BYTES, begin).decode(errors="replace").splitlines()
+            is_cut = begin > self._start and len(lines) > 1
+            return tuple(lines[is_cut:][-num_lines:])
         return ()
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ class Loop:
     def _hand_over(self, now: float) -> None:
         self._boot = new_boot(self._boot)
         self._instance = self._instance.successor(self._boot)
-        _log.warning("this worker has another role now, boot %016x; its cache stays", self._boot)
+        _log.info("this worker has another role now, boot %016x; its cache stays", self._boot)
         if self._parent is not None:
             self._parent.rebooted(self._boot)
         self._perform(self._instance.turn(now))

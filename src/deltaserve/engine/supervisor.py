@@ -22,6 +22,7 @@ from deltaserve.engine.happenings import (
     ChildStarts,
     Ended,
     GivenUp,
+    Halted,
     Happening,
     IsReady,
     Says,
@@ -29,10 +30,10 @@ from deltaserve.engine.happenings import (
 )
 from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.kept_files import KeptFiles
-from deltaserve.engine.log_file import LogFile, OwnOutput
+from deltaserve.engine.log_file import LogFile, OwnOutput, telling
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
-from deltaserve.link.notices import PeerDown, PeerUp, Progress, Ready, Rebooted, Refused, ToChild, Welcome
+from deltaserve.link.notices import PeerDown, PeerHalted, PeerUp, Progress, Ready, Rebooted, Refused, ToChild, Welcome
 
 LAST_WORDS_S = 5.0
 """What a child needs to end when its own grace is over."""
@@ -53,7 +54,8 @@ class SupervisorOptions:
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     max_log_bytes: int = 32 << 20
     """Of one child's log; as much again of what it wrote before is kept beside it."""
-    log_check_s: float = 10.0
+    look_s: float = 10.0
+    """How often the sizes of logs are looked at, and whether a child is stopped."""
     tail_lines: int = 20
     """Of a child's output, shown when it ends unexpectedly."""
 
@@ -70,6 +72,7 @@ class _Watched:
     boot: int = 0
     is_ready: bool = False
     was_ready: bool = False
+    is_halted: bool = False
     refusal: str | None = None
     restart_at: float | None = None
     kill_at: float | None = None
@@ -94,7 +97,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stops: Mailbox[signal.Signals] = Mailbox()
         self._exit = Exit.OK
-        self._next_log_check = 0.0
+        self._next_look = 0.0
         self._stop_deadline: float | None = None
         """Set when stopping: the end of the common grace."""
         self._stopping_kind: Kind | None = None
@@ -145,18 +148,28 @@ class Supervisor:
             if watched.starts.take_overdue(now) and self._stop_deadline is None:
                 self._on_overdue(watched, now)
         self._stop_next(now)
-        self._look_after_logs(now)
+        self._look_after_children(now)
 
-    def _look_after_logs(self, now: float) -> None:
-        if now < self._next_log_check:
+    def _look_after_children(self, now: float) -> None:
+        if now < self._next_look:
             return
-        self._next_log_check = now + self._options.log_check_s
+        self._next_look = now + self._options.look_s
         for watched in self._watched.values():
             if watched.child is not None:
                 watched.child.log.rotate(self._options.max_log_bytes)
+                self._see_halt(watched, watched.child)
+
+    def _see_halt(self, watched: _Watched, child: Child) -> None:
+        """A stopped process is told of and left alone: whoever stopped it, with a debugger perhaps, wants it so."""
+        is_halted = _is_stopped(child.pidfd)
+        if is_halted is watched.is_halted:
+            return
+        watched.is_halted = is_halted
+        self._say(Halted(watched.spec.name, child.pid) if is_halted else Says(watched.spec.name, "goes on"))
+        self._tell_others(watched.spec.name, PeerHalted(watched.spec.name, child.pid if is_halted else None))
 
     def _wait_s(self, now: float) -> float:
-        times = [self._next_log_check]
+        times = [self._next_look]
         times += [w.restart_at for w in self._watched.values() if w.restart_at is not None]
         times += [w.starts.overdue_at for w in self._watched.values() if w.starts.overdue_at is not None]
         times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
@@ -166,7 +179,7 @@ class Supervisor:
 
     def _start(self, watched: _Watched) -> None:
         spec = watched.spec
-        watched.restart_at, watched.refusal, watched.is_ready = None, None, False
+        watched.restart_at, watched.refusal, watched.is_ready, watched.is_halted = None, None, False, False
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)), watched.boot)
         folder = self._options.log_dir
         try:
@@ -243,7 +256,7 @@ class Supervisor:
         if self._stop_deadline is not None:
             self._say(Ended(watched.spec.name, code))
             return
-        self._say(Ended(watched.spec.name, code, tail))
+        self._say(Ended(watched.spec.name, code, telling(tail)))
         if code == Exit.CONFIG and not watched.was_ready:
             reason = watched.refusal or (tail or ("wrong configuration",))[-1]
             self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")
@@ -299,6 +312,10 @@ class Supervisor:
                 watched.child.signal(signal.SIGKILL)
                 watched.child.reap()
                 watched.child = None
+
+
+def _is_stopped(pidfd: int) -> bool:
+    return os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _has_ended(pidfd: int) -> bool:

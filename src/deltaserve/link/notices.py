@@ -43,6 +43,13 @@ class PeerDown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     name: str
 
 
+class PeerHalted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Supervisor: another child's process is stopped (SIGSTOP, a debugger), or goes on: then `pid` is None."""
+
+    name: str
+    pid: int | None
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Supervisor: the first message to each child."""
 
@@ -55,7 +62,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 ToSupervisor = Progress | Ready | Rebooted | Refused
-ToChild = Welcome | PeerUp | PeerDown
+ToChild = Welcome | PeerUp | PeerDown | PeerHalted
 
 MAX_NOTICE_BYTES = 1 << 16
 PARENT_VARIABLE = "DS_PARENT"
@@ -63,7 +70,7 @@ PARENT_VARIABLE = "DS_PARENT"
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)
-_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(Welcome | PeerUp | PeerDown)
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(Welcome | PeerUp | PeerDown | PeerHalted)
 
 
 def encode_notice(notice: ToSupervisor | ToChild) -> bytes:

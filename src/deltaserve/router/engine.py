@@ -6,7 +6,7 @@ generators. FrontCore decides; this file performs.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import assert_never
 
 from deltaserve.base.errors import FailReason, IntegrityError
@@ -42,6 +42,8 @@ class RouterEngine:
         self._num_errors = 0
         self._used: dict[PeerName, bool] = {}
         """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
+        self._halted: dict[PeerName, int] = {}
+        """Worker |-> its process, which neither works nor ends."""
         self._breach: str | None = None
         self.breached = asyncio.Event()
         """Set when two counts disagree: the process should drain and end."""
@@ -94,7 +96,8 @@ class RouterEngine:
         return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
 
     def ready(self) -> str | None:
-        return self._breach or self._core.ready()
+        reason = self._breach or self._core.ready()
+        return reason if reason is None else "; ".join([reason, *self._halts()])
 
     def refusal(self) -> str | None:
         return self._breach or self._core.refusal(self._loop.time())
@@ -105,7 +108,12 @@ class RouterEngine:
             "links": self._links.links.stats.as_metrics(),
             "internal_errors": self._num_errors,
             "integrity": self._breach,
+            "stopped_processes": dict(self._halted),
         }
+
+    def _halts(self) -> Iterator[str]:
+        for name, pid in self._halted.items():
+            yield f"{name}: its process {pid} is stopped, by a signal or a debugger"
 
     # ------------------------------------------------------------ the supervisor's side
 
@@ -116,7 +124,15 @@ class RouterEngine:
     def peer_died(self, worker: PeerName) -> None:
         """A worker's process ended: known by whoever reaped it, who also tells the user."""
         self._used.pop(worker, None)
+        self._halted.pop(worker, None)
         self._handle(PeerDied(worker))
+
+    def peer_halted(self, worker: PeerName, pid: int | None) -> None:
+        """A worker's process is stopped, or goes on (None): known by whoever started it."""
+        if pid is None:
+            self._halted.pop(worker, None)
+        else:
+            self._halted[worker] = pid
 
     def drain(self) -> None:
         """Refuse new generations; those on their way end as they would."""
@@ -176,7 +192,8 @@ class RouterEngine:
         for worker in self._core.workers:
             was_used, is_used = self._used.get(worker.name), worker.takes_rooms
             if was_used and not is_used:
-                _log.warning("no requests for now to %s", worker.describe())
+                level = logging.INFO if worker.asked else logging.WARNING  # that it changes its role was asked for
+                _log.log(level, "no requests for now to %s", worker.describe())
             elif is_used and was_used is False:
                 _log.info("requests go to %s again", worker.name)
             if is_used or was_used is not None:

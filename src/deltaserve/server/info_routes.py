@@ -218,7 +218,7 @@ async def change_role(front: Front, request: Request) -> Response:
         raise ApiError(409, "role_refused", str(error)) from error
     is_changing = answer is RoleAnswer.CHANGING
     if is_changing:
-        _log.warning("%s becomes a %s worker, as asked by /admin/role", body.worker[:80], role.value)
+        _log.info("%s becomes a %s worker, as asked by /admin/role", body.worker[:80], role.value)
     reply = {"worker": body.worker, "role": role.value, "changing": is_changing}
     return json_reply(reply, 202 if is_changing else 200)
 

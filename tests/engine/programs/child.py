@@ -12,7 +12,7 @@ import time
 from types import FrameType
 
 from deltaserve.link.links import Links
-from deltaserve.link.notices import PeerDown, PeerUp
+from deltaserve.link.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.link.parent import Parent
 
 
@@ -50,6 +50,8 @@ def main(behaviour: str) -> int:
         for notice in parent.receive():
             if isinstance(notice, PeerUp | PeerDown):
                 print(f"{type(notice).__name__} {notice.name}", flush=True)
+            elif isinstance(notice, PeerHalted):
+                print(f"PeerHalted {notice.name} {notice.pid}", flush=True)
     return 0
 
 
