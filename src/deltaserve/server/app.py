@@ -42,11 +42,9 @@ async def openapi(front: Front, request: Request) -> Response:
 
 
 PUBLIC = (
-    HttpRoute("POST", "/v1/completions", COMPLETIONS.serve, "Continue a prompt", COMPLETIONS.body, streams=True),
-    HttpRoute("POST", "/v1/chat/completions", CHAT.serve, "Continue a conversation", CHAT.body, streams=True),
-    HttpRoute(
-        "POST", "/generate", GENERATE.serve, "Continue a prompt, in SGLang's dialect", GENERATE.body, streams=True
-    ),
+    HttpRoute("POST", "/v1/completions", COMPLETIONS.serve, "Continue a prompt", COMPLETIONS.body),
+    HttpRoute("POST", "/v1/chat/completions", CHAT.serve, "Continue a conversation", CHAT.body),
+    HttpRoute("POST", "/generate", GENERATE.serve, "Continue a prompt, in SGLang's dialect", GENERATE.body),
     HttpRoute("POST", "/tokenize", info.tokenize, "Ids of a prompt or a conversation", info.TokenizeBody),
     HttpRoute("POST", "/detokenize", info.detokenize, "Text of token ids", info.DetokenizeBody),
     HttpRoute("GET", "/v1/models", info.models, "The model served"),

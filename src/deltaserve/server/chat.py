@@ -73,14 +73,13 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: the first is the second's old name")
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    limit = OutputLimit("messages", param, wanted, asker.settings.default_max_tokens)
-    limit.check(asker.limits)
+    limit = OutputLimit(asker.limits, "messages", param, wanted, asker.settings.default_max_tokens)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
     options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
     prompt = Prompt(encode_messages(body.messages, options, asker.codec, asker.limits))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, body.prompt_logprobs)
+    asked = EndpointFields(limit.resolve(prompt), logprobs, body.prompt_logprobs)
     return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"))
 
 

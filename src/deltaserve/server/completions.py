@@ -31,15 +31,12 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
     least = 0 if body.echo or body.prompt_logprobs is not None else 1
-    limit = OutputLimit("prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
-    limit.check(asker.limits)
+    limit = OutputLimit(asker.limits, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
     prompts = read_prompts(
         body.prompt, asker.codec, asker.limits, add_special_tokens=body.add_special_tokens is not False
     )
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
-    asked = [
-        EndpointFields(limit.resolve(len(p.tokens), asker.limits), body.logprobs, prompt_logprobs) for p in prompts
-    ]
+    asked = [EndpointFields(limit.resolve(prompt), body.logprobs, prompt_logprobs) for prompt in prompts]
     return compose(body, asker, prompts, asked, new_id("cmpl-"))

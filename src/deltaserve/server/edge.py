@@ -39,9 +39,6 @@ class Edge:
         self._keys = {_digest(key.secret.encode()): key for key in front.settings.api_keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         reply = _Reply(send, _request_id(scope))
         try:
             headers = _checked_headers(scope, self._front.settings.http)

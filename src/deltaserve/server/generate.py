@@ -54,17 +54,15 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     if fields.n not in (None, 1):
         raise unsupported("sampling_params.n", "one sample for each request; use /v1/completions for n > 1")
     prompt_param = "text" if body.input_ids is None else "input_ids"
-    limit = OutputLimit(
-        prompt_param, "sampling_params.max_new_tokens", fields.max_new_tokens, DEFAULT_NEW_TOKENS, least=0
-    )
-    limit.check(asker.limits)
+    param, wanted = "sampling_params.max_new_tokens", fields.max_new_tokens
+    limit = OutputLimit(asker.limits, prompt_param, param, wanted, DEFAULT_NEW_TOKENS, least=0)
     prompt = _prompt(body, prompt_param, asker)
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     start = _shown_from(body)
     if start is not None and start >= len(prompt.tokens):
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
-    asked = EndpointFields(limit.resolve(len(prompt.tokens), asker.limits), logprobs, input_logprobs)
+    asked = EndpointFields(limit.resolve(prompt), logprobs, input_logprobs)
     with _inside_sampling_params():
         return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"))
 

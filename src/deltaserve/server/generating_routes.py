@@ -21,8 +21,7 @@ from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_jo
 from deltaserve.server.jobs import Asker, Job, Streaming
 from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s, in_thread_if
-from deltaserve.server.replies import json_reply
-from deltaserve.server.sse import DONE, EventStream, EventWriter, event, race, until_gone
+from deltaserve.server.replies import DONE, EventStream, EventWriter, event, json_reply, race, until_gone
 from deltaserve.server.stream import Runner
 from deltaserve.text.sample_text import TextPiece, join
 from deltaserve.text.text_codec import TextCodec

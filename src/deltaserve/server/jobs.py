@@ -85,8 +85,9 @@ def salted(namespace: Namespace, salt: str | None) -> Namespace:
 
 @dataclass(frozen=True, slots=True)
 class OutputLimit:
-    """How many output tokens a request asks for, and under which names."""
+    """How many output tokens a request asks for, and under which names. What no prompt could use is refused."""
 
+    limits: Limits
     prompt_param: str
     param: str
     asked: int | None
@@ -96,30 +97,30 @@ class OutputLimit:
     least: int = 1
     """0 where an answer without output tokens says something."""
 
-    def check(self, limits: Limits) -> None:
-        """Refuse a number that no prompt could use."""
-        least, most = self.least, limits.max_context_len
+    def __post_init__(self) -> None:
+        least, most = self.least, self.limits.max_context_len
         if self.asked is not None and not least <= self.asked <= most:
             raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is {least}..{most}")
 
-    def resolve(self, prompt_len: int, limits: Limits) -> int:
+    def resolve(self, prompt: Prompt) -> int:
         """Output tokens this prompt may get. Raises ApiError 400 with the numbers when prompt or sum do not fit."""
+        limits, prompt_len = self.limits, len(prompt.tokens)
         context = min(limits.max_context_len, limits.max_total_len or limits.max_context_len)
         if prompt_len > limits.max_prompt_len or prompt_len >= context:
             most = min(limits.max_prompt_len, context - 1)
-            raise self._too_long(f"the prompt has {prompt_len} tokens, at most {most} fit", prompt_len, limits)
+            raise self._too_long(f"the prompt has {prompt_len} tokens, at most {most} fit", prompt_len)
         if self.asked is None:
             return min(self.default or context, context - prompt_len)
         if prompt_len + self.asked > context:
             need = prompt_len + self.asked
-            raise self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len, limits)
+            raise self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len)
         return self.asked
 
-    def _too_long(self, message: str, prompt_len: int, limits: Limits) -> ApiError:
+    def _too_long(self, message: str, prompt_len: int) -> ApiError:
         asked = "default" if self.asked is None else self.asked
         numbers = (
-            f"prompt {prompt_len}, {self.param} {asked}, context {limits.max_context_len}, "
-            f"largest prompt in memory {limits.max_prompt_len}"
+            f"prompt {prompt_len}, {self.param} {asked}, context {self.limits.max_context_len}, "
+            f"largest prompt in memory {self.limits.max_prompt_len}"
         )
         return ApiError(400, "context_length_exceeded", f"{message} ({numbers})", self.prompt_param)
 
@@ -209,15 +210,13 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
 
 
 def _streaming(body: Common) -> Streaming:
-    options = body.stream_options
     if not body.stream:
-        if options is not None:
+        if body.stream_options is not None:
             raise invalid("stream_options", "stream_options is only allowed with stream")
         return Streaming.WHOLE
-    if options is not None and options.include_obfuscation:
-        raise ApiError(400, "unsupported", "include_obfuscation is not supported", "stream_options.include_obfuscation")
-    if options is not None and options.include_usage and options.continuous_usage_stats:
+    options = body.stream_options or StreamOptions()
+    if options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "include_obfuscation is not supported")
+    if options.include_usage and options.continuous_usage_stats:
         return Streaming.EVENTS_WITH_USAGE
-    if (options is not None and options.include_usage) or body.timings:
-        return Streaming.EVENTS_AND_USAGE
-    return Streaming.EVENTS
+    return Streaming.EVENTS_AND_USAGE if options.include_usage or body.timings else Streaming.EVENTS

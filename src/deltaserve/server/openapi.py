@@ -28,7 +28,6 @@ class HttpRoute:
     summary: str
     body: type[BaseModel] | None = None
     """Of a POST that is described."""
-    streams: bool = False
 
 
 _ERRORS = frozenset({401, 403, 404, 414, 431, 500, 503})
@@ -67,7 +66,7 @@ def _operation(route: HttpRoute) -> Json:
         errors |= _BODY_ERRORS
         given = {"application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}}
         operation["requestBody"] = {"required": True, "content": given}
-    if route.streams:
+    if route.body is not None and "stream" in route.body.model_fields:
         errors |= {status for status, _ in FAIL_STATUS.values()}
         content["text/event-stream"] = {"schema": {}}  # `data:` events; their JSON is that of the dialect
         parameters.append(_DEADLINE)

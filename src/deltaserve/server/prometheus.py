@@ -42,7 +42,7 @@ class EngineMetrics(Collector):
 
 def _samples(stats: Mapping[str, object]) -> Iterator[MetricSample]:
     for key, name in _OWN.items():
-        if isinstance(value := stats.get(key), bool | int | float):
+        if isinstance(value := stats.get(key), int | float):
             yield MetricSample(name, {}, float(value))
     for event, count in _numbers(stats.get("counts")).items():
         yield MetricSample("deltaserve_front_events_total", {"event": event}, count)

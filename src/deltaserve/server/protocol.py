@@ -18,8 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from deltaserve.server.api_errors import ApiError, retry_after
+from deltaserve.server.replies import ABORT_EXTENSION
 from deltaserve.server.settings import HttpLimits
-from deltaserve.server.sse import ABORT_EXTENSION
 
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""

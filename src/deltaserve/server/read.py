@@ -25,6 +25,12 @@ interpreter busy for seconds: the garbage collector walks through them again and
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 """Narrower than float(): no signs, no underscores, no words."""
 
+_HEX = "[0-9a-fA-F]{2}"
+_ESCAPE = re.compile(
+    rf"\\u[dD][89abAB]{_HEX}\\u[dD][c-fC-F]{_HEX}|(?P<half>\\u[dD][89a-fA-F]{_HEX})|\\.".encode(), re.DOTALL
+)
+"""Pairs go first, so that what is found of one by itself is a half."""
+
 Result = TypeVar("Result")
 
 CALLER = "deltaserve.caller"
@@ -71,26 +77,13 @@ def parse_object(body: bytes) -> dict[str, object]:
     return value
 
 
-_ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
-
-
 def _half_pair(body: bytes) -> str | None:
     """What to say of the first escape that is half a surrogate pair; None: there is none."""
-    high: re.Match[bytes] | None = None
-    for found in _ESCAPE.finditer(body):
-        code = int(found[1] or b"0", 16)
-        is_low = 0xDC00 <= code <= 0xDFFF
-        is_pair = high is not None and is_low and high.end() == found.start()
-        if high is not None and not is_pair:
-            break
-        if is_low and not is_pair:
-            high = found
-            break
-        high = found if 0xD800 <= code <= 0xDBFF else None
-    if high is None:
+    half = next((found for found in _ESCAPE.finditer(body) if found["half"]), None)
+    if half is None:
         return None
-    escape = high[0].decode("ascii")
-    return f"the body holds {escape} at byte {high.start()}, half a surrogate pair: that is no character"
+    escape = half[0].decode("ascii")
+    return f"the body holds {escape} at byte {half.start()}, half a surrogate pair: that is no character"
 
 
 async def in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:

@@ -29,7 +29,7 @@ def cached_details(*usages: Usage) -> dict[str, int]:
 
 def _firsts(job: Job, counted: Counted) -> list[Usage]:
     """The reports of each prompt's first sample: the others find it in the cache."""
-    found = (counted[sample.index][1] for sample in job.samples if sample.is_first and sample.index in counted)
+    found = (counted[sample.index][1] for sample in job.samples if sample.is_first)
     return [usage for usage in found if usage is not None]
 
 
