@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli import verify
 from deltaserve.cli.main import main
@@ -13,6 +14,7 @@ from deltaserve.cli.verify_client import Score, TokenCompletion
 from deltaserve.cli.verify_reference import TransformersReference
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
+from tests.fixtures.tiny_quantised import write_fp8_blocks
 
 
 class Server:
@@ -75,3 +77,10 @@ def test_a_gguf_file_is_scored_as_its_folder(tmp_path: Path, name: str) -> None:
     tokens = list(range(3, 253))
     ours, theirs = (TransformersReference(path).score(tokens) for path in (file, folder))
     assert [score.logprob for score in ours] == pytest.approx([score.logprob for score in theirs], abs=1e-3)
+
+
+def test_a_quantised_folder_is_not_scored(tmp_path: Path) -> None:
+    """transformers would compute in its own reduced form, where it has one for this machine at all."""
+    folder, _ = write_fp8_blocks(VARIANTS["llama"], tmp_path, (128, 128))
+    with pytest.raises(ConfigError, match="is quantised; use --reference"):
+        TransformersReference(folder)

@@ -16,6 +16,8 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 HEAD = "lm_head.weight"
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 """Of a layer."""
+FUSED_EXPERTS = ("gate_up_proj", "down_proj")
+"""What files call the experts' matrices where each is one tensor of all experts."""
 CORRECTION = "gate.e_score_correction_bias"
 """Of a layer's experts."""
 
@@ -110,8 +112,9 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
         parts |= {name: TensorPart(shape, (name,)) for name, shape in zip(names, shapes, strict=True)}
         up_names += names[:2]
         down_names.append(names[2])
-    parts[f"{prefix}.experts.gate_up_proj"] = TensorPart((count, 2 * inner, hidden), tuple(up_names))
-    parts[f"{prefix}.experts.down_proj"] = TensorPart((count, hidden, inner), tuple(down_names))
+    gate_up, down = (f"{prefix}.experts.{name}" for name in FUSED_EXPERTS)
+    parts[gate_up] = TensorPart((count, 2 * inner, hidden), tuple(up_names))
+    parts[down] = TensorPart((count, hidden, inner), tuple(down_names))
     return parts
 
 

@@ -1,12 +1,13 @@
 """Where weights live: fused tensors, and for every checkpoint name (canonical, see tensors.py) the part it fills."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
-from deltaserve.models.tensors import CORRECTION
+from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NORMS, TensorPart, tensor_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ class DecoderWeights:
 
 @dataclass(slots=True)
 class TargetTable:
-    """Allocates fused tensors and names their parts."""
+    """Allocates tensors of the shapes that tensors.py lists, and names their parts."""
 
+    parts: Mapping[str, TensorPart]
     dtype: torch.dtype
     device: torch.device
     targets: dict[str, Tensor] = field(default_factory=dict)
@@ -80,115 +82,103 @@ class TargetTable:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def whole(self, name: str) -> Tensor:
         """A tensor of its own."""
-        target = self.empty(*shape)
+        target = self.empty(*self.parts[name].shape)
         self.targets[name] = target
         return target
 
-    def fused(self, prefix: str, parts: tuple[tuple[str, int], ...], in_size: int, bias: bool) -> Linear:
-        """Rows of several linear maps, one after the other."""
-        total = sum(size for _, size in parts)
-        weight, biases = self.empty(total, in_size), self.empty(total) if bias else None
+    def fused(self, prefix: str, *names: str) -> Linear:
+        """Rows of several linear maps, one after the other; all have a bias, or none."""
+        weight = self._rows(f"{prefix}.{name}.weight" for name in names)
+        has_bias = f"{prefix}.{names[0]}.bias" in self.parts
+        return Linear(weight, self._rows(f"{prefix}.{name}.bias" for name in names) if has_bias else None)
+
+    def _rows(self, names: Iterable[str]) -> Tensor:
+        shapes = {name: self.parts[name].shape for name in names}
+        first = next(iter(shapes.values()))
+        target = self.empty(sum(shape[0] for shape in shapes.values()), *first[1:])
         row = 0
-        for name, size in parts:
-            self.targets[f"{prefix}.{name}.weight"] = weight[row : row + size]
-            if biases is not None:
-                self.targets[f"{prefix}.{name}.bias"] = biases[row : row + size]
-            row += size
-        return Linear(weight, biases)
+        for name, shape in shapes.items():
+            self.targets[name] = target[row : row + shape[0]]
+            row += shape[0]
+        return target
 
 
 def allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Tensor]]:
     """Uninitialised weights of `spec`, and canonical name |-> where that tensor goes."""
-    table = TargetTable(dtype, device)
-    embedding = table.whole("embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
+    table = TargetTable(tensor_parts(spec), dtype, device)
+    embedding = table.whole("embed_tokens.weight")
     layers = tuple(_layer(table, spec, index) for index in range(spec.num_layers))
-    norm = table.whole("norm.weight", (spec.hidden_size,))
-    head = embedding
-    if not spec.tied_embeddings:
-        head = table.whole("lm_head.weight", (spec.vocab_size, spec.hidden_size))
+    norm = table.whole("norm.weight")
+    head = embedding if spec.tied_embeddings else table.whole(HEAD)
     return DecoderWeights(embedding, layers, norm, head), table.targets
 
 
 def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
-    prefix, hidden = f"layers.{index}", (spec.hidden_size,)
-    moe = spec.moe
-    return LayerWeights(
-        attention_norm=table.whole(f"{prefix}.input_layernorm.weight", hidden),
-        attention=_attention(table, spec, f"{prefix}.self_attn")
-        if spec.mla is None
-        else _latent_attention(table, spec, spec.mla, f"{prefix}.self_attn"),
-        mlp_norm=table.whole(f"{prefix}.post_attention_layernorm.weight", hidden),
-        mlp=_experts(table, spec, moe, f"{prefix}.mlp")
-        if moe is not None and spec.is_moe(index)
-        else _dense(table, spec.hidden_size, spec.intermediate_size, spec.mlp_bias, f"{prefix}.mlp"),
-    )
+    prefix = f"layers.{index}"
+    attention_norm, mlp_norm = (table.whole(f"{prefix}.{name}") for name in NORMS)
+    attention: AttentionWeights | MlaWeights
+    if spec.mla is None:
+        attention = _attention(table, spec, f"{prefix}.self_attn")
+    else:
+        attention = _latent_attention(table, spec.mla, f"{prefix}.self_attn")
+    mlp: DenseWeights | MoeWeights
+    if spec.moe is not None and spec.is_moe(index):
+        mlp = _experts(table, spec.moe, f"{prefix}.mlp")
+    else:
+        mlp = _dense(table, f"{prefix}.mlp")
+    return LayerWeights(attention_norm, attention, mlp_norm, mlp)
 
 
 def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
-    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
     norm = None
     if spec.qk_norm is not QkNorm.NONE:
         norm = table.empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
         for name, part in (("q_norm", norm[: spec.num_heads]), ("k_norm", norm[spec.num_heads :])):
             table.targets[f"{prefix}.{name}.weight"] = part.view(-1) if spec.qk_norm is QkNorm.ALL else part
     return AttentionWeights(
-        qkv=table.fused(prefix, parts, spec.hidden_size, spec.attention_bias),
-        out=table.fused(prefix, (("o_proj", spec.hidden_size),), q_size, spec.attention_bias),
+        qkv=table.fused(prefix, "q_proj", "k_proj", "v_proj"),
+        out=table.fused(prefix, "o_proj"),
         qk_norm=norm,
     )
 
 
-def _latent_attention(table: TargetTable, spec: ModelSpec, mla: MlaSpec, prefix: str) -> MlaWeights:
-    heads, hidden = spec.num_heads, spec.hidden_size
-    q_size = heads * (mla.still_dim + spec.rope.dim)
-    first, q_norm, q_up = ("q_proj", q_size), None, None
+def _latent_attention(table: TargetTable, mla: MlaSpec, prefix: str) -> MlaWeights:
+    first, q_norm, q_up = "q_proj", None, None
     if mla.q_rank is not None:
-        first = ("q_a_proj", mla.q_rank)
-        q_norm = table.whole(f"{prefix}.q_a_layernorm.weight", (mla.q_rank,))
-        q_up = table.fused(prefix, (("q_b_proj", q_size),), mla.q_rank, bias=False)
-    latent = ("kv_a_proj_with_mqa", mla.kv_rank + spec.rope.dim)
-    keys_values = table.empty(heads, mla.still_dim + mla.value_dim, mla.kv_rank)
-    table.targets[f"{prefix}.kv_b_proj.weight"] = keys_values.view(-1, mla.kv_rank)
+        first = "q_a_proj"
+        q_norm, q_up = table.whole(f"{prefix}.q_a_layernorm.weight"), table.fused(prefix, "q_b_proj")
+    both = table.whole(f"{prefix}.kv_b_proj.weight").view(-1, mla.still_dim + mla.value_dim, mla.kv_rank)
     return MlaWeights(
-        down=table.fused(prefix, (first, latent), hidden, spec.attention_bias),
+        down=table.fused(prefix, first, "kv_a_proj_with_mqa"),
         q_norm=q_norm,
         q_up=q_up,
-        kv_norm=table.whole(f"{prefix}.kv_a_layernorm.weight", (mla.kv_rank,)),
-        keys=keys_values[:, : mla.still_dim],
-        values=keys_values[:, mla.still_dim :],
-        out=table.fused(prefix, (("o_proj", hidden),), heads * mla.value_dim, spec.attention_bias),
+        kv_norm=table.whole(f"{prefix}.kv_a_layernorm.weight"),
+        keys=both[:, : mla.still_dim],
+        values=both[:, mla.still_dim :],
+        out=table.fused(prefix, "o_proj"),
     )
 
 
-def _dense(table: TargetTable, hidden: int, size: int, bias: bool, prefix: str) -> DenseWeights:
-    return DenseWeights(
-        gate_up=table.fused(prefix, (("gate_proj", size), ("up_proj", size)), hidden, bias),
-        down=table.fused(prefix, (("down_proj", hidden),), size, bias),
-    )
+def _dense(table: TargetTable, prefix: str) -> DenseWeights:
+    return DenseWeights(gate_up=table.fused(prefix, "gate_proj", "up_proj"), down=table.fused(prefix, "down_proj"))
 
 
-def _experts(table: TargetTable, spec: ModelSpec, moe: MoeSpec, prefix: str) -> MoeWeights:
-    """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
-    size, hidden = moe.intermediate_size, spec.hidden_size
-    gate_up = table.empty(moe.num_experts, 2 * size, hidden)
-    down = table.empty(moe.num_experts, hidden, size)
+def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
+    """Files hold experts one by one, or fused: both are taken."""
+    gate_up, down = (table.whole(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
+    size = moe.intermediate_size
     for expert in range(moe.num_experts):
         name = f"{prefix}.experts.{expert}"
         table.targets[f"{name}.gate_proj.weight"] = gate_up[expert, :size]
         table.targets[f"{name}.up_proj.weight"] = gate_up[expert, size:]
         table.targets[f"{name}.down_proj.weight"] = down[expert]
-    table.targets[f"{prefix}.experts.gate_up_proj"] = gate_up
-    table.targets[f"{prefix}.experts.down_proj"] = down
-    shared = None
-    if moe.shared_size:
-        shared = _dense(table, hidden, moe.shared_size, False, f"{prefix}.shared_experts")
-    router, correction = f"{prefix}.gate.weight", None
+    shared = _dense(table, f"{prefix}.shared_experts") if moe.shared_size else None
+    correction = None
     if moe.router is RouterKind.SIGMOID:
         # Scores near each other decide which experts are chosen: not in 16 bits.
         table = replace(table, dtype=torch.float32)
-        correction = table.whole(f"{prefix}.{CORRECTION}", (moe.num_experts,))
-    gate = table.whole(router, (moe.num_experts, hidden))
-    return MoeWeights(gate, correction, gate_up.unbind(), down.unbind(), shared)
+        correction = table.whole(f"{prefix}.{CORRECTION}")
+    router = table.whole(f"{prefix}.gate.weight")
+    return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared)
