@@ -62,6 +62,11 @@ class PagePool:
         return dict(zip(PageEvent, self._num_moved, strict=True))
 
     @property
+    def num_moved(self) -> int:
+        """The same over all events."""
+        return sum(self._num_moved)
+
+    @property
     def num_free(self) -> int:
         """Pages that `allocate` or `grant` could hand out now."""
         return len(self._free)
@@ -78,7 +83,7 @@ class PagePool:
 
     def count(self, state: PageState) -> int:
         """Pages in `state`. FREE counts allocatable pages only: held ones are `num_held`."""
-        return len(self._free) if state is PageState.FREE else self._counts[state.value]
+        return len(self._free) if state is PageState.FREE else self._counts[state]
 
     def state(self, page: PageId) -> PageState:
         """State of one page; a held page is FREE."""

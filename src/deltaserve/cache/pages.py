@@ -9,7 +9,7 @@ No event leads from GRANTED to FREE: a page a peer may write to leaves its ticke
 """
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntEnum
 from types import MappingProxyType
 
 MAX_QUARANTINED_SHARE = 0.25
@@ -21,7 +21,7 @@ def is_crowded(quarantined: float, total: float) -> bool:
     return quarantined > MAX_QUARANTINED_SHARE * total
 
 
-class PageState(Enum):
+class PageState(IntEnum):
     """Who may touch a page."""
 
     FREE = 0

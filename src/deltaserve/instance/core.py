@@ -65,6 +65,7 @@ class EngineCore:
         self._meter = Meter(options.heartbeat_s)
         self.outflow = Outflow(config, self.parts, self.links, self._meter, self._out)
         self.serving = Serving(config, self.parts, self.links, self._out)
+        self._serves, self._writes = config.role in SERVES, config.role in WRITES
         self._is_draining = False
         self._change: _Change | None = None
 
@@ -105,9 +106,9 @@ class EngineCore:
             self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
         if isinstance(heard.message, Hello):
             self.links.send(peer.name, snapshot_events(self.parts.cache))
-        if self.config.role in WRITES:
+        if self._writes:
             self.outflow.on_frame(peer, event.envelope, heard.message, now)
-        if self.config.role in SERVES and heard.message is not None:
+        if self._serves and heard.message is not None:
             self.serving.on_frame(peer, heard.message, now)
         match heard.message:
             case Flush():
@@ -230,7 +231,7 @@ class EngineCore:
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()
-        metrics |= self.serving.metrics() if self.config.role in SERVES else self.outflow.metrics()
+        metrics |= self.serving.metrics() if self._serves else self.outflow.metrics()
         metrics["deltaserve_tickets_open"] = self._num_tickets
         metrics["deltaserve_quarantine_age_seconds"] = self.serving.receiver.quarantine_age_s
         metrics["deltaserve_stale_frames_total"] = self.links.stale_frames

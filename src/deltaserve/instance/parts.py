@@ -16,6 +16,9 @@ from deltaserve.sched.sched_config import SchedConfig
 from deltaserve.sched.scheduler import Scheduler
 from deltaserve.wire.messages import Events, Facts
 
+_PAGE_STATES = tuple((state, state.name.lower()) for state in PageState)
+"""With their names in metrics."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -90,12 +93,12 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     """Pages by state, tree pages by protection, leases, rows, and what shortage of memory has cost."""
     metrics: dict[str, float] = {}
     for index, pool in enumerate(parts.pools):
-        for state in PageState:
-            metrics[f'deltaserve_pages{{pool="{index}",state="{state.name.lower()}"}}'] = pool.count(state)
-        metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = parts.cache.evictable_pages(index)
+        for state, name in _PAGE_STATES:
+            metrics[f'deltaserve_pages{{pool="{index}",state="{name}"}}'] = pool.count(state)
+        evictable = parts.cache.evictable_pages(index)
+        metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = evictable
         metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
-        spare = pool.num_free + parts.cache.evictable_pages(index)
-        metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - spare / pool.num_pages
+        metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - (pool.num_free + evictable) / pool.num_pages
         metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT]
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = len(parts.scheduler.running)

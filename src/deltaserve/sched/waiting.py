@@ -175,9 +175,11 @@ class Waiting:
 
     def admit(self, now: float) -> list[Request]:
         """Give rows and pages to waiting requests: those landed, then the queue in its order."""
-        admitted = self._admit_landed()
+        admitted = self._admit_landed() if self._landed else []
+        if not self.queue:
+            return admitted
         before, seen = self._seen, self._look(now)
-        if not self.queue or (before is not None and before.forestalls(seen)):
+        if before is not None and before.forestalls(seen):
             return admitted
         booking = self._book()
         if not booking.is_full and (self.fetch is not None or not booking.is_late):

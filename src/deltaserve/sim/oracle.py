@@ -161,7 +161,7 @@ class OracleExecutor:
     """The Executor of a simulated rank. Raises IntegrityError when a page it reads holds anything but its row's KV."""
 
     def __init__(self, cache: CacheSpec, memory: StampMemory, vocab_size: int) -> None:
-        self._cache = cache
+        self._cache, self._pools = cache, cache.pools
         self._memory = memory
         self._vocab_size = vocab_size
         self._rows: dict[RowId, _Row] = {}
@@ -213,13 +213,13 @@ class OracleExecutor:
             raise ValueError("the oracle runs at overlap depth 0")
         end = item.q_start + item.q_len
         row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
-        for pool, kept in enumerate(self._cache.pools):
+        for pool, kept in enumerate(self._pools):
             row.chains[pool].grow(row.tokens, end)
             if kept.lifetime is not Lifetime.STATE:  # that goes on in the slot it is read from
                 self._memory.write_stamps(PoolId(pool), row.tables[pool], item.q_start, _UNWRITTEN * item.q_len)
 
     def _read_ahead(self, item: PlanItem) -> None:
-        for pool, kept in enumerate(self._cache.pools):
+        for pool, kept in enumerate(self._pools):
             if kept.lifetime is not Lifetime.STATE:
                 self._read(self._rows[item.row], PoolId(pool), item)
 
@@ -227,7 +227,7 @@ class OracleExecutor:
         row = self._rows[item.row]
         stamps = [
             (self._advance if kept.lifetime is Lifetime.STATE else self._extend)(row, PoolId(pool), item)
-            for pool, kept in enumerate(self._cache.pools)
+            for pool, kept in enumerate(self._pools)
         ]
         of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
         if not item.samples:
@@ -257,11 +257,11 @@ class OracleExecutor:
             self._memory.write_stamps(pool, table, item.q_start, _not_finite(computed))
             return None
         self._memory.write_stamps(pool, table, item.q_start, computed)
-        return (stood + computed)[(first_seen(self._cache.pools[pool], end - 1) - start) * STAMP_BYTES :]
+        return (stood + computed)[(first_seen(self._pools[pool], end - 1) - start) * STAMP_BYTES :]
 
     def _read(self, row: _Row, pool: PoolId, item: PlanItem) -> tuple[int, bytes, bool]:
         """First position that the item sees, the stamps from there to its own, and whether they are finite."""
-        table, chain, kept, size = row.tables[pool], row.chains[pool], self._cache.pools[pool], self._cache.page_size
+        table, chain, kept, size = row.tables[pool], row.chains[pool], self._pools[pool], self._cache.page_size
         start = first_seen(kept, item.q_start)
         pages = [table[index] for index in range(start // size, self._cache.num_pages(item.q_start))]
         offset = start % size * STAMP_BYTES

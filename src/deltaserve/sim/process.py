@@ -155,7 +155,12 @@ class SimProcess(ABC):
         """Make sure that `_tick` is called then, on the process's clock."""
         if self._next_tick is None or when < self._next_tick:
             self._next_tick = when
-            self.later(max(0.0, when - self.now), self._tick)
+            self.later(max(0.0, when - self.now), lambda: self._tick_of(when))
+
+    def _tick_of(self, when: float) -> None:
+        if self._next_tick == when:  # else there was one sooner, which has seen to the next
+            self._next_tick = None
+            self._tick()
 
     @abstractmethod
     def _tick(self) -> None:
@@ -317,7 +322,6 @@ class SimWorker(SimProcess):
     # ------------------------------------------------------------ time
 
     def _tick(self) -> None:
-        self._next_tick = None
         timer = self.instance.next_timer()
         if timer is not None and timer <= self.now:
             self.instance.tick(self.now)
@@ -423,7 +427,6 @@ class SimFront(SimProcess):
         self.world.touched(self)
 
     def _tick(self) -> None:
-        self._next_tick = None
         if self.core.next_timer() <= self.now:
             self._perform(self.core.tick(self.now))
         self._tick_at(max(self.core.next_timer(), self.now + 0.01))

@@ -102,6 +102,11 @@ class FaultyWorld(World):
             self.carry(src, dst, copy.frame, copy.delay)
 
 
+def _held_at(worker: SimWorker) -> int:
+    instance = worker.instance
+    return held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones
+
+
 def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
     counts: Counter[FaultKind] = Counter()
     frames = {kind: rate for kind, rate in knobs.rates.items() if kind in FRAME_FAULTS}
@@ -247,14 +252,14 @@ class Run:
         settled = max(self.world.now, self.world.last_arrival()) + patience_s
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
-        self._until(limit, lambda: not self._not_ready(), lambda: f"not ready: {self._not_ready()}")
+        self._until(limit, self._is_ready, lambda: f"not ready: {self._not_ready()}")
         for number in range(_NUM_PROBES):
-            self._until(limit, lambda: not self._held(), lambda: f"held before a probe: {self._held()}")
+            self._until(limit, self._is_free, lambda: f"held before a probe: {self._held()}")
             probe = self._probe() if number == 0 else self._repeat()
             self._until(limit, self.clients.all_over, lambda: "a probe does not end")
             if probe.answer.error is not None:
                 raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
-        self._until(limit, lambda: not self._held(), lambda: f"held after the last request: {self._held()}")
+        self._until(limit, self._is_free, lambda: f"held after the last request: {self._held()}")
         self.clients.check()
         self._check_fences()
         for process in (*self.world.workers.values(), *self._fronts):
@@ -267,6 +272,9 @@ class Run:
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
         if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
+
+    def _is_ready(self) -> bool:
+        return all(front.core.ready() is None for front in self._fronts)
 
     def _not_ready(self) -> str:
         """What fronts lack to serve."""
@@ -318,13 +326,14 @@ class Run:
 
     def _held(self) -> dict[str, int]:
         """Who still holds what: pages, leases, rows, tickets, rooms, tombstones (I12)."""
-        held: dict[str, int] = {}
-        for name, worker in self.world.workers.items():
-            instance = worker.instance
-            count = held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones
-            if count:
-                held[name] = count
-        return held | {front.name: rooms for front in self._fronts if (rooms := len(front.core.rooms))}
+        held: dict[str, int] = {name: _held_at(worker) for name, worker in self.world.workers.items()}
+        held |= {front.name: len(front.core.rooms) for front in self._fronts}
+        return {name: count for name, count in held.items() if count}
+
+    def _is_free(self) -> bool:
+        """Whether nobody holds anything."""
+        workers = self.world.workers.values()
+        return not any(len(front.core.rooms) for front in self._fronts) and not any(map(_held_at, workers))
 
     # ------------------------------------------------------------ faults at events
 

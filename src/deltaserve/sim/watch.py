@@ -34,7 +34,7 @@ class _Pages:
     """A pool as it stood after the last event."""
 
     pool: PagePool
-    num_moves: int = 0
+    num_moved: int = 0
     states: bytes = b""
     generations: list[int] = field(default_factory=list)
 
@@ -75,9 +75,8 @@ class Watch:
             known = self._pools[worker] = [_Pages(pool) for pool in parts.pools]
             self._workers[worker.transport] = worker
         for index, pages in enumerate(known):
-            num_moves = sum(pages.pool.moves.values())
-            if num_moves != pages.num_moves:
-                pages.num_moves = num_moves
+            if pages.num_moved != pages.pool.num_moved:
+                pages.num_moved = pages.pool.num_moved
                 self._changed(worker, index, pages)
 
     def _changed(self, worker: SimWorker, index: int, pages: _Pages) -> None:

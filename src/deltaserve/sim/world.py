@@ -6,7 +6,6 @@ fabric does to a frame or a write is decided by policies handed in, so a fault i
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from deltaserve.base.errors import ProtocolError
@@ -49,7 +48,8 @@ class World:
         self._numbers = itertools.count()
         self._in_order: dict[_Connection, float] = {}
         self._resets: dict[_Connection, int] = {}
-        self._on_their_way: Counter[tuple[PeerName, PeerName, bytes]] = Counter()
+        self._on_their_way: dict[int, tuple[PeerName, PeerName, bytes]] = {}
+        """By number."""
 
     # ------------------------------------------------------------ time
 
@@ -103,11 +103,11 @@ class World:
         connection = (src, dst)
         when = self._in_order[connection] = max(self.now + delay, self._in_order.get(connection, 0.0))
         resets = self._resets.get(connection, 0)
-        label = (src, dst, frame[3:7])
-        self._on_their_way[label] += 1
+        number = next(self._numbers)
+        self._on_their_way[number] = src, dst, frame[3:7]
 
         def arrive() -> None:
-            self._on_their_way[label] -= 1
+            del self._on_their_way[number]
             if self._resets.get(connection, 0) == resets:
                 self._arrive(src, dst, frame)
 
@@ -115,7 +115,7 @@ class World:
 
     def frames_on_their_way(self) -> list[tuple[PeerName, PeerName, bytes]]:
         """(from, to, checksum) of each."""
-        return sorted(self._on_their_way.elements())
+        return sorted(self._on_their_way.values())
 
     def last_arrival(self) -> float:
         """When everything that is on its way now has arrived."""
