@@ -217,6 +217,7 @@ class Loop:
         self._instance = self._instance.successor(self._boot)
         _log.info("this worker has another role now, boot %016x; its cache stays", self._boot)
         if self._parent is not None:
+            self._parent.progress("this worker has another role now; its cache stays")
             self._parent.rebooted(self._boot)
         self._perform(self._instance.turn(now))
 
