@@ -24,9 +24,9 @@ from deltaserve.base.ids import Namespace, PeerName, Room
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.api import FrameIn, SendFrame
 from deltaserve.instance.core import EngineCore
 from deltaserve.instance.rooms import PrefillRoom
+from deltaserve.peer.link import FrameIn, SendFrame
 from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult
 from deltaserve.sim.cluster import FINGERPRINT, FRONT, SECRET, VOCAB, Cluster, Shape, url_of
 from deltaserve.wire.codec import decode, encode

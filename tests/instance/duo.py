@@ -7,10 +7,11 @@ from typing import TypeVar
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName, Room
 from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.api import Event, FrameIn
+from deltaserve.instance.api import Event
 from deltaserve.instance.outflow import Outflow
 from deltaserve.instance.rooms import DecodeRoom, PrefillRoom
 from deltaserve.instance.serving import Serving
+from deltaserve.peer.link import FrameIn
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer, SimWorker

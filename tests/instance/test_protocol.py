@@ -9,7 +9,7 @@ import pytest
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName, TicketSeq
 from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.api import FrameIn
+from deltaserve.peer.link import FrameIn
 from deltaserve.request.status import DecodeState, PrefillState
 from deltaserve.sim.cluster import Shape
 from deltaserve.transfer.commands import Landed, TicketId

@@ -8,10 +8,10 @@ import pytest
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.api import FrameIn
 from deltaserve.instance.ended import ANSWER_KEPT_S
 from deltaserve.instance.outflow import Outflow
 from deltaserve.instance.serving import Serving
+from deltaserve.peer.link import FrameIn
 from deltaserve.peer.table import PeerState
 from deltaserve.transfer.commands import Landed
 from deltaserve.wire.first_token import FirstToken, encode_first_token

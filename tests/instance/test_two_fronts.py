@@ -6,7 +6,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import PeerName
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.api import FrameIn
+from deltaserve.peer.link import FrameIn
 from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.wire.messages import Cancel, Envelope, Facts, Finish, Finished, Hello, Message, Status, Submit, Tokens

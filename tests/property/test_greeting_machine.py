@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.ids import PeerName, Role
-from deltaserve.instance.api import Action, InstanceConfig, InstanceOptions, SendFrame
+from deltaserve.instance.api import Action, InstanceConfig, InstanceOptions
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.parts import facts_of
+from deltaserve.peer.link import SendFrame
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.transfer.commands import (
     AttachEndpoint,

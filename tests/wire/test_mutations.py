@@ -10,7 +10,7 @@ import pytest
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.ids import PeerName
-from deltaserve.instance.api import FrameIn
+from deltaserve.peer.link import FrameIn
 from deltaserve.sim.world import boot_of
 from deltaserve.wire.codec import decode, decode_done, encode, encode_done
 from deltaserve.wire.messages import ChangeRole, Done, Envelope, Grant, Hello, Piece, Revoke

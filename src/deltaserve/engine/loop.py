@@ -24,20 +24,11 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.transfer_thread import Reports, TransferThread
-from deltaserve.instance.api import (
-    Action,
-    Dial,
-    DrainRequested,
-    FrameIn,
-    HangUp,
-    Instance,
-    LinkBroken,
-    PeerDied,
-    SendFrame,
-)
+from deltaserve.instance.api import Action, DrainRequested, Instance
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown
 from deltaserve.link.parent import Parent
+from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.sched.plan import StepResult
 
 _log = logging.getLogger(__name__)

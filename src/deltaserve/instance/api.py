@@ -17,26 +17,11 @@ import msgspec
 
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkAction, LinkBroken, LinkEvent, PeerDied, SendFrame
+from deltaserve.peer.link import LinkAction, LinkEvent
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import RegionInfo
-
-__all__ = [
-    "Action",
-    "Dial",
-    "DrainRequested",
-    "Event",
-    "FrameIn",
-    "HangUp",
-    "Instance",
-    "InstanceConfig",
-    "InstanceOptions",
-    "LinkBroken",
-    "PeerDied",
-    "SendFrame",
-]
 
 
 @dataclass(frozen=True, slots=True)

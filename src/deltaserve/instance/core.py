@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, InstanceConfig, LinkBroken, PeerDied
+from deltaserve.instance.api import Action, DrainRequested, Event, InstanceConfig
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Backlog, Meter
 from deltaserve.instance.outflow import Outflow
@@ -24,11 +24,12 @@ from deltaserve.instance.parts import (
     check_parts,
     drain_events,
     facts_of,
-    inherit_parts,
     pool_metrics,
+    sched_config,
     snapshot_events,
 )
 from deltaserve.instance.serving import Serving
+from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened, PeerFenced
 from deltaserve.wire.messages import ChangeRole, Flush, Hello
@@ -57,7 +58,9 @@ class EngineCore:
     def __init__(self, config: InstanceConfig, parts: Parts | None = None) -> None:
         """`parts`: of an engine before this one, whose scheduler is idle; None: new ones."""
         self.config = config
-        self.parts = build_parts(config) if parts is None else inherit_parts(config, parts)
+        self.parts = build_parts(config) if parts is None else parts
+        if parts is not None:
+            parts.scheduler.become(sched_config(config))
         self._out: list[Action] = []
         options = config.options
         silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s

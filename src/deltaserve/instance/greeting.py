@@ -17,8 +17,9 @@ import xxhash
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.instance.api import Action, Dial, HangUp, InstanceConfig, SendFrame
+from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.checks import Refusal, are_pair, may_say
+from deltaserve.peer.link import Dial, HangUp, SendFrame
 from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
 from deltaserve.transfer.commands import (
     AttachEndpoint,

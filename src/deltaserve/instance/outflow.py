@@ -117,9 +117,27 @@ class Outflow:
     def advance(self, progress: StepProgress) -> bool:
         """One step's outcome: True if the request is of this desk."""
         room = self._by_request.get(progress.request)
-        if room is not None:
-            self._advance(room, progress)
-        return room is not None
+        if room is None:
+            return False
+        failure = STEP_FAILURES.get(progress.outcome)
+        if failure is not None:
+            self._fail(room, *failure)
+            return True
+        if progress.prompt_logprobs:
+            frames = prompt_logprobs_frames(room.room, progress.computed_from + 1, progress.prompt_logprobs)
+            self.logprobs.keep((room.peer, room.room), room.attempt, frames)
+            for frame in frames:
+                self.links.send(room.peer, frame)
+        self.parts.scheduler.running.share_computed(room.request)
+        if progress.sampled is not None:
+            sampled = progress.sampled
+            room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
+            self.parts.scheduler.running.leave(room.request)
+            self._move(room, PrefillEvent.COMPUTE_AHEAD)
+            if room.ticket is None:
+                self.parts.scheduler.waiting.hold(room.request)
+        self._send_ready(room)
+        return True
 
     # ------------------------------------------------------------ frames
 
@@ -349,28 +367,6 @@ class Outflow:
         room.is_announced = True
         starting = Starting(room=room.room, attempt=room.attempt, cached_len=room.cached_len)
         self.links.send(room.peer, starting)
-
-    def _advance(self, room: PrefillRoom, progress: StepProgress) -> None:
-        """One step's outcome for one room."""
-        failure = STEP_FAILURES.get(progress.outcome)
-        if failure is not None:
-            self._fail(room, *failure)
-            return
-        if progress.prompt_logprobs:
-            start = progress.computed_from + 1
-            frames = prompt_logprobs_frames(room.room, start, progress.prompt_logprobs)
-            self.logprobs.keep((room.peer, room.room), room.attempt, frames)
-            for frame in frames:
-                self.links.send(room.peer, frame)
-        self.parts.scheduler.running.share_computed(room.request)
-        if progress.sampled is not None:
-            sampled = progress.sampled
-            room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
-            self.parts.scheduler.running.leave(room.request)
-            self._move(room, PrefillEvent.COMPUTE_AHEAD)
-            if room.ticket is None:
-                self.parts.scheduler.waiting.hold(room.request)
-        self._send_ready(room)
 
     def _send_ready(self, room: PrefillRoom) -> None:
         """Post what is computed and not posted yet."""

@@ -39,16 +39,10 @@ def build_parts(config: InstanceConfig) -> Parts:
     def seed_of(namespace: Namespace) -> bytes:
         return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
 
-    return Parts(pools, cache, budget, Scheduler(_sched_config(config), cache, budget, seed_of))
+    return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, seed_of))
 
 
-def inherit_parts(config: InstanceConfig, former: Parts) -> Parts:
-    """For an engine over the memory of one that holds nothing for anybody: the tree stays, with its pages."""
-    former.scheduler.become(_sched_config(config))
-    return former
-
-
-def _sched_config(config: InstanceConfig) -> SchedConfig:
+def sched_config(config: InstanceConfig) -> SchedConfig:
     page_size, options = config.cache.page_size, config.options
     return SchedConfig(
         page_size=page_size,

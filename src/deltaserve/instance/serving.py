@@ -94,10 +94,21 @@ class Serving:
             self._come_to(self.intake.unanswered(room, now), now)
 
     def resume(self, request: Request, now: float) -> None:
-        """A room whose memory was taken starts over: here, or by a new attempt."""
+        """A room whose memory was taken: extend a short missing suffix here, fetch a long one by a new attempt."""
         room = self.rooms.of_request(request)
-        if room is not None:
-            self._resume(room, now)
+        if room is None:
+            return
+        room.move(DecodeEvent.RETRACT)
+        prefill = room.submit.prefill
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
+        missing = request.num_tokens - match.num_tokens
+        near = missing <= self.config.options.decode_extend_tokens
+        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
+            self._compute_here(room)
+            return
+        room.attempt = Attempt(room.attempt + 1)
+        room.move(DecodeEvent.OFFER)
+        self.intake.offer(room, PeerName(prefill.name), now)
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -117,8 +128,20 @@ class Serving:
     def advance(self, progress: StepProgress, now: float) -> None:
         """One step's outcome for one request."""
         room = self.rooms.of_request(progress.request)
-        if room is not None:
-            self._advance(room, progress, now)
+        if room is None:
+            return
+        failure = STEP_FAILURES.get(progress.outcome)
+        if failure is not None:
+            self._fail(room, *failure, now)
+            return
+        if progress.prompt_logprobs:
+            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
+        if progress.request.num_computed - progress.computed_from > 1:
+            self.parts.scheduler.running.share_computed(room.request)
+        if progress.sampled is not None:
+            self._on_token(room, progress.sampled, now)
+        if room.finish_len is not None and room.room in self.rooms:
+            self._stop_at(room, room.finish_len, now)
 
     # ------------------------------------------------------------ frames
 
@@ -305,20 +328,6 @@ class Serving:
 
     # ------------------------------------------------------------ progress
 
-    def _advance(self, room: DecodeRoom, progress: StepProgress, now: float) -> None:
-        failure = STEP_FAILURES.get(progress.outcome)
-        if failure is not None:
-            self._fail(room, *failure, now)
-            return
-        if progress.prompt_logprobs:
-            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
-        if progress.request.num_computed - progress.computed_from > 1:
-            self.parts.scheduler.running.share_computed(room.request)
-        if progress.sampled is not None:
-            self._on_token(room, progress.sampled, now)
-        if room.finish_len is not None and room.room in self.rooms:
-            self._stop_at(room, room.finish_len, now)
-
     def _on_token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
         """The request's newest token: tell the front, end the request if it ends it."""
         self._outbox.token(room, sampled, now)
@@ -331,20 +340,6 @@ class Serving:
         room.move(DecodeEvent.QUEUE)
         room.request.origin = Origin.COMPUTED
         self.parts.scheduler.waiting.add(room.request)
-
-    def _resume(self, room: DecodeRoom, now: float) -> None:
-        """After a retraction: extend a short missing suffix here, fetch a long one by a new attempt."""
-        room.move(DecodeEvent.RETRACT)
-        request, prefill = room.request, room.submit.prefill
-        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
-        missing = request.num_tokens - match.num_tokens
-        near = missing <= self.config.options.decode_extend_tokens
-        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
-            self._compute_here(room)
-            return
-        room.attempt = Attempt(room.attempt + 1)
-        room.move(DecodeEvent.OFFER)
-        self.intake.offer(room, PeerName(prefill.name), now)
 
     # ------------------------------------------------------------ endings
 

@@ -9,17 +9,9 @@ from typing import Protocol
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Boot, PeerName, Role, Room
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.instance.api import (
-    Dial,
-    DrainRequested,
-    Event,
-    FrameIn,
-    HangUp,
-    InstanceConfig,
-    SendFrame,
-)
+from deltaserve.instance.api import DrainRequested, Event, InstanceConfig
 from deltaserve.instance.core import EngineCore
-from deltaserve.peer.link import LinkEvent
+from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
 from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore

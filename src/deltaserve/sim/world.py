@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.ids import Boot, PeerName
-from deltaserve.instance.api import FrameIn, LinkBroken, PeerDied
+from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.trace import Trace, describe
 from deltaserve.transport.loopback import Fabric

@@ -15,7 +15,8 @@ from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.engine.worker_process import WorkerParts, run_worker
 from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.instance.api import Action, DrainRequested, Event, FrameIn, PeerDied, SendFrame
+from deltaserve.instance.api import Action, DrainRequested, Event
+from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
 from deltaserve.sched.plan import ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues, WorkList
 from deltaserve.transfer.commands import FencePeer, PeerFenced, TransferCommand, TransferReport
 from deltaserve.transport.base import FenceResult
