@@ -10,7 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
 _FEW = 64
-"""Returned pages that are not worth joining."""
+"""Returned pages wait until they are one in so many. Not in a small pool: there, what was freed is used again soon, and
+in the simulator a page that was freed too early shows."""
 
 _Run = tuple[int, int]
 """(length, first page)"""
@@ -23,6 +24,7 @@ class FreePages:
         self._runs: list[_Run] = [(num_pages, 0)] if num_pages else []  # the longest last
         self._num_in_runs = num_pages
         self._returned: list[int] = []
+        self._few = num_pages // _FEW
 
     def __len__(self) -> int:
         return self._num_in_runs + len(self._returned)
@@ -38,7 +40,7 @@ class FreePages:
 
     def take_one(self) -> int | None:
         """Of the shortest run; None when there is no page."""
-        if not self._num_in_runs or len(self._returned) > max(_FEW, len(self._runs)):
+        if not self._num_in_runs or len(self._returned) > max(self._few, len(self._runs)):
             if not self._num_in_runs and not self._returned:
                 return None
             self._join()
@@ -53,7 +55,7 @@ class FreePages:
 
     def take(self, n: int) -> list[tuple[int, int]] | None:
         """n pages as ascending runs [first, end), as few as can be had cheaply; None when there are fewer."""
-        if n > self._num_in_runs or len(self._returned) > max(_FEW, len(self._runs)):
+        if n > self._num_in_runs or len(self._returned) > max(self._few, len(self._runs)):
             if n > len(self):
                 return None
             self._join()
