@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 import deltaserve.instance.rooms
@@ -137,3 +138,15 @@ def test_the_longest_frame_may_be_sent() -> None:
     values = (TokenLogprobs(-1.0 / 3.0, top),) * MAX_LOGPROB_POSITIONS
     frame = PromptLogprobs(room=bytes(16), start=2**32, values=values)
     assert encode(Envelope(src="prefill-0" * 4, src_boot=2**64 - 1, dst_boot=2**64 - 1, body=frame))
+
+
+def test_a_request_that_goes_on_behind_a_token_is_told_its_prompts_alone() -> None:
+    duo = Duo(link=lambda src, dst, envelope: () if isinstance(envelope.body, Submit) and src == FRONT else None)
+    ask(duo)
+    duo.until(lambda: bool(duo.sent(Submit, FRONT)))
+    submit = duo.sent(Submit, FRONT)[0]
+    output = oracle_answer(submit.prompt, submit.sampling, VOCAB).tokens[:1]
+    duo.inject(DECODE, FRONT, msgspec.structs.replace(submit, prompt=submit.prompt + pack_u32(output)))
+    duo.until(lambda: len(told(duo, DECODE)) >= len(EXPECTED))
+    duo.run(1.0)
+    assert told(duo, DECODE) == EXPECTED

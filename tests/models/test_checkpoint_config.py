@@ -38,6 +38,10 @@ def _minimax(**changes: Any) -> dict[str, Any]:
     return {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16, **experts, **changes}
 
 
+def _yarn(**changes: object) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0} | changes}
+
+
 def _deepseek(**changes: Any) -> dict[str, Any]:
     latents = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
@@ -155,6 +159,20 @@ def test_cache_spec(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta is -1"),
+        ({"rope_theta": 1e-320}, "rope_theta is 1e-320, expected a positive number"),
+        ({"rope_theta": math.nan}, "rope_theta is nan, expected a positive number"),
+        (_yarn(rope_theta=1.0), "rope_theta is 1.0, expected more than 1"),
+        (_yarn(beta_fast=1e308), "beta_fast is 1e+308, expected a positive number"),
+        (_yarn(beta_slow=1e-320), "beta_slow is 1e-320, expected a positive number"),
+        (_yarn(factor=1e-40), "factor is 1e-40, expected a positive number"),
+        (_yarn(attention_factor=math.inf), "attention_factor is inf, expected a positive number"),
+        (_yarn(mscale=1.0, mscale_all_dim=math.nan), "mscale_all_dim is nan, expected a number between"),
+        (_yarn(mscale=1.0, mscale_all_dim=-1e9), "mscale_all_dim is -1000000000.0, expected a value that scales by"),
+        (
+            _yarn(mscale=1e9, mscale_all_dim=1.0),
+            "mscale is 1000000000.0, expected a value that scales by 0.001 .. 1000",
+        ),
+        (_deepseek(**_yarn(mscale_all_dim=1e9)), "mscale_all_dim is 1000000000.0, expected a value that scales by"),
         ({"partial_rotary_factor": 0.5}, "config.json: partial_rotary_factor is 0.5, expected 1.0 for this family"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.25}},

@@ -209,7 +209,7 @@ def bad_items() -> Iterator[Case]:
         ("chat_template_kwargs", CHAT, chat({"chat_template_kwargs": lists})),
     ):
         yield Case(f"bad_items_{name}", path, body, 400, _V, name)
-    yield Case("bad_items_prompt", COMPLETIONS, completion({"prompt": [[]] * _MANY}), 400, _V, "prompt[0]")
+    yield Case("bad_items_prompt", COMPLETIONS, completion({"prompt": [[]] * _MANY}), 400, _V, "prompt")
     yield Case("unknown_fields", COMPLETIONS, completion({f"x{i}": 1 for i in range(_MANY)}), 400, "unknown_parameter")
     yield Case("empty_arrays", COMPLETIONS, completion({"prompt": [[]] * 6 * _MANY}), 400, "invalid_json")
     yield Case("empty_strings", COMPLETIONS, completion({"stop": [""] * 11 * _MANY}), 400, _V, "stop")

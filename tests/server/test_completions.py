@@ -79,6 +79,13 @@ async def test_special_tokens_in_a_prompt_are_parsed(codec: TextCodec) -> None:
     assert choices[0]["prompt_token_ids"] == [257, 97]
 
 
+async def test_too_many_prompts_are_refused_before_any_is_cut_into_tokens(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(URL, json={"model": MODEL, "prompt": ["a"] * 1024 + [{}]})
+    assert reply.status_code == 400
+    assert "there are 1025 prompts, at most 1024 are allowed" in reply.json()["error"]["message"]
+
+
 async def test_samples_have_rooms_and_seeds_of_their_own(codec: TextCodec) -> None:
     engine = OracleEngine()
     async with served(codec, engine, SETTINGS) as case:

@@ -142,8 +142,10 @@ class DecodeRoom:
     def new_prompt_logprobs(self, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...] | None:
         """What of these is to be told next, nothing for a repeat; None when some before them are missing.
 
-        Once all are told the request asks for none.
+        Once all are told the request asks for none. Where it goes on behind tokens prefill computes theirs, too: those
+        are not the prompt's.
         """
+        values = values[: max(0, self.request.prompt_len - start)]
         known = self.num_prompt_logprobs + 1 - start
         if not self.lacks_prompt_logprobs or known >= len(values):
             return ()

@@ -6,6 +6,8 @@ from typing import Any
 from deltaserve.base.errors import ConfigError
 
 _SHOWN_LEN = 60
+_LARGEST = 1e18
+"""No number of a model is larger, and no positive one below its inverse: products of two are finite in float32."""
 
 
 def shown(value: object) -> str:
@@ -35,19 +37,16 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, "a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise self.error(name, "a number of floating point") from None
+        value = self._number(name, default)
+        if not abs(value) <= _LARGEST:  # NaN is not, either
+            raise self.error(name, f"a number between {-_LARGEST:g} and {_LARGEST:g}")
+        return float(value)
 
     def positive(self, name: str, default: float | None = None) -> float:
-        value = self.number(name, default)
-        if not 0.0 < value < float("inf"):
-            raise self.error(name, "a positive number")
-        return value
+        value = self._number(name, default)
+        if not 1 / _LARGEST <= value <= _LARGEST:
+            raise self.error(name, f"a positive number up to {_LARGEST:g}")
+        return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
@@ -90,6 +89,12 @@ class Fields:
 
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{self.where}: {name} is {shown(self.values.get(name))}, expected {expected}")
+
+    def _number(self, name: str, default: float | None) -> int | float:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, "a number")
+        return value
 
     def _get(self, name: str, default: object) -> Any:
         value = self.values.get(name)

@@ -48,6 +48,8 @@ def rope_spec(fields: Fields, max_position: int, dim: int) -> RopeSpec:
         if low >= high:
             raise table.error("high_freq_factor", f"more than low_freq_factor {low}")
         return RopeSpec(kind, theta, dim, factor, original, low_freq_factor=low, high_freq_factor=high)
+    if theta <= 1.0:
+        raise table.error("rope_theta", "more than 1 where the embedding is scaled by yarn")
     return RopeSpec(
         kind,
         theta,
@@ -67,7 +69,7 @@ def softmax_correction(fields: Fields) -> float:
     all_dim = table.number("mscale_all_dim", 0.0)
     if not all_dim or _kind_name(table) == RopeKind.DEFAULT.value:
         return 1.0
-    return _mscale(table.positive("factor"), all_dim) ** 2
+    return _checked(table, "mscale_all_dim", _mscale(table.positive("factor"), all_dim) ** 2)
 
 
 def _table(fields: Fields) -> Fields:
@@ -88,8 +90,16 @@ def _yarn_attention_factor(table: Fields, factor: float) -> float:
         return table.positive("attention_factor")
     mscale, all_dim = table.number("mscale", 0.0), table.number("mscale_all_dim", 0.0)
     if mscale and all_dim:
-        return _mscale(factor, mscale) / _mscale(factor, all_dim)
+        divisor = _checked(table, "mscale_all_dim", _mscale(factor, all_dim))
+        return _checked(table, "mscale", _mscale(factor, mscale) / divisor)
     return _mscale(factor, 1.0)
+
+
+def _checked(table: Fields, name: str, scale: float) -> float:
+    """Raises ConfigError for a scale that no model has, and that 16 bits could not bear."""
+    if not 1e-3 < scale < 1e3:
+        raise table.error(name, f"a value that scales by 0.001 .. 1000, not by {scale:g}")
+    return scale
 
 
 def _mscale(factor: float, mscale: float) -> float:

@@ -32,9 +32,8 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     check_model(body.model, asker.settings)
     least = 0 if body.echo or body.prompt_logprobs is not None else 1
     limit = OutputLimit(asker.limits, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
-    prompts = read_prompts(
-        body.prompt, asker.codec, asker.limits, add_special_tokens=body.add_special_tokens is not False
-    )
+    specials, most = body.add_special_tokens is not False, asker.settings.max_samples
+    prompts = read_prompts(body.prompt, asker.codec, asker.limits, most, add_special_tokens=specials)
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)

@@ -17,8 +17,11 @@ class Prompt:
     """As the client wrote it; None when it came as ids or as messages."""
 
 
-def read_prompts(value: object, codec: TextCodec, limits: Limits, *, add_special_tokens: bool) -> list[Prompt]:
-    """A string, a list of strings, a list of ids, or a list of such lists. Raises ApiError 400 naming the bad one."""
+def read_prompts(
+    value: object, codec: TextCodec, limits: Limits, most: int, *, add_special_tokens: bool
+) -> list[Prompt]:
+    """A string, a list of strings, a list of ids, or a list of such lists. Raises ApiError 400 naming the bad one, and
+    for more than `most` prompts before any of them is cut into tokens."""
     read = partial(read_prompt, codec=codec, limits=limits, add_special_tokens=add_special_tokens)
     if isinstance(value, str) or _is_ids(value):
         return [read(value, "prompt")]
@@ -26,6 +29,8 @@ def read_prompts(value: object, codec: TextCodec, limits: Limits, *, add_special
         raise invalid("prompt", "prompt must be a string, a list of strings, or token ids")
     if not value:
         raise invalid("prompt", "prompt is empty")
+    if len(value) > most:
+        raise invalid("prompt", f"there are {len(value)} prompts, at most {most} are allowed")
     return [read(item, f"prompt[{index}]") for index, item in enumerate(value)]
 
 
