@@ -41,6 +41,7 @@ KEPT_SEEDS = {
     17953915110682: "a prompt computed ahead yielded: pages computed anew passed for finite and were not",
     7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
     4010014: "a token's log-probability was told as the prompt's when the room went on behind it",
+    4021910: "a worker that was given up and came back kept its rooms until their pages came over a slow network",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 
