@@ -9,8 +9,8 @@ from deltaserve.cache.pages import PageEvent, PageState
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.excuses import TROUBLE, is_excused
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.knobs import calm, draw_knobs, draw_plain_knobs
-from deltaserve.sim.rig import Report, simulate
+from deltaserve.sim.knobs import calm, draw_knobs, draw_plain_knobs, request_s
+from deltaserve.sim.rig import LIVENESS_S, Report, simulate
 from deltaserve.sim.summary import CELLS, UNREACHABLE, Summary
 from deltaserve.transfer.tables import SenderEvent, SenderState
 from deltaserve.transport.base import Evidence
@@ -42,6 +42,7 @@ KEPT_SEEDS = {
     7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
     4010014: "a token's log-probability was told as the prompt's when the room went on behind it",
     4021910: "a worker that was given up and came back kept its rooms until their pages came over a slow network",
+    4206864: "a slow network carried so many requests for longer than the judge waits",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 
@@ -84,6 +85,12 @@ def test_recounting_more_often_changes_nothing() -> None:
 
 def test_knobs_are_a_function_of_the_seed() -> None:
     assert draw_knobs(7) == draw_knobs(7) != draw_knobs(8)
+
+
+def test_a_network_carries_what_is_asked_long_before_the_judge_gives_up() -> None:
+    for knobs in map(draw_knobs, (4206864, 4212154, 4222007, *range(300))):
+        num_requests = knobs.traffic.num_requests * knobs.traffic.max_samples
+        assert num_requests * request_s(knobs) < LIVENESS_S / 2
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -97,9 +97,14 @@ class Shape:
         return min(self.prefill_pages * self.page_size, self.decode_pages * self.page_size, self.context_len)
 
 
+def page_bytes(shape: Shape) -> int:
+    """Of any pool."""
+    return shape.page_size * STAMP_BYTES
+
+
 def window_bytes(shape: Shape) -> int:
     """Posted at once, at most: a few pages of one pool."""
-    return 4 * shape.page_size * STAMP_BYTES
+    return 4 * page_bytes(shape)
 
 
 def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:

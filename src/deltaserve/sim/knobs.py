@@ -7,7 +7,7 @@ from deltaserve.base.ids import PeerName, Role
 from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
 from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
 from deltaserve.sim.chance import Chance
-from deltaserve.sim.cluster import Shape, window_bytes
+from deltaserve.sim.cluster import Shape, page_bytes, window_bytes
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,
@@ -29,6 +29,10 @@ _CROWDED = 0.25
 _SLOW_NETWORKS = 0.01
 _WINDOW_S = (0.4, 0.9)
 """What a window takes there: two are under way at a time, and a writer that drains waits for both."""
+_CARRIED_S = 15.0
+"""What all requests of a run may take a network card, each sent once: the judge waits a minute for their end."""
+_REQUEST_S = 5.0
+"""The same of one."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
 
 
@@ -185,7 +189,31 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         # Contents prove nothing about a page that holds the same already: such a reader wipes what it grants.
         poisons=chance.hits(0.5) or shape.evidence is Evidence.CONTENTS,
     )
+    varied = _with_as_many_as_are_carried(varied)
     return calm(varied) if chance.hits(0.2) else varied
+
+
+def _with_as_many_as_are_carried(knobs: Knobs) -> Knobs:
+    """Fewer requests on a network that would carry so many for longer than the judge waits."""
+    if knobs.bytes_per_s is None:
+        return knobs
+    longest_s = request_s(knobs)
+    if longest_s > _REQUEST_S:
+        knobs = replace(knobs, bytes_per_s=knobs.bytes_per_s * longest_s / _REQUEST_S)
+    traffic, carried = knobs.traffic, int(_CARRIED_S / request_s(knobs))
+    if carried >= traffic.num_requests * traffic.max_samples:
+        return knobs
+    num_samples = max(1, min(traffic.max_samples, carried))
+    num_requests = max(1, carried // num_samples)
+    return replace(knobs, traffic=replace(traffic, num_requests=num_requests, max_samples=num_samples, oddity=0.0))
+
+
+def request_s(knobs: Knobs) -> float:
+    """What the largest request takes a worker's network card."""
+    if knobs.bytes_per_s is None:
+        return 0.0
+    num_pages = -(-knobs.traffic.largest // knobs.shape.page_size) * knobs.shape.num_pools
+    return num_pages * page_bytes(knobs.shape) / knobs.bytes_per_s
 
 
 def _loaded(knobs: Knobs, chance: Chance) -> Knobs:

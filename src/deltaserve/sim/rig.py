@@ -261,6 +261,7 @@ class Run:
         shape = self.knobs.shape
         patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s + 2 * self.knobs.fence_s
         settled = max(self.world.now, self.world.last_arrival()) + patience_s
+        limit += settled - self.world.now  # the judge's own waiting is nobody's fault
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
         self._until(limit, self._is_ready, lambda: f"not ready: {self._not_ready()}")
