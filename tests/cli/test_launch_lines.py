@@ -1,8 +1,11 @@
 """Launch lines that people copy from SGLang's pull requests: each flag is accepted, or refused with a reason."""
 
+from pathlib import Path
+
 import pytest
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.cli.foreign import CHUNKLESS, VALUES
 from deltaserve.cli.settings_merge import load
 
 M = "models/tiny"
@@ -25,24 +28,52 @@ ACCEPTED = [
     ("decode", ["--num-reserved-decode-tokens", "400"]),
     ("router", ["--workers", "decode@localhost:1", "--stream-interval", "30"]),
     ("prefill", ["--disable-overlap-schedule"]),
+    ("decode", ["--chunked-prefill-size", "-1"]),
     ("decode", ["--tp-size", "1"]),
+    ("decode", ["--nnodes", "1"]),
+    ("prefill", ["--load-format", "auto"]),
+    ("prefill", ["--disable-cuda-graph"]),
+    ("prefill", ["--enable-cache-report"]),
+    ("decode", ["--sleep-on-idle"]),
+    ("prefill", ["--enable-mixed-chunk"]),
+    ("prefill", ["--radix-eviction-policy", "lru"]),
+    ("router", ["--workers", "decode@localhost:1", "--pd-disaggregation"]),
 ]
 REFUSED = [
     ("decode", ["--tp-size", "2"], "tensor parallelism is not built yet"),
     ("decode", ["--dp-size", "4"], "start more workers"),
     ("decode", ["--ep-size", "4"], "experts are not split"),
-    ("decode", ["--chunked-prefill-size", "-1"], "must be an integer >= 1 or auto"),
+    ("prefill", ["--chunked-prefill-size", "-1"], "cannot be turned off"),
+    ("serve", ["--chunked-prefill-size", "-1"], "cannot be turned off"),
+    ("prefill", ["--port", "30000"], "--disaggregation-bootstrap-port"),
+    ("router", ["--prefill", "http://10.0.0.1:30000"], "--workers prefill@HOST:PORT"),
+    ("router", ["--policy", "cache_aware"], "least expected time to first token"),
+    ("decode", ["--attention-backend", "fa3"], "leave the flag out"),
+    ("decode", ["--kv-cache-dtype", "fp8_e5m2"], "only fp8_e4m3"),
+    ("decode", ["--dtype", "half"], "is called float16"),
+    ("prefill", ["--enable-dp-attention"], "start more workers"),
+    ("prefill", ["--moe-a2a-backend", "deepep"], "experts are not spread"),
+    ("prefill", ["--moe-dense-tp-size", "1"], "start more workers"),
+    ("prefill", ["--dist-init-addr", "10.0.0.1:5000"], "on each machine"),
+    ("prefill", ["--nnodes", "2"], "on each machine"),
+    ("prefill", ["--node-rank", "0"], "on each machine"),
+    ("decode", ["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
+    ("decode", ["--decode-log-interval", "50"], "every 10 s"),
+    ("decode", ["--log-requests-level", "2"], "one line of JSON"),
+    ("prefill", ["--quantization", "fp8"], "leave it out"),
+    ("decode", ["--enable-hierarchical-cache"], "one tier"),
+    ("decode", ["--mamba-track-interval", "256"], "recurrent models are not built yet"),
     ("decode", ["--stream-interval", "30"], "only `deltaserve serve` or `deltaserve router` has it"),
     ("decode", ["--disaggregation-transfer-backend", "mooncake"], "must be nixl"),
-    ("decode", ["--disaggregation-ib-device", "mlx5_0,mlx5_1"], "--transfer-devices"),
+    ("decode", ["--disaggregation-ib-device", "mlx5_0,mlx5_1"], "is called --transfer-devices here"),
     ("decode", ["--load-balance-method", "total_tokens"], "least expected time to first token"),
     ("decode", ["--prefill-round-robin-balance"], "least expected time to first token"),
     ("decode", ["--cuda-graph-max-bs", "64"], "no CUDA graphs"),
-    ("decode", ["--enable-symm-mem"], "no ranks"),
+    ("decode", ["--enable-symm-mem"], "memory that ranks share"),
     ("decode", ["--scheduler-recv-interval", "10"], "every turn of a worker's loop"),
     ("prefill", ["--enable-single-batch-overlap"], "steps do not overlap"),
     ("prefill", ["--trust-remote-code"], "never run"),
-    ("decode", ["--schedule-policy", "lof"], "must be fcfs, lpm"),
+    ("decode", ["--schedule-policy", "lof"], "by arrival (fcfs) or by cached prefix (lpm)"),
     ("decode", ["--speculative-algorithm", "EAGLE"], "speculative decoding is not built yet"),
     ("decode", ["--speculative-num-steps", "3"], "speculative decoding is not built yet"),
     ("decode", ["--speculative-eagle-topk", "1"], "speculative decoding is not built yet"),
@@ -52,7 +83,6 @@ REFUSED = [
     ("decode", ["--grammar-backend", "xgrammar"], "structured output is not built yet"),
     ("decode", ["--tool-call-parser", "qwen3_coder"], "not built yet"),
     ("decode", ["--allow-auto-truncate"], "never cut"),
-    ("decode", ["--sleep-on-idle"], "always sleeps"),
 ]
 
 
@@ -67,3 +97,19 @@ def test_a_flag_is_refused_with_a_reason(command: str, flags: list[str], reason:
         load(command, "", [M, *flags], {})
     assert flags[0] in str(refused.value)
     assert reason in str(refused.value)
+
+
+def test_no_chunking_is_what_decode_does_and_a_line_says_so(tmp_path: Path) -> None:
+    line = load("decode", "", [M, "--chunked-prefill-size", "-1"], {})
+    assert line.settings == load("decode", "", [M], {}).settings
+    assert line.notes == (f"--chunked-prefill-size -1 changes nothing: {CHUNKLESS}",)
+    path = tmp_path / "decode.yaml"
+    path.write_text("chunked-prefill-size: -1\n")
+    assert load("decode", "", [M, "--config", str(path)], {}).settings == line.settings
+
+
+@pytest.mark.parametrize(("key", "value"), VALUES)
+def test_a_value_of_elsewhere_is_refused_with_what_it_is_here(key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load("serve", "", [M, f"--{key}", value], {})
+    assert str(refused.value) == f"--{key} {value}: {VALUES[key, value]}"

@@ -96,9 +96,13 @@ class Group(BaseModel):
     title: ClassVar[str] = ""
 
 
-def option(default: Any, help_text: str, *, commands: tuple[str, ...] = ()) -> Any:
+Use = Literal["common", "rare"]
+"""Rare: --help leaves it to --help-all, so that what most people need is found."""
+
+
+def option(default: Any, help_text: str, *, commands: tuple[str, ...] = (), use: Use = "common") -> Any:
     """A field's default and its line in --help. `commands`: the only ones where it has a meaning; empty: all."""
-    return Field(default, description=help_text, json_schema_extra={"commands": list(commands)})
+    return Field(default, description=help_text, json_schema_extra={"commands": list(commands), "use": use})
 
 
 COMPUTING = ("serve", "prefill", "decode")
@@ -122,7 +126,9 @@ class ModelSettings(Group):
         "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less",
         commands=COMPUTING,
     )
-    json_model_override_args: Text | None = option(None, "JSON object that replaces keys of the model's config.json")
+    json_model_override_args: Text | None = option(
+        None, "JSON object that replaces keys of the model's config.json", use="rare"
+    )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "where the model runs; auto is cuda when there is one", commands=COMPUTING
     )
@@ -175,10 +181,16 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
     )
     max_prefill_tokens: Count | Auto = option(
-        "auto", "prompt tokens per step over all requests; auto is --chunked-prefill-size", commands=COMPUTING
+        "auto",
+        "prompt tokens per step over all requests; auto is --chunked-prefill-size",
+        commands=COMPUTING,
+        use="rare",
     )
     schedule_policy: Literal["fcfs", "lpm"] = option(
-        "fcfs", "order of waiting requests: by arrival, or longest cached prefix first", commands=COMPUTING
+        "fcfs",
+        "order of waiting requests: by arrival, or longest cached prefix first",
+        commands=COMPUTING,
+        use="rare",
     )
     num_reserved_decode_tokens: CountOrNone = option(
         512, "tokens to keep room for, per running request, before another is admitted", commands=DECODING
@@ -187,13 +199,14 @@ class SchedulingSettings(Group):
         256,
         "longest missing suffix that decode computes itself: of retracted requests, by --conditional-prefill",
         commands=DECODING,
+        use="rare",
     )
     attention_split_tokens: Count = option(
         256,
         "attention reads keys in splits of so many tokens, a multiple of the page; only whole splits are shared",
         commands=COMPUTING,
+        use="rare",
     )
-    attention_backend: Literal["torch"] = option("torch", "how attention is computed", commands=COMPUTING)
     num_threads: Threads | Auto = option(
         "auto",
         "compute threads per worker; auto is 1 below 4 cores, else it divides all but one among the workers here",
@@ -206,11 +219,17 @@ class SchedulingSettings(Group):
         commands=ROUTING,
     )
     stream_interval: Count = option(
-        1, "tokens between two events of a stream; the first is never held", commands=ROUTING
+        1,
+        "tokens between two events of a stream; the first is never held",
+        commands=ROUTING,
+        use="rare",
     )
     request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
     slow_reader_timeout_s: Seconds = option(
-        30.0, "a stream is cut whose client takes nothing for so long", commands=ROUTING
+        30.0,
+        "a stream is cut whose client takes nothing for so long",
+        commands=ROUTING,
+        use="rare",
     )
 
 
@@ -226,17 +245,22 @@ class DisaggregationSettings(Group):
     )
     disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages", commands=COMPUTING)
     transfer_tls: Transports | Auto = option(
-        "auto", "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self", commands=COMPUTING
+        "auto",
+        "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self",
+        commands=COMPUTING,
+        use="rare",
     )
     transfer_devices: Devices | None = option(
         None,
         "UCX_NET_DEVICES of page transfers; by default the interfaces on --trusted-data-network",
         commands=("prefill", "decode"),
+        use="rare",
     )
     transfer_fenced: Transports | None = option(
         None,
         "transports, beside tcp, of which this site knows that a destroyed endpoint lets no late byte through",
         commands=COMPUTING,
+        use="rare",
     )
     disaggregation_bootstrap_port: Port = option(
         8998, "port on which this worker listens for links", commands=("prefill", "decode")
@@ -245,7 +269,10 @@ class DisaggregationSettings(Group):
         "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
     )
     drain_timeout_s: Seconds = option(
-        2.0, "decode fences a prefill worker that is silent for so long about a revoked ticket", commands=COMPUTING
+        2.0,
+        "decode fences a prefill worker that is silent for so long about a revoked ticket",
+        commands=COMPUTING,
+        use="rare",
     )
     verify: Literal["off", "crc"] = option(
         "off", "crc: checksum of every page moved, made by prefill, tested by decode", commands=COMPUTING
@@ -263,16 +290,23 @@ class NetworkSettings(Group):
     )
     port: Port = option(30000, "port of the API", commands=ROUTING)
     admin_host: Host | None = option(
-        None, "address of the admin routes (metrics, drain); by default 127.0.0.1", commands=ROUTING
+        None,
+        "address of the admin routes (metrics, drain); by default 127.0.0.1",
+        commands=ROUTING,
+        use="rare",
     )
     admin_port: Port | None = option(
         None,
         "port of the admin routes; by default the one above --port when keys are set, else --port itself",
         commands=ROUTING,
+        use="rare",
     )
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
     max_connections_per_address: Count | None = option(
-        None, "connections of one client address; by default any number, as behind a proxy", commands=ROUTING
+        None,
+        "connections of one client address; by default any number, as behind a proxy",
+        commands=ROUTING,
+        use="rare",
     )
 
 
@@ -310,13 +344,17 @@ class ProcessSettings(Group):
     title: ClassVar[str] = "process"
 
     start_timeout_s: Seconds = option(
-        1800.0, "a process that is not ready so long after its start is given up", commands=("serve",)
+        1800.0,
+        "a process that is not ready so long after its start is given up",
+        commands=("serve",),
+        use="rare",
     )
     shutdown_grace_s: Seconds = option(30.0, "how long running requests may go on after a signal to stop")
     state_dir: Text | None = option(
         None,
         "folder for what a start needs while it runs, private; by default where temporary files go",
         commands=("serve", "router"),
+        use="rare",
     )
 
 

@@ -3,35 +3,58 @@
 Some are accepted because they say what happens anyway.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from deltaserve.base.errors import ConfigError
 
 _CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
 _RANKS = "tensor parallelism is not built yet: a worker has one rank; start more workers with --prefill and --decode"
 _MORE_WORKERS = "start more workers with --prefill and --decode"
+_LAYERS = "layers are not split over workers"
+_NO_GRAPHS = "there are no CUDA graphs to turn off"
+_CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
+_READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
+_TORCH = "attention is computed by torch alone; leave the flag out"
+_LOGGED = "each request leaves one line of JSON in the log of the front, without its text"
 
-ACCEPTED = {
-    "disaggregation-decode-enable-radix-cache": ("true", _CACHE),
-    "disaggregation-enable-decode-radix-cache": ("true", _CACHE),
-    "enable-prefix-caching": ("true", _CACHE),
-    "enable-metrics": ("true", "metrics are always on, at /metrics"),
-    "enable-cache-report": ("true", "usage always reports cached tokens"),
-    "disable-overlap-schedule": ("true", "steps do not overlap"),
-    "overlap-schedule": ("0", "a step is planned after the one before it is committed; depth 1 is not built yet"),
-    "tp-size": ("1", _RANKS),
-    "tp": ("1", _RANKS),
-    "tensor-parallel-size": ("1", _RANKS),
-    "dp-size": ("1", _MORE_WORKERS),
-    "dp": ("1", _MORE_WORKERS),
-    "data-parallel-size": ("1", _MORE_WORKERS),
-    "pp-size": ("1", "layers are not split over workers"),
-    "pipeline-parallel-size": ("1", "layers are not split over workers"),
-    "ep-size": ("1", "experts are not split over workers"),
+ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "disaggregation-decode-enable-radix-cache": (("true",), _CACHE),
+    "disaggregation-enable-decode-radix-cache": (("true",), _CACHE),
+    "enable-prefix-caching": (("true",), _CACHE),
+    "radix-eviction-policy": (("lru",), "what was used least recently is evicted first"),
+    "enable-chunked-prefill": (("true",), _CHUNKS),
+    "enable-mixed-chunk": (("true",), "prompts and decoding always share steps where one worker does both"),
+    "enable-metrics": (("true",), "metrics are always on, at /metrics"),
+    "enable-cache-report": (("true",), "usage always reports cached tokens"),
+    "enable-request-time-stats-logging": (("true",), _LOGGED),
+    "disable-log-requests": (("true",), _LOGGED),
+    "no-enable-log-requests": (("true",), _LOGGED),
+    "disable-overlap-schedule": (("true",), "steps do not overlap"),
+    "overlap-schedule": (("0",), "a step is planned after the one before it is committed; depth 1 is not built yet"),
+    "disable-cuda-graph": (("true",), _NO_GRAPHS),
+    "enforce-eager": (("true",), _NO_GRAPHS),
+    "sleep-on-idle": (("true",), "an idle worker always sleeps"),
+    "pd-disaggregation": (("true",), "--workers says which of them prefill and which decode"),
+    "load-format": (("auto", "safetensors", "gguf"), _READERS),
+    "attention-backend": (("torch", "torch_native"), _TORCH),
+    "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
+    "tp-size": (("1",), _RANKS),
+    "tp": (("1",), _RANKS),
+    "tensor-parallel-size": (("1",), _RANKS),
+    "dp-size": (("1",), _MORE_WORKERS),
+    "dp": (("1",), _MORE_WORKERS),
+    "data-parallel-size": (("1",), _MORE_WORKERS),
+    "pp-size": (("1",), _LAYERS),
+    "pipeline-parallel-size": (("1",), _LAYERS),
+    "ep-size": (("1",), "experts are not split over workers"),
+    "nnodes": (
+        ("1",),
+        "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`",
+    ),
 }
-"""name |-> the only value that means what happens anyway, and why no other one does."""
+"""name |-> the only values that mean what happens anyway, and why no other one does."""
 
-SWITCHES = frozenset(name for name, (value, _) in ACCEPTED.items() if value == "true")
+SWITCHES = frozenset(name for name, (values, _) in ACCEPTED.items() if values == ("true",))
 
 RENAMED = {
     "model": "model-path",
@@ -41,64 +64,123 @@ RENAMED = {
     "block-size": "page-size",
     "gpu-memory-utilization": "mem-fraction-static",
     "no-enable-prefix-caching": "disable-radix-cache",
+    "disaggregation-ib-device": "transfer-devices",
+    "hf-overrides": "json-model-override-args",
 }
 """name |-> what the same is called here."""
 
-_MACHINES = "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`"
-_MODEL_FOLDER = "the tokenizer and its template are those of the model folder"
-_GRAPHS = "there are no CUDA graphs to set up"
-_TIERS = "pages have one tier, the memory of the worker"
-_SPECULATION = "speculative decoding is not built yet"
-_RECURRENT = "recurrent models are not built yet"
-
-REFUSED = {
-    "api-key": "secrets come from files; use --api-key-file",
-    "admin-api-key": "secrets come from files; use --api-key-file with an admin line",
-    "max-total-tokens": "use --num-pages (tokens / page size)",
-    "kv-transfer-config": "use --disaggregation-transfer-backend",
-    "schedule-conservativeness": "use --num-reserved-decode-tokens",
-    "random-seed": "each request has a seed of its own; send `seed`",
-    "trust-remote-code": "code from a model folder is never run",
-    "load-format": "weights are read from safetensors only",
-    "quantization": "the checkpoint says how it is quantized",
-    "tokenizer-path": _MODEL_FOLDER,
-    "tokenizer-mode": _MODEL_FOLDER,
-    "chat-template": _MODEL_FOLDER,
-    "skip-tokenizer-init": "send token ids as the prompt; the tokenizer stays",
-    "nnodes": _MACHINES,
-    "node-rank": _MACHINES,
-    "dist-init-addr": _MACHINES,
-    "disaggregation-ib-device": "use --transfer-devices and --transfer-tls",
-    "load-balance-method": "the pair with the least expected time to first token is taken",
-    "enable-hierarchical-cache": _TIERS,
-    "hicache-ratio": _TIERS,
-    "enable-hisparse": _TIERS,
-    "disable-cuda-graph": _GRAPHS,
-    "cuda-graph-max-bs": _GRAPHS,
-    "cuda-graph-bs": _GRAPHS,
-    "enable-symm-mem": "there are no ranks to share memory",
-    "scheduler-recv-interval": "messages are read in every turn of a worker's loop",
-    "prefill-round-robin-balance": "the pair with the least expected time to first token is taken",
-    "enable-single-batch-overlap": "steps do not overlap",
-    "speculative-algorithm": _SPECULATION,
-    "speculative-num-steps": _SPECULATION,
-    "speculative-eagle-topk": _SPECULATION,
-    "speculative-num-draft-tokens": _SPECULATION,
-    "speculative-draft-model-path": _SPECULATION,
-    "tool-call-parser": "finding tool calls in answers is not built yet",
-    "enable-auto-tool-choice": "finding tool calls in answers is not built yet",
-    "reasoning-parser": "telling reasoning from answer is not built yet",
-    "grammar-backend": "structured output is not built yet",
-    "allow-auto-truncate": "a prompt that does not fit is refused with both lengths, never cut",
-    "sleep-on-idle": "an idle worker always sleeps",
-    "mamba-ssm-dtype": _RECURRENT,
-    "mamba-scheduler-strategy": _RECURRENT,
-    "max-mamba-cache-size": _RECURRENT,
-    "log-requests": "each request leaves one line of JSON in the log of the front, without its text",
-    "log-level-http": "use --log-level",
-    "watchdog-timeout": "the watchdog has no setting; /livez reports it",
-    "enable-mixed-chunk": "prompts and decoding always share steps where one worker does both",
+_REASONS = {
+    "secrets come from files; use --api-key-file": "api-key",
+    "secrets come from files; use --api-key-file with an admin line": "admin-api-key",
+    "TLS is ended by a proxy before the server": "ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password",
+    "use --num-pages (tokens / page size)": "max-total-tokens num-gpu-blocks-override",
+    "use --disaggregation-transfer-backend": "kv-transfer-config",
+    "use --num-reserved-decode-tokens": "schedule-conservativeness",
+    "use --log-level": "log-level-http uvicorn-log-level",
+    "use --workers prefill@HOST:PORT,decode@HOST:PORT": "worker-urls",
+    "each request has a seed of its own; send `seed`": "random-seed seed",
+    "code from a model folder is never run; leave it out": "trust-remote-code",
+    "models are never downloaded; MODEL is a folder or a GGUF file": "download-dir revision tokenizer-revision",
+    "the checkpoint says how it is quantized; leave it out": (
+        "quantization quantization-param-path modelopt-quant fp8-gemm-backend fp4-gemm-backend torchao-config"
+    ),
+    "the tokenizer and its template are those of the model folder": (
+        "tokenizer tokenizer-path chat-template hf-chat-template-name chat-template-content-format "
+        "completion-template preferred-sampling-params generation-config override-generation-config"
+    ),
+    "send token ids as the prompt; the tokenizer stays": "skip-tokenizer-init",
+    "the front has one tokenizer": "tokenizer-worker-num api-server-count",
+    "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`": (
+        "node-rank dist-init-addr nccl-init-addr nccl-port dist-timeout distributed-executor-backend "
+        "data-parallel-address data-parallel-rpc-port data-parallel-start-rank data-parallel-size-local"
+    ),
+    "CUDA_VISIBLE_DEVICES says which GPUs a command sees": "base-gpu-id gpu-id-step",
+    "workers learn from each other's greeting what they are": (
+        "disaggregation-decode-tp disaggregation-decode-dp disaggregation-prefill-pp "
+        "disaggregation-decode-polling-interval"
+    ),
+    "the pair with the least expected time to first token is taken": (
+        "load-balance-method prefill-round-robin-balance policy prefill-policy decode-policy cache-threshold "
+        "balance-abs-threshold balance-rel-threshold"
+    ),
+    "attention is not split by requests; start more workers with --prefill and --decode": (
+        "enable-dp-attention enable-dp-lm-head moe-dense-tp-size enable-prefill-delayer attn-cp-size "
+        "context-parallel-size"
+    ),
+    "experts are not spread over workers": (
+        "enable-expert-parallel moe-a2a-backend deepep-mode deepep-config moe-runner-backend ep-num-redundant-experts "
+        "ep-dispatch-algorithm init-expert-location enable-eplb eplb-algorithm eplb-rebalance-num-iterations "
+        "disable-shared-experts-fusion expert-distribution-recorder-mode"
+    ),
+    "pages have one tier, the memory of the worker": (
+        "enable-hierarchical-cache hicache-ratio hicache-size hicache-io-backend hicache-write-policy "
+        "hicache-mem-layout hicache-storage-backend hicache-storage-prefetch-policy enable-lmcache enable-hisparse "
+        "disaggregation-decode-enable-offload-kvcache cpu-offload-gb swap-space"
+    ),
+    "there are no CUDA graphs to set up": (
+        "cuda-graph-max-bs cuda-graph-bs disable-cuda-graph-padding "
+        "disable-piecewise-cuda-graph enable-piecewise-cuda-graph compilation-config enable-torch-compile "
+        "torch-compile-max-bs"
+    ),
+    _TORCH: (
+        "prefill-attention-backend decode-attention-backend mm-attention-backend sampling-backend "
+        "enable-flashinfer-mla disable-chunked-prefix-cache flashinfer-mla-disable-ragged"
+    ),
+    "there is no memory that ranks share": "enable-symm-mem",
+    "how sums over ranks are made is not a choice": (
+        "disable-custom-all-reduce enable-nccl-nvls enable-p2p-check enable-flashinfer-allreduce-fusion enable-mscclpp"
+    ),
+    "messages are read in every turn of a worker's loop": "scheduler-recv-interval",
+    "steps do not overlap": (
+        "enable-single-batch-overlap enable-two-batch-overlap async-scheduling num-continuous-decode-steps"
+    ),
+    "speculative decoding is not built yet": (
+        "speculative-algorithm speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens "
+        "speculative-draft-model-path speculative-draft-model speculative-token-map speculative-config"
+    ),
+    "recurrent models are not built yet": (
+        "mamba-ssm-dtype mamba-scheduler-strategy mamba-full-memory-ratio mamba-track-interval mamba-backend "
+        "max-mamba-cache-size mamba-cache-dtype mamba-ssm-cache-dtype"
+    ),
+    "windows get what running requests hold": "swa-full-tokens-ratio disable-hybrid-swa-memory",
+    "finding tool calls in answers is not built yet": "tool-call-parser enable-auto-tool-choice tool-server",
+    "telling reasoning from answer is not built yet": "reasoning-parser",
+    "structured output is not built yet": "grammar-backend guided-decoding-backend structured-outputs-config",
+    "adapters are not built yet": "enable-lora lora-paths lora-modules max-lora-rank max-loras-per-batch",
+    "only text is read": "enable-multimodal limit-mm-per-prompt is-embedding",
+    "a prompt that does not fit is refused with both lengths, never cut": "allow-auto-truncate",
+    _LOGGED: "log-requests log-requests-level enable-log-requests",
+    "a worker that computes writes a line every 10 s": "decode-log-interval disable-log-stats",
+    "the watchdog has no setting; /livez reports it": "watchdog-timeout soft-watchdog-timeout",
+    "each worker tries its transport when it starts": "skip-server-warmup warmups",
+    "prompts are always computed in chunks": "no-enable-chunked-prefill max-num-partial-prefills",
 }
+"""reason |-> names, apart by spaces."""
+
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""name |-> why there is no such thing here, and what to use in its place."""
+
+_NO_CHUNKS = ("chunked-prefill-size", "-1")
+CHUNKLESS = "decode computes no prompts, only suffixes up to --decode-extend-tokens"
+
+VALUES = {
+    _NO_CHUNKS: "chunks cannot be turned off, the memory of a step is planned for them; name the longest that may be",
+    ("dtype", "half"): "is called float16 here",
+    ("dtype", "float"): "is called float32 here",
+    ("kv-cache-dtype", "bf16"): "is called bfloat16 here",
+    ("kv-cache-dtype", "fp8"): "is called fp8_e4m3 here",
+    ("kv-cache-dtype", "fp8_e5m2"): "of the two forms of fp8 only fp8_e4m3 is built",
+    ("schedule-policy", "lof"): "the order of requests is by arrival (fcfs) or by cached prefix (lpm)",
+}
+"""(our name, a value that has a meaning elsewhere) |-> what to say of it."""
+
+_ELSEWHERE = {
+    ("prefill", "port"): "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port",
+    ("decode", "port"): "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port",
+    ("router", "prefill"): "name workers with --workers prefill@HOST:PORT,decode@HOST:PORT",
+    ("router", "decode"): "name workers with --workers prefill@HOST:PORT,decode@HOST:PORT",
+}
+"""(command, a name of ours that it has not) |-> what to use there."""
 
 
 def check_foreign(name: str, value: str, where: str) -> bool:
@@ -110,11 +192,32 @@ def check_foreign(name: str, value: str, where: str) -> bool:
     if name not in ACCEPTED:
         return False
     allowed, reason = ACCEPTED[name]
-    if value.lower() != allowed:
-        raise ConfigError(f"{where} {value[:80]}: only {allowed} is possible; {reason}")
+    if value.lower() not in allowed:
+        raise ConfigError(f"{where} {value[:80]}: only {' or '.join(allowed)} is possible; {reason}")
     return True
 
 
-def foreign_notes(names: Iterable[str]) -> tuple[str, ...]:
+def check_value(command: str, key: str, value: str, where: str) -> bool:
+    """Whether this value of an option of ours, which has a meaning elsewhere, may be left out of this command's.
+
+    Raises ConfigError for one that may not; False for every other value.
+    """
+    if (key, value) == _NO_CHUNKS and command == "decode":
+        return True
+    if (key, value) in VALUES:
+        raise ConfigError(f"{where} {value}: {VALUES[key, value]}")
+    return False
+
+
+def advice_elsewhere(command: str, key: str, commands: Iterable[str]) -> str:
+    """Of an option that `command` has not, and `commands` have."""
+    of_others = f"only `deltaserve {'` or `deltaserve '.join(commands)}` has it"
+    return f"{of_others}; {_ELSEWHERE[command, key]}" if (command, key) in _ELSEWHERE else of_others
+
+
+def foreign_notes(command: str, flags: Mapping[str, str]) -> tuple[str, ...]:
     """One line for each switch among the flags given: that it changes nothing, and why."""
-    return tuple(f"--{name} changes nothing: {ACCEPTED[name][1]}" for name in names if name in SWITCHES)
+    notes = [f"--{name} changes nothing: {ACCEPTED[name][1]}" for name in flags if name in SWITCHES]
+    if command == "decode" and flags.get("chunked_prefill_size") == "-1":
+        notes.append(f"--chunked-prefill-size -1 changes nothing: {CHUNKLESS}")
+    return tuple(notes)

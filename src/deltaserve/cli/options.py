@@ -31,6 +31,8 @@ class Option:
     help: str
     commands: tuple[str, ...]
     """The only commands whose flag it is; empty: all."""
+    use: str = "common"
+    """`rare`: --help-all has its flag, and --help has not."""
 
     @property
     def key(self) -> str:
@@ -111,7 +113,8 @@ def _option(group: str, group_type: type[Group], name: str, field: FieldInfo) ->
     commands = extra.get("commands", []) if isinstance(extra, dict) else []
     annotation = get_type_hints(group_type, include_extras=True)[name]
     names = tuple(str(command) for command in commands) if isinstance(commands, list) else ()
-    return Option(group, name, annotation, field.default, field.description or "", names)
+    use = str(extra["use"]) if isinstance(extra, dict) else "common"
+    return Option(group, name, annotation, field.default, field.description or "", names, use)
 
 
 def _members(annotation: Any) -> Iterator[Any]:

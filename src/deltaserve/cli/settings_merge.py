@@ -12,11 +12,21 @@ from typing import Any, NoReturn
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import check_rules
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES, check_foreign, foreign_notes
+from deltaserve.cli.foreign import (
+    ACCEPTED,
+    REFUSED,
+    RENAMED,
+    SWITCHES,
+    advice_elsewhere,
+    check_foreign,
+    check_value,
+    foreign_notes,
+)
 from deltaserve.cli.options import ENV_PREFIX, Option, nearest, read_options
 from deltaserve.cli.yaml_file import read_yaml
 
 _CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+_HELP_ALL = "--help-all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +91,19 @@ def load(command: str, description: str, argv: Sequence[str], environ: Mapping[s
     flags = _parse_flags(command, description, options, argv)
     config = flags.pop("config", environ.get(_CONFIG_ENV))
     dump_config = flags.pop("dump_config", None) is not None
-    notes = foreign_notes(flags)
+    notes = foreign_notes(command, flags)
     values: dict[str, object] = {}
     if config is not None:
-        values |= _from_yaml(options, Path(config))
+        values |= _from_yaml(command, options, Path(config))
     values |= _from_environment(options, environ)
-    values |= _from_flags(options, flags)
+    values |= _from_flags(command, options, flags)
     return CommandLine(_build(command, options, values), dump_config, notes)
 
 
 def read_settings(command: str, path: Path) -> Settings:
     """Settings from a file alone, as a supervisor hands them to a worker. Raises ConfigError."""
     options = read_options()
-    return _build(command, options, _from_yaml(options, path))
+    return _build(command, options, _from_yaml(command, options, path))
 
 
 def _build(command: str, options: Iterable[Option], values: Mapping[str, object]) -> Settings:
@@ -110,13 +120,14 @@ def _build(command: str, options: Iterable[Option], values: Mapping[str, object]
 # ---------------------------------------------------------------- the three sources: key |-> checked value
 
 
-def _from_yaml(options: Iterable[Option], path: Path) -> dict[str, object]:
+def _from_yaml(command: str, options: Iterable[Option], path: Path) -> dict[str, object]:
     known = {option.key: option for option in options}
     values: dict[str, object] = {}
     for key, value in read_yaml(path).items():
         where = f"{key} in {path}:"
         if key in known:
-            values[key] = known[key].check(value, where)
+            if not check_value(command, key, str(value), where):
+                values[key] = known[key].check(value, where)
         elif not check_foreign(key, str(value), where.rstrip(":")):
             raise ConfigError(f"{where} unknown key{nearest(key, known)}")
     return values
@@ -132,7 +143,7 @@ def _from_environment(options: Iterable[Option], environ: Mapping[str, str]) -> 
     return values
 
 
-def _from_flags(options: Iterable[Option], flags: dict[str, str]) -> dict[str, object]:
+def _from_flags(command: str, options: Iterable[Option], flags: dict[str, str]) -> dict[str, object]:
     known = {option.field: option for option in options}
     if "model" in flags:
         if "model_path" in flags:
@@ -141,7 +152,9 @@ def _from_flags(options: Iterable[Option], flags: dict[str, str]) -> dict[str, o
     values: dict[str, object] = {}
     for name, text in flags.items():
         if name in known:
-            values[known[name].key] = known[name].parse(text, known[name].flag)
+            option = known[name]
+            if not check_value(command, option.key, text, option.flag):
+                values[option.key] = option.parse(text, option.flag)
         else:
             check_foreign(name, text, f"--{name}")
     return values
@@ -151,7 +164,10 @@ def _from_flags(options: Iterable[Option], flags: dict[str, str]) -> dict[str, o
 
 
 def _parse_flags(command: str, description: str, options: Sequence[Option], argv: Sequence[str]) -> dict[str, str]:
-    parser = _make_parser(command, description, options)
+    if _HELP_ALL in argv:
+        _make_parser(command, description, options, uses=("common", "rare")).print_help()
+        raise SystemExit(0)
+    parser = _make_parser(command, description, options, uses=("common",))
     found, unknown = parser.parse_known_args(list(argv))
     strange = next((text for text in unknown if is_flag(text)), None)
     if strange is not None:
@@ -169,16 +185,19 @@ def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn
         raise ConfigError(f"{flag}: is written --{name} here")
     for option in options:
         if option.key == name:
-            raise ConfigError(f"{flag}: only `deltaserve {'` or `deltaserve '.join(option.commands)}` has it")
+            raise ConfigError(f"{flag}: {advice_elsewhere(command, name, option.commands)}")
     flags = [option.flag for option in options if _has_flag(option, command)]
-    raise ConfigError(f"{flag}: unknown flag{nearest(flag, [*flags, '--config', '--dump-config'])}")
+    raise ConfigError(f"{flag}: unknown flag{nearest(flag, [*flags, '--config', '--dump-config', _HELP_ALL])}")
 
 
 def _has_flag(option: Option, command: str) -> bool:
     return not option.commands or command in option.commands
 
 
-def _make_parser(command: str, description: str, options: Sequence[Option]) -> LineParser:
+def _make_parser(command: str, description: str, options: Sequence[Option], uses: Sequence[str]) -> LineParser:
+    """Knows every flag of the command; its help lists those of these uses."""
+    own = [option for option in options if _has_flag(option, command)]
+    num_left_out = sum(option.use not in uses for option in own)
     parser = LineParser(f"deltaserve {command}", description, _EPILOG)
     parser.argument_default = argparse.SUPPRESS
     parser.usage = f"deltaserve {command} MODEL [options]"
@@ -186,26 +205,35 @@ def _make_parser(command: str, description: str, options: Sequence[Option]) -> L
     files = parser.add_argument_group("configuration")
     files.add_argument("--config", action=_Once, metavar="FILE", help="YAML file of options, named as the flags are")
     files.add_argument("--dump-config", action=_Once, nargs=0, help="print the settings as YAML and end")
+    more = f"as --help, with {num_left_out} flags more that are seldom needed" if num_left_out else "this help"
+    files.add_argument(_HELP_ALL, action="store_true", help=more)
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in (option for option in options if _has_flag(option, command)):
+    for option in own:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        _add_option(groups[option.group], option)
+        _add_option(groups[option.group], option, describe(option) if option.use in uses else argparse.SUPPRESS)
     for name in ACCEPTED:
         nargs = 0 if name in SWITCHES else None
         parser.add_argument(f"--{name}", dest=name, action=_Once, nargs=nargs, help=argparse.SUPPRESS)
     return parser
 
 
-def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add_option(group: argparse._ArgumentGroup, option: Option, text: str) -> None:
+    text = text.replace("%", "%%")
     if option.is_switch:
-        group.add_argument(option.flag, dest=option.field, action=_Once, nargs=0, help=option.help)
+        group.add_argument(option.flag, dest=option.field, action=_Once, nargs=0, help=text)
         return
+    metavar = "|".join(option.choices) or ("N" if option.is_count else option.field.split("_")[-1].upper())
+    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=metavar, help=text)
+
+
+def describe(option: Option) -> str:
+    """What it does, and where that is no list of words, what it may be and is."""
+    if option.is_switch:
+        return option.help
     notes = [] if option.choices or option.is_free_text else [option.allowed]
     notes += [] if option.default is None else [f"default {option.default}"]
-    text = f"{option.help} ({'; '.join(notes)})" if notes else option.help
-    metavar = "|".join(option.choices) or ("N" if option.is_count else option.field.split("_")[-1].upper())
-    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=metavar, help=text.replace("%", "%%"))
+    return f"{option.help} ({'; '.join(notes)})" if notes else option.help
 
 
 _EPILOG = f"""
