@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,21 +33,24 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Process:
-    """A `deltaserve` command that was started; its stderr goes to a file."""
+    """A `deltaserve` command that was started; its stderr goes to a file.
 
-    def __init__(self, folder: Path, *argv: str) -> None:
+    `wrap`: a program that becomes the command in other surroundings, such as another network.
+    """
+
+    def __init__(self, folder: Path, *argv: str, wrap: Sequence[str] = (), cwd: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.argv = argv
         self._log_path = folder / "stderr.log"
         with self._log_path.open("wb") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "deltaserve.cli.main", *argv],
+                [*wrap, sys.executable, "-m", "deltaserve.cli.main", *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment(folder),
-                cwd=folder,
+                cwd=cwd or folder,
             )
 
     def log(self) -> str:

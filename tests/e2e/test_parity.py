@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
-from tests.e2e.server import Answer, Server, serving
+from tests.e2e.server import Answer, Api, serving
 from tests.fixtures.tiny_models import VARIANTS
 
 FLOAT32 = [name for name, variant in VARIANTS.items() if variant.dtype == torch.float32]
@@ -54,7 +54,7 @@ def test_answers_are_those_of_transformers(
         check_batch(server, model, page_size)
 
 
-def check_lengths(server: Server, model: Path, page_size: int, chunk: int) -> None:
+def check_lengths(server: Api, model: Path, page_size: int, chunk: int) -> None:
     """Cold prompts around every border, prompt logprobs too."""
     lengths = {1, 2, page_size - 1, page_size, page_size + 1, 2 * chunk, 2 * chunk + 1, 3 * chunk - 1} - {0}
     for length in sorted(lengths):
@@ -62,7 +62,7 @@ def check_lengths(server: Server, model: Path, page_size: int, chunk: int) -> No
         assert_true(model, prompt, server.complete(prompt, 3, prompt_logprobs=0))
 
 
-def check_hits(server: Server, model: Path, page_size: int, cache: bool) -> None:
+def check_hits(server: Api, model: Path, page_size: int, cache: bool) -> None:
     """No, some, all but one and all tokens cached on decode; then the answer itself as a prefix: the second turn."""
     unit = max(page_size, 16)
     whole = random_prompt(3 * unit, seed=1000)
@@ -92,7 +92,7 @@ def check_hits(server: Server, model: Path, page_size: int, cache: bool) -> None
     assert len(asked.prompt_logprobs) == len(whole) - 1
 
 
-def check_batch(server: Server, model: Path, page_size: int) -> None:
+def check_batch(server: Api, model: Path, page_size: int) -> None:
     """Requests at once, with shared and private prefixes."""
     shared = random_prompt(2 * max(page_size, 16), seed=2000)
     prompts = [shared + random_prompt(3 + i, seed=2001 + i) for i in range(4)]

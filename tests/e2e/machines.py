@@ -1,0 +1,206 @@
+"""Machines of a network of their own, as network namespaces of this one: addresses, a switch, and links that can fail.
+
+Namespaces are named by the process that made them. Whoever makes a network first removes those of processes that are
+gone, with whatever still runs in them; what is started here ends with this process in any case.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.server import PATIENCE_S, Process
+
+_PREFIX = "dsnet"
+_OURS = re.compile(rf"{_PREFIX}(\d+)-\w+")
+_FOLDER = Path("/run/netns")
+_DEVICE = "eth0"
+_CLONE_NEWNET = 0x40000000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class NotPermittedError(Exception):
+    """This machine lets nobody, or not this user, make network namespaces."""
+
+
+def _ip(*argv: str, tool: str = "ip") -> str:
+    done = subprocess.run([tool, *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode:
+        raise OSError(f"{tool} {' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Machine:
+    """A namespace with one device besides `lo`: `eth0`, with one address."""
+
+    def __init__(self, network: "Network", name: str, address: str, folder: Path) -> None:
+        self.name = name
+        self.address = address
+        self.folder = folder
+        self.namespace = f"{network.prefix}-{name}"
+        self._hub = network.hub
+        _ip("netns", "add", self.namespace)
+        _ip("-n", self.namespace, "link", "set", "lo", "up")
+        link = ("link", "add", name, "type", "veth", "peer", "name", _DEVICE, "netns", self.namespace)
+        _ip("-n", self._hub, *link)
+        _ip("-n", self._hub, "link", "set", name, "master", "switch", "up")
+        _ip("-n", self.namespace, "address", "add", f"{address}/24", "dev", _DEVICE)
+        _ip("-n", self.namespace, "link", "set", _DEVICE, "up")
+
+    def start(self, *argv: str, name: str) -> Process:
+        """`deltaserve ARGV` there, in a folder of its own within the machine's."""
+        wrap = ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace)
+        return Process(self.folder / name, *argv, wrap=wrap, cwd=self.folder)
+
+    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+        """`deltaserve ARGV` there, until it ends."""
+        process = self.start(*argv, name="command")
+        try:
+            code = process.popen.wait(PATIENCE_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(argv, code, process.log())
+
+    def listening(self) -> set[str]:
+        """Addresses on which anything listens there."""
+        return {line.split()[3].rpartition(":")[0] for line in self._do("ss", "-Hltn").splitlines()}
+
+    def _do(self, *argv: str) -> str:
+        return _ip("netns", "exec", self.namespace, *argv)
+
+    def unplug(self) -> None:
+        """Both ends see at once that there is no link."""
+        _ip("-n", self._hub, "link", "set", self.name, "down")
+
+    def plug(self) -> None:
+        _ip("-n", self._hub, "link", "set", self.name, "up")
+
+    def swallow(self) -> None:
+        """The switch forwards nothing from or to this machine, and nobody is told."""
+        _ip("-n", self._hub, "link", "set", "dev", self.name, "state", "disabled", tool="bridge")
+
+    def forward(self) -> None:
+        """As before `swallow`."""
+        _ip("-n", self._hub, "link", "set", "dev", self.name, "state", "forwarding", tool="bridge")
+
+    @contextmanager
+    def blocking_port(self, port: int) -> Iterator[None]:
+        """Drop silently what others send to this TCP port, as a firewall does."""
+        where = ("dev", _DEVICE)
+        _ip("-n", self.namespace, "qdisc", "add", *where, "clsact", tool="tc")
+        try:
+            bpf = ("protocol", "ip", "bpf", "bytecode", _drop(port), "da")
+            _ip("-n", self.namespace, "filter", "add", *where, "ingress", *bpf, tool="tc")
+            yield
+        finally:
+            _ip("-n", self.namespace, "qdisc", "del", *where, "clsact", tool="tc")
+
+
+def _drop(port: int) -> str:
+    """Classic BPF for tc: TC_ACT_SHOT for TCP to `port`, else TC_ACT_OK. Offsets are those of an Ethernet frame."""
+    code = [
+        "48 0 0 23",  # A = protocol
+        "21 0 4 6",  # not TCP: OK
+        "177 0 0 14",  # X = length of the IP header
+        "72 0 0 16",  # A = destination port
+        f"21 0 1 {port}",
+        "6 0 0 2",
+        "6 0 0 0",
+    ]
+    return f"{len(code)}," + ",".join(code)
+
+
+class Network:
+    """A switch and the machines on it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises NotPermittedError."""
+        self.prefix = f"{_PREFIX}{os.getpid()}"
+        self.hub = f"{self.prefix}-hub"
+        self._folder = folder
+        self._machines: list[Machine] = []
+        try:
+            _remove_leftovers()
+            _ip("netns", "add", self.hub)
+            _ip("-n", self.hub, "link", "add", "name", "switch", "type", "bridge")
+            _ip("-n", self.hub, "link", "set", "switch", "up")
+        except (OSError, subprocess.SubprocessError) as error:
+            self.close()
+            raise NotPermittedError(str(error)) from None
+
+    def add(self, name: str, address: str) -> Machine:
+        machine = Machine(self, name, address, self._folder / name)
+        machine.folder.mkdir()
+        self._machines.append(machine)
+        return machine
+
+    def close(self) -> None:
+        """Links go with their namespaces; an interface, an address or a process elsewhere was never there."""
+        _remove(name for name in _names() if name.startswith(f"{self.prefix}-"))
+
+
+def _names() -> list[str]:
+    return sorted(path.name for path in _FOLDER.glob(f"{_PREFIX}*"))
+
+
+def _remove_leftovers() -> None:
+    """Of processes that are gone."""
+    matches = filter(None, map(_OURS.fullmatch, _names()))
+    _remove(match[0] for match in matches if not Path(f"/proc/{match[1]}").exists())
+
+
+def _remove(names: Iterator[str]) -> None:
+    for name in names:
+        with suppress(OSError):  # another process may remove them at the same time
+            for pid in _ip("netns", "pids", name).split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _ip("netns", "del", name)
+
+
+# ---------------------------------------------------------------- a client on one of the machines
+
+
+class ClientOn(httpx.HTTPTransport):
+    """Connections begin on that machine: a socket belongs for good to the namespace it was made in."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        with _being_on(self._machine.namespace):
+            return super().handle_request(request)
+
+
+@contextmanager
+def _being_on(namespace: str) -> Iterator[None]:
+    """This thread, for as long as it lasts."""
+    own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    there = os.open(_FOLDER / namespace, os.O_RDONLY)
+    try:
+        _enter(there)
+        yield
+    finally:
+        _enter(own)
+        os.close(own)
+        os.close(there)
+
+
+def _enter(descriptor: int) -> None:
+    if _LIBC.setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def commands_of(document: Path, heading: str) -> dict[str, Sequence[str]]:
+    """The command lines of the section that end with `# on ADDRESS`, without comment and continuation, by COMMAND."""
+    section = document.read_text().split(f"\n{heading}\n")[1].split("\n## ")[0].replace("\\\n", " ")
+    lines = re.findall(r"^(?:\.venv/bin/)?deltaserve (\w+) (.+?) +# on (\S+)$", section, re.MULTILINE)
+    return {f"{command} {address}": rest.split() for command, rest, address in lines}

@@ -1,0 +1,111 @@
+"""Prefill, decode and the front on three machines, which are network namespaces, started as docs/operations.md says."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import pytest
+
+from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError, commands_of
+from tests.e2e.server import ROOT, Api, Json, Process, wait_until
+from tests.e2e.test_parity import check_batch, check_hits, check_lengths
+
+DOCUMENT = ROOT / "docs" / "operations.md"
+HEADING = "## Several machines"
+PAGE = 4
+PAGES = ("--page-size", str(PAGE))
+CHECKED = (*PAGES, "--chunked-prefill-size", str(PAGE), "--num-pages", "2048", "--verify", "crc")
+ROLES = {"prefill": "10.0.0.1", "decode": "10.0.0.2", "router": "10.0.0.3"}
+
+
+class Cluster(Api):
+    """The commands of the document, each on its machine, and a client on a fourth."""
+
+    def __init__(self, network: Network, model: Path, folder: Path) -> None:
+        self.model_path = model
+        self.machines = {role: network.add(role, address) for role, address in ROLES.items()}
+        self.client = network.add("client", "10.0.0.4")
+        self.keys = make_keys(folder, list(self.machines.values()))
+        self.commands = commands_of(DOCUMENT, HEADING)
+        self.processes: dict[str, Process] = {}
+        super().__init__(f"http://{ROLES['router']}:30000", model.name)
+        self.http = self.http_on(self.client, self.base_url)
+        self.admin = self.http_on(self.machines["router"], "http://127.0.0.1:30001")
+
+    def http_on(self, machine: Machine, url: str) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.keys}"}
+        return httpx.Client(base_url=url, transport=ClientOn(machine), headers=headers, timeout=120)
+
+    def argv(self, role: str) -> list[str]:
+        """As the document has it, for this model; small pages."""
+        rest = self.commands[f"{role} {ROLES[role]}"]
+        flags = PAGES if role == "router" else CHECKED
+        return [role, *(str(self.model_path) if word == "MODEL" else word for word in rest), *flags]
+
+    def start(self, role: str) -> None:
+        self.processes[role] = self.machines[role].start(*self.argv(role), name=role)
+
+    def info(self) -> Json:
+        found: Json = self.admin.get("/server_info").json()
+        return found
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            assert process.end() == 0, process.tail()
+
+    def kill(self) -> None:
+        self.http.close()
+        self.admin.close()
+        for process in self.processes.values():
+            process.kill()
+
+
+def make_keys(folder: Path, machines: list[Machine]) -> str:
+    """By the commands of the document; the API key."""
+    section = DOCUMENT.read_text().split(f"\n{HEADING}\n")[1]
+    script = section.split("```\n")[1]
+    subprocess.run(["bash", "-ec", script], cwd=folder, check=True)
+    for machine in machines:
+        for name in ("cluster.key", "api.keys"):
+            path = machine.folder / name
+            path.touch(mode=0o600)
+            path.write_bytes((folder / name).read_bytes())
+    return (folder / "api.keys").read_text().split()[0]
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_models: Path) -> Iterator[Cluster]:
+    with TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
+        folder = Path(name)
+        try:
+            network = Network(folder)
+        except NotPermittedError as error:
+            pytest.skip(f"needs the right to make network namespaces (root, CAP_NET_ADMIN and CAP_SYS_ADMIN): {error}")
+        stack.callback(network.close)
+        cluster = Cluster(network, tiny_models / "llama", folder)
+        stack.callback(cluster.kill)
+        try:
+            for role in ROLES:
+                cluster.start(role)
+            wait_until(cluster.is_ready, "readiness", cluster.processes["router"])
+            yield cluster
+        except BaseException as error:
+            for process in cluster.processes.values():
+                error.add_note(process.tail())
+            raise
+
+
+def test_answers_are_those_of_transformers(cluster: Cluster) -> None:
+    check_lengths(cluster, cluster.model_path, PAGE, PAGE)
+    check_hits(cluster, cluster.model_path, PAGE, True)
+    check_batch(cluster, cluster.model_path, PAGE)
+
+
+def test_nothing_listens_beyond_the_addresses_that_were_named(cluster: Cluster) -> None:
+    """Page transfers too: their port is any of the trusted network's interface."""
+    for role in ("prefill", "decode"):
+        assert cluster.machines[role].listening() == {ROLES[role]}
+    assert cluster.machines["router"].listening() == {ROLES["router"], "127.0.0.1"}
