@@ -27,7 +27,7 @@ from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
-from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.models.layers import product
 from deltaserve.models.loader import load_weights

@@ -20,7 +20,7 @@ from torch import Tensor
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
-from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.checkpoint_config import load_spec

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.device.attention import Batch, Query, Shared
-from deltaserve.device.kv_pool import KvPool, torch_dtype
+from deltaserve.device.element_conversion import torch_dtype
+from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType

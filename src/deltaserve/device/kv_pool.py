@@ -11,23 +11,12 @@ from torch import Tensor
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
+from deltaserve.device.element_conversion import fp8_codes, fp8_values, torch_dtype
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
-
-_TORCH_DTYPES = {
-    DType.FLOAT32: torch.float32,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.FLOAT16: torch.float16,
-    DType.FP8_E4M3: torch.float8_e4m3fn,
-}
-_FP8_MAX = 448.0
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    return _TORCH_DTYPES[dtype]
 
 
 class KvArena:
@@ -46,8 +35,8 @@ class KvArena:
         elements = self.bytes if self._fp8 else self.bytes.view(self._dtype)
         group, page_size = layout.group, layout.page_size
         # Conversion by table: six times faster than torch's own on the CPU.
-        codes = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-        self._values = {dtype: codes.to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}  # [256]
+        floats = (torch.float32, torch.bfloat16, torch.float16)
+        self._values = {dtype: fp8_values(dtype, device) for dtype in floats}  # [256]
         self.rows_per_page = layout.num_heads * group.num_layers * group.planes
         """Rows of [S, D] elements in a page."""
         self.rows_per_head = group.num_layers * group.planes
@@ -72,10 +61,7 @@ class KvArena:
 
     def scatter(self, layer: int, plane: int, slots: Tensor, values: Tensor) -> None:
         """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""
-        if self._fp8:
-            stored = values.float().clamp(-_FP8_MAX, _FP8_MAX).to(self._dtype).view(torch.uint8)
-        else:
-            stored = values.to(self._dtype)
+        stored = fp8_codes(values) if self._fp8 else values.to(self._dtype)
         self._tokens[layer, plane].index_copy_(0, slots, stored)
 
     def page_checksum(self, page: PageId, seed: int) -> int:

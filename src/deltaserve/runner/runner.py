@@ -14,7 +14,7 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.device.kv_pool import torch_dtype
+from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
