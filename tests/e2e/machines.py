@@ -12,6 +12,8 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
@@ -75,46 +77,62 @@ class Machine:
     def _do(self, *argv: str) -> str:
         return _ip("netns", "exec", self.namespace, *argv)
 
-    def unplug(self) -> None:
+    @contextmanager
+    def unplugged(self) -> Iterator[None]:
         """Both ends see at once that there is no link."""
         _ip("-n", self._hub, "link", "set", self.name, "down")
-
-    def plug(self) -> None:
-        _ip("-n", self._hub, "link", "set", self.name, "up")
-
-    def swallow(self) -> None:
-        """The switch forwards nothing from or to this machine, and nobody is told."""
-        _ip("-n", self._hub, "link", "set", "dev", self.name, "state", "disabled", tool="bridge")
-
-    def forward(self) -> None:
-        """As before `swallow`."""
-        _ip("-n", self._hub, "link", "set", "dev", self.name, "state", "forwarding", tool="bridge")
+        try:
+            yield
+        finally:
+            _ip("-n", self._hub, "link", "set", self.name, "up")
 
     @contextmanager
-    def blocking_port(self, port: int) -> Iterator[None]:
-        """Drop silently what others send to this TCP port, as a firewall does."""
+    def swallowed(self) -> Iterator[None]:
+        """The switch forwards nothing from or to this machine, and nobody is told."""
+        port = ("link", "set", "dev", self.name, "state")
+        _ip("-n", self._hub, *port, "disabled", tool="bridge")
+        try:
+            yield
+        finally:
+            _ip("-n", self._hub, *port, "forwarding", tool="bridge")
+
+    @contextmanager
+    def dropping(self, what: "Unwanted") -> Iterator[None]:
+        """Silently, of what arrives, as a firewall does."""
         where = ("dev", _DEVICE)
         _ip("-n", self.namespace, "qdisc", "add", *where, "clsact", tool="tc")
         try:
-            bpf = ("protocol", "ip", "bpf", "bytecode", _drop(port), "da")
-            _ip("-n", self.namespace, "filter", "add", *where, "ingress", *bpf, tool="tc")
+            program = ("protocol", "ip", "bpf", "bytecode", what.bytecode(), "da")
+            _ip("-n", self.namespace, "filter", "add", *where, "ingress", *program, tool="tc")
             yield
         finally:
             _ip("-n", self.namespace, "qdisc", "del", *where, "clsact", tool="tc")
 
 
-def _drop(port: int) -> str:
-    """Classic BPF for tc: TC_ACT_SHOT for TCP to `port`, else TC_ACT_OK. Offsets are those of an Ethernet frame."""
-    code = [
-        "48 0 0 23",  # A = protocol
-        "21 0 4 6",  # not TCP: OK
-        "177 0 0 14",  # X = length of the IP header
-        "72 0 0 16",  # A = destination port
-        f"21 0 1 {port}",
-        "6 0 0 2",
-        "6 0 0 0",
-    ]
-    return f"{len(code)}," + ",".join(code)
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """TCP segments of one address, to some ports."""
+
+    source: str
+    first: int = 1
+    last: int = 65535
+
+    def bytecode(self) -> str:
+        """Classic BPF for tc; offsets are those of an Ethernet frame."""
+        source = int(ip_address(self.source))
+        code = [
+            "48 0 0 23",  # A = protocol
+            "21 0 7 6",  # not TCP: last line
+            "32 0 0 26",  # A = source
+            f"21 0 5 {source}",
+            "177 0 0 14",  # X = length of the IP header
+            "72 0 0 16",  # A = destination port
+            f"53 0 2 {self.first}",  # below: last line
+            f"37 1 0 {self.last}",  # above: last line
+            "6 0 0 2",  # TC_ACT_SHOT
+            "6 0 0 0",  # TC_ACT_OK
+        ]
+        return f"{len(code)}," + ",".join(code)
 
 
 class Network:

@@ -152,6 +152,26 @@ class Api:
         except httpx.TransportError:
             return False
 
+    def wait_quiet(self) -> dict[str, Json]:
+        """Nothing is held for any request on any worker, by reports made after now; what the front knows of them.
+
+        Raises AssertionError naming what stays.
+        """
+        time.sleep(2.2 * _BEAT_S)  # a report made before the last request ended must not count
+        deadline = time.monotonic() + PATIENCE_S
+        while held := self._held():
+            assert time.monotonic() < deadline, f"still held: {held}"
+            time.sleep(_BEAT_S / 2)
+        return self.workers()
+
+    def _held(self) -> dict[str, float]:
+        info = self.info()
+        held = {"front rooms": info["engine"]["rooms"], "front requests": info["requests"]}
+        for name, values in self.metrics().items():
+            held |= {f"{name} {key}": value for key, value in values.items() if is_held(key)}
+            held |= {} if values else {f"{name} unreported": 1}
+        return {key: value for key, value in held.items() if value}
+
 
 class Server(Process, Api):
     """`deltaserve serve MODEL FLAGS`, ready when made."""
@@ -185,26 +205,6 @@ class Server(Process, Api):
         """All processes say so, and the front takes requests."""
         self.wait_for_log("all processes are ready")
         wait_until(self.is_ready, "readiness", self)
-
-    def wait_quiet(self) -> dict[str, Json]:
-        """Nothing is held for any request on any worker, by reports made after now; what the front knows of them.
-
-        Raises AssertionError naming what stays.
-        """
-        time.sleep(2.2 * _BEAT_S)  # a report made before the last request ended must not count
-        deadline = time.monotonic() + PATIENCE_S
-        while held := self._held():
-            assert time.monotonic() < deadline, f"still held: {held}; {self.tail()}"
-            time.sleep(_BEAT_S / 2)
-        return self.workers()
-
-    def _held(self) -> dict[str, float]:
-        info = self.info()
-        held = {"front rooms": info["engine"]["rooms"], "front requests": info["requests"]}
-        for name, values in self.metrics().items():
-            held |= {f"{name} {key}": value for key, value in values.items() if is_held(key)}
-            held |= {} if values else {f"{name} unreported": 1}
-        return {key: value for key, value in held.items() if value}
 
 
 def is_held(metric: str) -> bool:

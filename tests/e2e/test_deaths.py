@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import PATIENCE_S, Answer, Server, serving, wait_until
+from tests.e2e.server import PATIENCE_S, Answer, Api, Server, serving, wait_until
 from tests.engine.server import wait_until_gone
 
 PAGE = 4
@@ -42,7 +42,7 @@ def short_prompt(seed: int) -> list[int]:
 class Asked:
     """A long request under way in a thread."""
 
-    def __init__(self, server: Server, pool: ThreadPoolExecutor, prompt: list[int]) -> None:
+    def __init__(self, server: Api, pool: ThreadPoolExecutor, prompt: list[int]) -> None:
         self.prompt = prompt
         self._server = server
         self._sent_before = sent_bytes(server)
@@ -58,7 +58,7 @@ class Asked:
         assert_true(model, self.prompt, self._future.result(PATIENCE_S))
 
 
-def in_the_middle(server: Server, pool: ThreadPoolExecutor, seed: int) -> Asked:
+def in_the_middle(server: Api, pool: ThreadPoolExecutor, seed: int) -> Asked:
     """A long request whose pages are moving: prefill has sent some of them.
 
     Workers report twice a second: where a request takes less, several are tried until a report comes in the middle.
@@ -70,13 +70,12 @@ def in_the_middle(server: Server, pool: ThreadPoolExecutor, seed: int) -> Asked:
     raise AssertionError("no request takes long enough here to be met in its middle")
 
 
-def sent_bytes(server: Server) -> float:
+def sent_bytes(server: Api) -> float:
     return sum(m.get("deltaserve_transfer_bytes_sent_total", 0.0) for m in server.metrics().values())
 
 
-def rooms_without_worker(server: Server) -> int:
-    info = server.http.get("/server_info").raise_for_status().json()
-    return int(info["engine"]["rooms_without_worker"])
+def rooms_without_worker(server: Api) -> int:
+    return int(server.info()["engine"]["rooms_without_worker"])
 
 
 def busy(server: Server, role: str) -> str:
@@ -84,11 +83,11 @@ def busy(server: Server, role: str) -> str:
     return next(name for name, worker in server.workers().items() if worker["role"] == role and worker["rooms"])
 
 
-def stream_tokens(server: Server, prompt: list[int], max_tokens: int, on_token: Callable[[int], None]) -> list[int]:
+def stream_tokens(server: Api, prompt: list[int], max_tokens: int, on_token: Callable[[int], None]) -> list[int]:
     """Tokens of a stream; `on_token` hears how many there are so far. Raises RuntimeError for an error event."""
     body = server.body(prompt, max_tokens=max_tokens, stream=True, return_token_ids=True)
     tokens: list[int] = []
-    with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+    with server.http.stream("POST", "/v1/completions", json=body) as reply:
         for line in reply.iter_lines():
             if not line.startswith("data: {"):
                 continue

@@ -1,8 +1,9 @@
 """Prefill, decode and the front on three machines, which are network namespaces, started as docs/operations.md says."""
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,12 +11,15 @@ import httpx
 import pytest
 
 from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError, commands_of
+from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
+from tests.e2e.test_deaths import in_the_middle, stream_tokens
 from tests.e2e.test_parity import check_batch, check_hits, check_lengths
 
 DOCUMENT = ROOT / "docs" / "operations.md"
 HEADING = "## Several machines"
 PAGE = 4
+STREAM_LEN = 400
 PAGES = ("--page-size", str(PAGE))
 CHECKED = (*PAGES, "--chunked-prefill-size", str(PAGE), "--num-pages", "2048", "--verify", "crc")
 ROLES = {"prefill": "10.0.0.1", "decode": "10.0.0.2", "router": "10.0.0.3"}
@@ -47,6 +51,9 @@ class Cluster(Api):
 
     def start(self, role: str) -> None:
         self.processes[role] = self.machines[role].start(*self.argv(role), name=role)
+
+    def state_of(self, role: str) -> str:
+        return str(self.workers()[f"{role}-{ROLES[role]}:8998"]["state"])
 
     def info(self) -> Json:
         found: Json = self.admin.get("/server_info").json()
@@ -109,3 +116,52 @@ def test_nothing_listens_beyond_the_addresses_that_were_named(cluster: Cluster) 
     for role in ("prefill", "decode"):
         assert cluster.machines[role].listening() == {ROLES[role]}
     assert cluster.machines["router"].listening() == {ROLES["router"], "127.0.0.1"}
+
+
+def test_prefill_killed_in_the_middle_of_a_transfer(cluster: Cluster) -> None:
+    """The request waits for the one that is started by hand, and is answered."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(cluster, pool, 1)
+        cluster.processes["prefill"].kill()
+        cluster.start("prefill")
+        asked.assert_right(cluster.model_path)
+    cluster.wait_quiet()
+
+
+def test_decode_killed_in_the_middle_of_a_stream(cluster: Cluster) -> None:
+    """The stream goes on where it was, on the one that is started by hand."""
+    prompt = random_prompt(3 * PAGE + 1, seed=4)
+    undisturbed = stream_tokens(cluster, prompt, STREAM_LEN, lambda count: None)
+    todo = [cluster.processes["decode"]]
+
+    def on_token(count: int) -> None:
+        if count >= 10 and todo:
+            todo.pop().kill()
+            cluster.start("decode")
+
+    assert stream_tokens(cluster, prompt, STREAM_LEN, on_token) == undisturbed
+    cluster.wait_quiet()
+
+
+Failure = Callable[[Machine], AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize(
+    ("role", "failure"),
+    [
+        ("prefill", Machine.swallowed),
+        pytest.param("prefill", Machine.unplugged, marks=pytest.mark.slow),
+        pytest.param("decode", Machine.swallowed, marks=pytest.mark.slow),
+        pytest.param("decode", Machine.unplugged, marks=pytest.mark.slow),
+    ],
+)
+def test_a_machine_that_is_away_for_a_while(cluster: Cluster, role: str, failure: Failure) -> None:
+    """Its process lives on and no connection ends: silence alone tells. What was in the middle is done afterwards."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(cluster, pool, 2)
+        with failure(cluster.machines[role]):
+            wait_until(lambda: cluster.state_of(role) != "ready", "the loss to be noticed")
+        asked.assert_right(cluster.model_path)
+    prompt = random_prompt(40, seed=5)
+    assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
+    cluster.wait_quiet()
