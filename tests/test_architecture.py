@@ -61,6 +61,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",
     "deltaserve.engine.worker": "Ctrl-C must be handled before torch is imported",
+    "deltaserve.engine.rank": "Ctrl-C must be handled before torch is imported",
 }
 """Modules that may import by name at run time, with the reason. In-function import statements: none."""
 

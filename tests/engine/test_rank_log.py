@@ -22,13 +22,13 @@ from deltaserve.engine.rank_log import (
     RankChannel,
     RankLogError,
     RankNews,
-    RankOrder,
     StepDone,
     decode_done_step,
     decode_plan,
     encode_done_step,
     encode_plan,
 )
+from deltaserve.engine.transfer_thread import TransferOrder
 from deltaserve.link.rank_link import RankSilent, RankSockets
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues, WorkList
 from tests.engine.server import PATIENCE_S
@@ -59,8 +59,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{name: values_of(hint) for name, hint in get_type_hints(kind).items()})
 
 
-@given(st.lists(values_of(RankOrder), max_size=4))
-def test_orders_come_back_as_they_were(orders: list[RankOrder]) -> None:
+@given(st.lists(values_of(TransferOrder), max_size=4))
+def test_orders_come_back_as_they_were(orders: list[TransferOrder]) -> None:
     assert ORDERS.decode(ORDERS.encode(orders)) == orders
 
 

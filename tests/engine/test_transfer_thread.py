@@ -74,6 +74,9 @@ class Side:
         self.num_polls += 1
         return self.endpoint.poll(now)
 
+    def expect(self, is_active: bool) -> None:
+        pass
+
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()
 

@@ -13,9 +13,9 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontWorker, run_front, write_front_spec
-from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import check_front, front_spec, require_free_doors
+from deltaserve.engine.private_folder import private_folder
 
 
 def run(settings: Settings) -> int:

@@ -26,11 +26,11 @@ from deltaserve.cli.compose import (
     worker_spec,
 )
 from deltaserve.cli.front_process import FrontSpec, FrontWorker, front_child
-from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.secrets import read_api_keys, read_cluster_key
 from deltaserve.engine.child import ChildSpec
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
+from deltaserve.engine.private_folder import private_folder
 from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import Say, say, say_in_json

@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.private_folder import private_folder
 from deltaserve.cli.serve import Deployment, compose, supervisor_options
 from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Ended, GivenUp, Happening, Stopping
+from deltaserve.engine.private_folder import private_folder
 from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.engine.worker_spec import WorkerSpec
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.engine.rank_group import RankProcesses
+from deltaserve.engine.rank_process import RankParts, RankSeat
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.engine.worker_process import WorkerParts
 from deltaserve.engine.worker_spec import WorkerSpec, read_secret
@@ -28,7 +30,9 @@ _WARM_UP = PeerName("warm-up")
 """No peer: names of peers are those of instances."""
 
 
-def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> WorkerParts:
+def build_worker(
+    spec: WorkerSpec, boot: Boot, progress: Callable[[str], None], ranks: RankProcesses | None
+) -> WorkerParts:
     """Loads the weights and allocates the pools. Raises ConfigError."""
     path = Path(spec.model_path)
     model = load_spec(path, spec.model_overrides)
@@ -48,6 +52,11 @@ def build_worker(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) 
         return _open_plane(spec, boot, executor, cache)
 
     return WorkerParts(make_instance(config), executor, open_plane)
+
+
+def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
+    """A further rank of the worker. Raises ConfigError."""
+    raise ConfigError(f"rank {seat.shard.rank}: workers have one rank in this version")
 
 
 def make_instance(config: InstanceConfig) -> Instance:
@@ -125,6 +134,9 @@ class _Plane:
 
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()
+
+    def expect(self, is_active: bool) -> None:
+        pass
 
     def close(self) -> None:
         self.transport.close()

@@ -7,6 +7,7 @@ tells the peers, they fence it, and a new start has a new boot.
 import faulthandler
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -31,6 +32,21 @@ class Exit(IntEnum):
     """`check_integrity` found two counts that disagree; ended after draining."""
     QUARANTINE = 73
     """Too many pages, or some for too long, could neither be used nor freed; ended after draining."""
+    RANK_ENDED = 74
+    """Another rank of this worker ended, or was out of step with this one: they start again together."""
+
+
+class ProcessOver(Exception):
+    """Raised in a thread: the process ends with this code and this reason."""
+
+    def __init__(self, code: Exit, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def how_it_ended(code: int) -> str:
+    """Of another process. `code`: as subprocess has it, negative for a signal."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def end_process(code: Exit, reason: str) -> NoReturn:
@@ -60,6 +76,8 @@ def start_thread(name: str, body: Callable[[], None]) -> threading.Thread:
     def run() -> None:
         try:
             body()
+        except ProcessOver as over:
+            end_process(over.code, str(over))
         except BaseException:
             end_process(Exit.THREAD_DIED, f"thread {name} died")
 

@@ -1,7 +1,8 @@
 """What a supervisor has to say to its user. Frozen data; `str()` of each is one line or a few."""
 
-import signal
 from dataclasses import dataclass
+
+from deltaserve.engine.exits import how_it_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,7 @@ class Ended:
     tail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        how = f"signal {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
-        return "\n    ".join([f"{self.name}: ended with {how}", *self.tail])
+        return "\n    ".join([f"{self.name}: ended with {how_it_ended(self.code)}", *self.tail])
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,15 @@ class Output(Protocol):
 
 
 class OwnOutput:
-    """The supervisor's stdout: whoever collects it has all lines."""
+    """The same as that of the process that starts the child: whoever collects it has all lines."""
 
     problem: str | None = None
 
+    def __init__(self, descriptor: int = _STDOUT) -> None:
+        self._descriptor = descriptor
+
     def fileno(self) -> int:
-        return _STDOUT
+        return self._descriptor
 
     def rotate(self, max_bytes: int) -> None:
         pass

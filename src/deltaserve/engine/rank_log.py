@@ -16,6 +16,7 @@ import xxhash
 
 from deltaserve.base.errors import DeltaserveError
 from deltaserve.base.ids import RowId, StepIndex
+from deltaserve.engine.transfer_thread import TransferOrder
 from deltaserve.link.rank_link import RankSocket
 from deltaserve.sched.plan import (
     PageUpdate,
@@ -26,7 +27,7 @@ from deltaserve.sched.plan import (
     TokenValues,
     WorkList,
 )
-from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.commands import TransferReport
 
 _HEADER = struct.Struct("<QQQQ")
 """Number and hash of this entry; number and hash of the other side's last entry that was taken."""
@@ -190,20 +191,12 @@ def decode_done_step(body: bytes) -> StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Polling:
-    """To a rank: whether the control plane has a ticket open."""
-
-    is_active: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Idleness:
     """Of a rank: whether nothing it posted waits for completion."""
 
     is_idle: bool
 
 
-RankOrder = TransferCommand | Polling
 RankNews = TransferReport | Idleness
 
 T = TypeVar("T")
@@ -228,7 +221,7 @@ class UnionCodec(Generic[T]):
         return [_decode(self._decoders[number], raw) for number, raw in entries]
 
 
-ORDERS: UnionCodec[RankOrder] = UnionCodec(get_args(RankOrder))
+ORDERS: UnionCodec[TransferOrder] = UnionCodec(get_args(TransferOrder))
 NEWS: UnionCodec[RankNews] = UnionCodec(get_args(RankNews))
 
 D = TypeVar("D")

@@ -7,7 +7,7 @@ posted or a ticket is open it polls: soon after something happened, then ever mo
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,13 +34,17 @@ class DataPlane(Protocol):
 
     def is_idle(self) -> bool: ...
 
+    def expect(self, is_active: bool) -> None:
+        """Whether the control plane has a ticket open: then it is polled although it waits for nothing of its own."""
+        ...
+
     def close(self) -> None:
         """Close the transport."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Active:
+class Polling:
     """Whether the control plane has a ticket open."""
 
     is_active: bool
@@ -51,7 +55,9 @@ class _Stop:
     """Close the transport and end."""
 
 
-_Message = TransferCommand | _Active | _Stop
+TransferOrder = TransferCommand | Polling
+_Message = TransferOrder | _Stop
+_STOP = _Stop()
 
 
 @dataclass(slots=True)
@@ -73,6 +79,37 @@ class PollPace:
         return self.wait_s >= self.slowest_s
 
 
+class PlaneTurns:
+    """Turns of a plane: what was asked is performed, then it is polled."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._pace = PollPace()
+        self._is_active = False
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long the next turn may be put off while nothing is asked. None: until something is."""
+        # A little longer than it must: what it said last may still need the transport's progress to leave.
+        must_poll = self._is_active or not self._plane.is_idle() or not self._pace.is_slowest
+        return self._pace.wait_s if must_poll else None
+
+    def turn(self, orders: Sequence[TransferOrder]) -> list[TransferReport]:
+        reports: list[TransferReport] = []
+        for order in orders:
+            if isinstance(order, Polling):
+                self._is_active = order.is_active
+                self._plane.expect(order.is_active)
+            else:
+                reports += self._plane.perform(order, time.monotonic())
+        reports += self._plane.poll(time.monotonic())
+        if reports or orders:
+            self._pace.heard()
+        else:
+            self._pace.heard_nothing()
+        return reports
+
+
 class TransferThread:
     """Performs commands in order; reports go to the loop."""
 
@@ -80,8 +117,6 @@ class TransferThread:
         """`open_plane` runs in the thread; raises here what it raises."""
         self._open_plane = open_plane
         self._reports = reports
-        self._pace = PollPace()
-        self._is_active = False
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         opened: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._thread = start_thread("transfer", lambda: self._run(opened))
@@ -94,11 +129,11 @@ class TransferThread:
 
     def set_active(self, is_active: bool) -> None:
         """While active the thread polls although it waits for nothing of its own."""
-        self._inbox.put(_Active(is_active))
+        self._inbox.put(Polling(is_active))
 
     def stop(self, wait_s: float) -> bool:
         """Close the transport and end. False when that takes longer than `wait_s`."""
-        self._inbox.put(_Stop())
+        self._inbox.put(_STOP)
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -109,38 +144,21 @@ class TransferThread:
             opened.put(error)
             return
         opened.put(None)
-        while self._turn(plane):
-            pass
+        turns = PlaneTurns(plane)
+        is_asked_to_stop = False
+        while not is_asked_to_stop:
+            messages = self._take(turns.wait_s)
+            is_asked_to_stop = _STOP in messages
+            reports = turns.turn([message for message in messages if not isinstance(message, _Stop)])
+            if reports:
+                self._reports.put(Reports(tuple(reports)))
         plane.close()
 
-    def _turn(self, plane: DataPlane) -> bool:
-        """Wait, perform what was asked, poll. False when asked to stop."""
-        # A little longer than it must: what it said last may still need the transport's progress to leave.
-        must_poll = self._is_active or not plane.is_idle() or not self._pace.is_slowest
-        reports: list[TransferReport] = []
-        messages = self._take(must_poll)
-        for message in messages:
-            match message:
-                case _Stop():
-                    return False
-                case _Active(is_active):
-                    self._is_active = is_active
-                case command:
-                    reports += plane.perform(command, time.monotonic())
-        reports += plane.poll(time.monotonic())
-        if reports:
-            self._reports.put(Reports(tuple(reports)))
-        if reports or messages:
-            self._pace.heard()
-        else:
-            self._pace.heard_nothing()
-        return True
-
-    def _take(self, must_poll: bool) -> list[_Message]:
-        """All messages that are there; waits for one, but not longer than a poll may wait."""
+    def _take(self, wait_s: float | None) -> list[_Message]:
+        """All messages that are there; waits for one."""
         messages: list[_Message] = []
         with suppress(queue.Empty):
-            messages.append(self._inbox.get(timeout=self._pace.wait_s if must_poll else None))
+            messages.append(self._inbox.get(timeout=wait_s))
             while True:
                 messages.append(self._inbox.get_nowait())
         return messages

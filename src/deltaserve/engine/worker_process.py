@@ -13,9 +13,10 @@ from typing import NoReturn
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot
 from deltaserve.engine.boots import new_boot
-from deltaserve.engine.exits import Exit, Watchdog, end_process, leave
+from deltaserve.engine.exits import Exit, ProcessOver, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.rank_group import RankProcesses, RankProgram
 from deltaserve.engine.step_thread import StepThread
 from deltaserve.engine.terminal import start_log
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_WAIT_S = 5.0
 _LAST_FRAMES_MS = 500
-_SWITCH_INTERVAL_S = 0.001
+SWITCH_INTERVAL_S = 0.001
 """Longest hold of the interpreter lock: the transfer thread must get its turn within milliseconds."""
 
 
@@ -45,37 +46,52 @@ class WorkerParts:
     """Called in the transfer thread."""
 
 
-Build = Callable[[WorkerSpec, Boot, Callable[[str], None]], WorkerParts]
-"""(spec, boot, report progress) -> parts. Raises ConfigError."""
+Build = Callable[[WorkerSpec, Boot, Callable[[str], None], RankProcesses | None], WorkerParts]
+"""(spec, boot, report progress, the other ranks if there are any) -> parts. Raises ConfigError."""
 
 
-def run_worker(argv: Sequence[str], build: Build) -> NoReturn:
-    """Be the worker that the file argv[1] describes; ends the process."""
+def run_worker(argv: Sequence[str], build: Build, rank_argv: tuple[str, ...]) -> NoReturn:
+    """Be the worker that the file argv[1] describes, and its rank 0; ends the process.
+
+    `rank_argv`: the program of its other ranks.
+    """
     parent: Parent | None = None
     try:
         parent = Parent.attach()
         if len(argv) != 2:
             raise ConfigError("usage: python -m deltaserve.engine.worker SPEC.json")
-        code = _serve(read_spec(Path(argv[1])), parent, build)
+        code = _serve(read_spec(Path(argv[1])), parent, build, rank_argv)
     except ConfigError as error:
-        message = one_line(error)
-        print(f"deltaserve: {message}", file=sys.stderr)
-        if parent is not None:
-            parent.refuse(message)
-        leave(Exit.CONFIG)
+        end_refused(error, parent)
+    except ProcessOver as over:
+        end_process(over.code, str(over))
     except BaseException:
         end_process(Exit.FAILED, "the worker failed")
     leave(code)
 
 
-def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
+def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
+    """The configuration is wrong: one line for the user, from any thread."""
+    message = one_line(reason)
+    print(f"deltaserve: {message}", file=sys.stderr)
+    if parent is not None:
+        parent.refuse(message)
+    leave(Exit.CONFIG)
+
+
+def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tuple[str, ...]) -> Exit:
     start_log(spec.name, spec.log, None if parent is None else parent.progress)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
-    parts = build(spec, boot, _log.info if parent is None else parent.progress)
+    progress = _log.info if parent is None else parent.progress
+    program = RankProgram(rank_argv, progress, lambda message: end_refused(message, parent))
+    ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
+    parts = build(spec, boot, progress, ranks)
     links = Links(security)
     port = _listen(links, spec, parent)
+    if ranks is not None:
+        ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
     threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
@@ -95,6 +111,8 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build) -> Exit:
     if not threads.transfer.stop(_STOP_WAIT_S):
         _log.warning("the transport did not close within %.0f s", _STOP_WAIT_S)
     threads.step.stop(wait_s=0.0)
+    if ranks is not None:
+        ranks.end()
     _log.info("ended with exit code %d", code)
     return code
 

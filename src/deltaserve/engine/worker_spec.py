@@ -19,7 +19,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Role
     model_path: str
     device: str
-    """`cpu` or `cuda:N`."""
+    """`cpu` or `cuda:N`, of rank 0; each further rank has the next GPU."""
     dtype: DType
     """Of weights and activations."""
     kv_dtype: DType
@@ -52,8 +52,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Without a turn of its loop for so long the worker ends itself."""
     step_stuck_after_s: float = 600.0
     """When one step takes so long the worker ends itself."""
+    tp_size: int = 1
+    """Ranks: processes that hold the model and every page together."""
     num_threads: int = 1
-    """Compute threads."""
+    """Compute threads of a rank."""
     log: LogSpec = LogSpec()
 
 

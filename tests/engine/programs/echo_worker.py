@@ -7,16 +7,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from deltaserve.base.errors import ConfigError, IntegrityError
 from deltaserve.base.ids import Boot, PeerName, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
+from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.engine.worker_process import WorkerParts, run_worker
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.instance.api import Action, DrainRequested, Event
 from deltaserve.peer.link import FrameIn, PeerDied, SendFrame
+from deltaserve.sched.executor import Executor
 from deltaserve.sched.plan import ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues, WorkList
 from deltaserve.transfer.commands import FencePeer, PeerFenced, TransferCommand, TransferReport
 from deltaserve.transport.base import FenceResult
@@ -165,11 +168,14 @@ class EchoPlane:
     def is_idle(self) -> bool:
         return True
 
+    def expect(self, is_active: bool) -> None:
+        pass
+
     def close(self) -> None:
         print("transport closed", file=sys.stderr)
 
 
-def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> WorkerParts:
+def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None], ranks: RankProcesses | None) -> WorkerParts:
     folder = spec.model_path
     if folder == "not-a-model":
         raise ConfigError("config.json: not found\nin the model folder")
@@ -180,8 +186,10 @@ def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None]) -> Work
             raise ConfigError("no such network device")
         return EchoPlane(folder)
 
-    return WorkerParts(EchoInstance(spec.name, boot, folder), EchoExecutor(folder), open_plane)
+    own: Executor = EchoExecutor(folder)
+    executor = own if ranks is None else GroupExecutor(own, ranks.steps, spec.step_stuck_after_s)
+    return WorkerParts(EchoInstance(spec.name, boot, folder), executor, open_plane)
 
 
 if __name__ == "__main__":
-    run_worker(sys.argv, build)
+    run_worker(sys.argv, build, (sys.executable, str(Path(__file__).with_name("echo_rank.py"))))

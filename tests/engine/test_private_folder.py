@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.private_folder import private_folder, remove_orphans
+from deltaserve.engine.private_folder import private_folder, remove_orphans
 
 KILLED = """
 import os, signal
-from deltaserve.cli.private_folder import private_folder
+from deltaserve.engine.private_folder import private_folder
 with private_folder() as folder:
     (folder / "cluster.key").write_text("secret")
     os.kill(os.getpid(), signal.SIGKILL)
