@@ -62,7 +62,7 @@ class Wire:
     page_share: float | None
     """Bytes sent over bytes of the delta's pages; None when there are none."""
     other_bytes: int
-    """Beside pages: the first token's record."""
+    """Beside pages: the first token's record. 0 where decode computed the delta itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def measure_wire(served: Served, model: Path, page_size: int) -> Iterator[Wire]:
         sent = served.sent_bytes() - before
         num_pages = -(-len(prompt) // page_size) - timings["decode_cached_tokens"] // page_size
         share = sent / (num_pages * page_bytes) if num_pages else None
-        yield Wire(name, num_pages, sent, share, sent - num_pages * page_bytes)
+        yield Wire(name, num_pages, sent, share, max(0, sent - num_pages * page_bytes))
 
 
 def show(console: Console, all_figures: list[Figures], pairs: Comparison) -> None:

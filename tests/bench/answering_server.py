@@ -26,6 +26,8 @@ class Manners:
     takes_lenient_fields: bool = True
     fail_at: int | None = None
     """The number of the request, counted from 0, whose stream ends in an error after its first token."""
+    fail_from: int | None = None
+    """As `fail_at`, and all after it."""
     tokens_per_event: int = 1
     flush_status: int = 200
     models_status: int = 200
@@ -78,7 +80,7 @@ class AnsweringServer:
                 if body.get("return_token_ids"):
                     choice["token_ids"] = tokens[at : at + size]
                 yield event({"choices": [choice]})
-                if number == self.manners.fail_at:
+                if number == self.manners.fail_at or number >= (self.manners.fail_from or number + 1):
                     yield event({"error": {"message": "the worker died", "code": 502}})
                     return
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}

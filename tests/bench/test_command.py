@@ -90,6 +90,15 @@ def test_failures_show_in_the_exit_code(capsys: pytest.CaptureFixture[str]) -> N
     assert "1 x ServerError: the worker died" in capsys.readouterr().err
 
 
+def test_a_run_in_which_everything_fails_says_what_and_shows_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(fail_from=1))) as url:
+        assert run(parse("--base-url", url, *RECALL, "--warmup-requests", "0")) == 1
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    assert lines[-2:] == ["bench: none of the 4 requests was completed", "bench: 4 x ServerError: the worker died"]
+    assert "latency" not in told.out
+
+
 def test_no_server_and_bad_options_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(parse("--base-url", "http://127.0.0.1:9")) == 1
     assert run(parse("--num-groups", "0")) == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from deltaserve.base.config import Settings
 from deltaserve.cli import doctor_machine, doctor_transfer
 from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
 from deltaserve.cli.doctor_model import check_model
@@ -20,7 +21,12 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.main import main
 from deltaserve.cli.secrets import read_api_keys
+from deltaserve.cli.settings_merge import load
 from tests.ports import free_port
+
+
+def settings_of(folder: Path) -> Settings:
+    return load("serve", "", [str(folder)], {}).settings
 
 
 def levels(lines: Iterator[Line]) -> list[Level]:
@@ -37,7 +43,20 @@ def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixtu
 
 def test_a_failure_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path / "none"), "--port", str(free_port())]) == 1
-    assert capsys.readouterr().out.endswith("\n1 failed\n")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "1 failed"
+    assert lines[-2].startswith(f"fail  model         {tmp_path / 'none'}: not a folder")
+
+
+def test_memory_is_planned_with_the_sizes_that_serve_would_get(
+    tiny_models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["doctor", str(tiny_models / "llama"), "--port", str(free_port()), "--page-size", "16", "--num-pages", "40"]
+    assert main(argv) == 0
+    assert "pages         40 of 16 tokens" in capsys.readouterr().out
+    assert main(["doctor", "--page-size", "16"]) == 2
+    assert main([*argv[:2], "--page-size", "48"]) == 2
+    assert "power of two" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["0", "65535", "x"])
@@ -109,13 +128,13 @@ def broken(tiny_models: Path, out: Path, file: str, content: str | None) -> Path
     [("config.json", "model"), ("model.safetensors", "model"), ("tokenizer.json", "tokenizer")],
 )
 def test_a_folder_that_lacks_something(tiny_models: Path, tmp_path: Path, file: str, subject: str) -> None:
-    lines = list(check_model(str(broken(tiny_models, tmp_path, file, None))))
+    lines = list(check_model(settings_of(broken(tiny_models, tmp_path, file, None))))
     assert [line.subject for line in lines if line.level is Level.FAIL] == [subject]
     assert file in lines[-1].text
 
 
 def test_a_folder_without_a_template(tiny_models: Path, tmp_path: Path) -> None:
-    lines = list(check_model(str(broken(tiny_models, tmp_path, "chat_template.jinja", None))))
+    lines = list(check_model(settings_of(broken(tiny_models, tmp_path, "chat_template.jinja", None))))
     assert [(line.subject, line.level) for line in lines][-1] == ("template", Level.WARN)
 
 

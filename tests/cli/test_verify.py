@@ -1,8 +1,12 @@
 """What `verify` concludes from differences, and what it says about them."""
 
 import argparse
+import json
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 
@@ -10,7 +14,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL
 from deltaserve.cli import verify
 from deltaserve.cli.main import main
-from deltaserve.cli.verify_client import Score, TokenCompletion
+from deltaserve.cli.verify_client import Score, ServerClient, TokenCompletion
 from deltaserve.cli.verify_reference import TransformersReference
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
@@ -69,6 +73,46 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert f"(default {DEFAULT_URL})" in out
     assert "(default 0.002 where" in out
+
+
+def test_the_checkpoint_may_be_named_as_everywhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "models/none", "--base-url", "http://127.0.0.1:9"]) == 1, "the server is asked first"
+    assert "http://127.0.0.1:9/model_info: ConnectError" in capsys.readouterr().err
+    assert main(["verify", "models/none", "--model-path", "models/none"]) == 2
+    assert main(["verify"]) == 2
+    assert "name a reference: MODEL" in capsys.readouterr().err
+
+
+class Busy(BaseHTTPRequestHandler):
+    """Answers the first two requests with 429 and 503."""
+
+    refusals: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        status = self.refusals.pop(0) if self.refusals else 200
+        content = json.dumps({"model": "m", "max_context_len": 300}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        if status != 200:
+            self.send_header("Retry-After", "0")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_server_at_its_limit_is_asked_again_when_it_says() -> None:
+    Busy.refusals[:] = [429, 503]
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        client = ServerClient(f"http://127.0.0.1:{server.server_port}", None)
+        client.connect()
+        client.close()
+        server.shutdown()
+        thread.join()
+    assert (client.model, client.max_len, Busy.refusals) == ("m", 300, [])
 
 
 @pytest.mark.parametrize("name", ["llama_llama3_rope", "qwen3"])

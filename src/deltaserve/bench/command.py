@@ -219,7 +219,10 @@ def run(args: argparse.Namespace) -> int:
         return 1
     summary = summarize(measurement)
     console.print(what_ran(args, model, conversations), markup=False, highlight=False)
-    print_summary(console, summary)
+    if summary.num_completed:
+        print_summary(console, summary)
+    else:
+        print(f"bench: none of the {summary.num_failed} requests was completed", file=sys.stderr)
     _print_errors(measurement)
     if args.output_file:
         settings = {name: str(value) for name, value in vars(args).items()} | {"model": model}

@@ -61,7 +61,7 @@ class Checkpoint:
         try:
             return cls._read(path, overrides)
         except (ConfigError, OSError) as error:
-            raise ConfigError(f"MODEL {folder[:200]}: {error}") from None
+            raise ConfigError(f"MODEL {folder[:200]}: {str(error).removeprefix(f'{path.name}: ')}") from None
 
     @classmethod
     def _read(cls, path: Path, overrides: str | None) -> "Checkpoint":

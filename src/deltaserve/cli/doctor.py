@@ -1,9 +1,11 @@
 """`deltaserve doctor [MODEL]`: what this machine offers, every door a server would open, what stands in the way."""
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
 from deltaserve.cli.doctor_model import check_model
@@ -12,7 +14,17 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_transfer
 from deltaserve.cli.options import option_of
 from deltaserve.cli.secrets import read_api_keys
+from deltaserve.cli.settings_merge import describe, load
 from deltaserve.server.settings import ApiKey
+
+_SIZES = (
+    "--page-size",
+    "--num-pages",
+    "--mem-fraction-static",
+    "--kv-cache-dtype",
+    "--max-running-requests",
+    "--context-length",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a checkpoint, or GGUF file, to look at")
     parser.add_argument("--host", default="127.0.0.1", help="address the API would listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=30000, help="port the API would listen on (default 30000)")
+    sizes = parser.add_argument_group("memory that is planned for MODEL, as with `serve`")
+    for option in map(option_of, _SIZES):
+        sizes.add_argument(option.flag, metavar="|".join(option.choices) or "N", help=describe(option))
     parser.add_argument("--base-url", metavar="URL", help="a running server to look at; then no doors are tried")
     parser.add_argument("--admin-url", metavar="URL", help="where it has its admin routes; with keys, one port above")
     parser.add_argument(
@@ -33,22 +48,34 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, value in (("--admin-url", arguments.admin_url), ("--api-key-file", arguments.api_key_file)):
         if value is not None and arguments.base_url is None:
             raise ConfigError(f"{flag} {value}: needs --base-url, the server to look at")
+    settings = _as_serve(arguments)
     keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
     levels = []
-    for line in _all_lines(arguments, keys):
+    for line in _all_lines(arguments, settings, keys):
         print(line, flush=True)
         levels.append(line.level)
     print(verdict(levels))
     return 1 if Level.FAIL in levels else 0
 
 
-def _all_lines(arguments: argparse.Namespace, keys: Sequence[ApiKey]) -> Iterator[Line]:
+def _as_serve(arguments: argparse.Namespace) -> Settings | None:
+    """What `serve MODEL` would read: these flags, and the environment. None without a MODEL. Raises ConfigError."""
+    given = {flag: getattr(arguments, option_of(flag).field) for flag in _SIZES}
+    sizes = [word for flag, text in given.items() if text is not None for word in (flag, text)]
+    if arguments.model is None:
+        if sizes:
+            raise ConfigError(f"{sizes[0]}: needs a MODEL, whose memory is planned")
+        return None
+    return load("serve", "", [arguments.model, *sizes], os.environ).settings
+
+
+def _all_lines(arguments: argparse.Namespace, settings: Settings | None, keys: Sequence[ApiKey]) -> Iterator[Line]:
     yield from check_software()
     yield from check_device()
     if arguments.base_url is None:
         yield from check_doors(arguments.host, arguments.port)
     yield from check_transfer()
-    if arguments.model is not None:
-        yield from check_model(arguments.model)
+    if settings is not None:
+        yield from check_model(settings)
     if arguments.base_url is not None:
         yield from check_server(arguments.base_url, arguments.admin_url, keys)

@@ -12,24 +12,23 @@ from deltaserve.text.text_codec import TextCodec
 _SAMPLE = "A page is 64 tokens; \u4f60\u597d, \u00fcber."
 
 
-def check_model(folder: str) -> Iterator[Line]:
-    """Nothing is loaded."""
+def check_model(settings: Settings) -> Iterator[Line]:
+    """Nothing is loaded. `settings`: as `serve` would have them."""
     try:
-        checkpoint = Checkpoint.open(folder)
+        checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     except ConfigError as error:
-        yield Line(Level.FAIL, "model", str(error))
+        yield Line(Level.FAIL, "model", str(error).removeprefix("MODEL "))
         return
     spec = checkpoint.spec
     size = f"files of {checkpoint.num_bytes / 2**20:.0f} MiB, weights in {spec.dtype.value}"
     context = f"context of {spec.max_position} tokens"
     yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {size}, {context}")
-    yield _pool(checkpoint)
+    yield _pool(checkpoint, settings)
     yield from _tokenizer(checkpoint, spec)
 
 
-def _pool(checkpoint: Checkpoint) -> Line:
+def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
     """What `serve` would choose now."""
-    settings = Settings()
     num_workers = len(worker_names(settings))
     try:
         resolved = resolve_settings(settings, checkpoint, num_workers)

@@ -75,8 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url", default=DEFAULT_URL, metavar="URL", help=f"the server to verify (default {DEFAULT_URL})"
     )
     parser.add_argument(
-        "--model-path", type=Path, metavar="MODEL", help="its checkpoint: transformers is the reference"
+        "model", nargs="?", type=Path, metavar="MODEL", help="its checkpoint: transformers is the reference"
     )
+    parser.add_argument("--model-path", type=Path, metavar="MODEL", help="the same as the positional MODEL")
     parser.add_argument(
         "--reference", metavar="URL", help="another server that is the reference, such as a unified one"
     )
@@ -94,8 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: all answers agree; 1: some do not, or a server could not be asked. Raises ConfigError."""
+    if arguments.model is not None and arguments.model_path is not None:
+        raise ConfigError("MODEL and --model-path: give one of them")
+    arguments.model_path = arguments.model_path or arguments.model
     if arguments.model_path is None and arguments.reference is None:
-        raise ConfigError("verify: name a reference: --model-path MODEL, --reference URL, or both")
+        raise ConfigError("verify: name a reference: MODEL (the checkpoint), --reference URL, or both")
     client = ServerClient(arguments.base_url, arguments.api_key_file)
     other = ServerClient(arguments.reference, arguments.api_key_file) if arguments.reference else None
     try:

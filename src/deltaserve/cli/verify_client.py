@@ -1,6 +1,7 @@
 """What `deltaserve verify` asks a server: tokens with their log-probabilities, and scores of given tokens."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +94,13 @@ class ServerClient:
         ]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer. A server that says when to come back is asked again then, up to `_TIMEOUT_S` in all."""
+        until = time.monotonic() + _TIMEOUT_S
         try:
             reply = self._http.request(method, path, json=body)
+            while (pause_s := _retry_after_s(reply)) is not None and time.monotonic() + pause_s < until:
+                time.sleep(pause_s)
+                reply = self._http.request(method, path, json=body)
             content = reply.json()
         except (httpx.HTTPError, ValueError) as error:
             raise VerifyError(f"{self._url}{path}: {type(error).__name__}: {str(error)[:200]}") from None
@@ -102,3 +108,10 @@ class ServerClient:
             message = content.get("error", {}).get("message", "") if isinstance(content, dict) else ""
             raise VerifyError(f"{self._url}{path}: HTTP {reply.status_code}: {message[:200]}")
         return content
+
+
+def _retry_after_s(reply: httpx.Response) -> float | None:
+    """Seconds after which a server that is at its limit, or not ready, wants to be asked again; None: it does not."""
+    said = reply.headers.get("retry-after", "")
+    is_refused = reply.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
+    return float(said) if is_refused and said.isascii() and said.isdigit() else None
