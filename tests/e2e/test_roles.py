@@ -24,10 +24,10 @@ def ask_for(server: Server, worker: str, role: str, **fields: object) -> httpx.R
 
 def change(server: Server, worker: str, role: str, **fields: object) -> None:
     """Wait until the front sends it requests of its new role."""
-    pages, boots = server.workers()[worker]["resident_keys"], server.log().count("another role now")
+    pages, boots = server.workers()[worker]["resident_keys"], server.log().count("worker now; its cache stays")
     reply = ask_for(server, worker, role, **fields)
     assert (reply.status_code, reply.json()["changing"]) == (202, True), reply.text
-    wait_until(lambda: server.log().count("another role now") > boots, "the new engine", server)
+    wait_until(lambda: server.log().count("worker now; its cache stays") > boots, "the new engine", server)
 
     def is_used() -> bool:
         known = server.workers()[worker]

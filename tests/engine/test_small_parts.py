@@ -93,7 +93,8 @@ def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_how_a_process_ended_reads_well() -> None:
-    assert str(Ended("decode-0", -9)) == "decode-0: ended with signal SIGKILL"
+    assert str(Ended("decode-0", -15)) == "decode-0: ended with signal SIGTERM"
+    assert str(Ended("decode-0", -9)).startswith("decode-0: ended with signal SIGKILL (somebody's kill -9, or the ker")
     assert str(Ended("decode-0", 1, ("a", "b"))) == "decode-0: ended with exit code 1\n    a\n    b"
 
 
@@ -137,9 +138,11 @@ def test_the_tail_of_a_log_is_what_says_why() -> None:
     in_json = '{"time": "2026-01-02T03:04:05.678Z", "level": "info", "process": "decode-0", "message": "3 run"}'
     warning = ordinary.replace("INFO", "WARNING")
     trace = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "MemoryError")
-    assert telling((ordinary, warning, in_json, ordinary, *trace)) == (warning, *trace)
-    assert telling((ordinary,) * 10) == (ordinary,) * 3
-    assert telling(()) == ()
+    for code in (1, -9):
+        assert telling((ordinary, warning, in_json, ordinary, *trace), code) == (warning, *trace)
+    assert telling((ordinary,) * 10, 1) == (ordinary,) * 3
+    assert telling((ordinary,) * 10, -9) == (), "what it did in passing says nothing about a signal"
+    assert telling((), 1) == ()
 
 
 def test_a_line_that_is_not_whole_is_no_part_of_the_tail(tmp_path: Path) -> None:

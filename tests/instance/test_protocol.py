@@ -308,7 +308,7 @@ def test_unequal_compat_fields_are_refused_with_both_values() -> None:
     hello = next(h for h in duo.sent(Hello, DECODE) if h.endpoint)
     wrong = msgspec.structs.replace(hello, compat={"model": "another"})
     duo.inject(PREFILL, DECODE, wrong)
-    assert duo.prefill.links.refusals[DECODE][1] == "model: ours stamp model, theirs another"
+    assert duo.prefill.links.misfits() == {DECODE: "model: ours stamp model, theirs another"}
     assert not duo.prefill.links.is_ready(DECODE)
 
 

@@ -66,9 +66,9 @@ def test_limits_are_those_of_the_smallest_worker() -> None:
 @pytest.mark.parametrize(
     ("compat", "its_facts", "words"),
     [
-        (COMPAT | {"dtype": "bfloat16"}, facts(), "does not fit prefill-0: dtype: ours float32, theirs bfloat16"),
-        ({"dtype": "float32"}, facts(), "fingerprint: ours model, theirs (absent)"),
-        (COMPAT, facts(page_size=16), "facts.page_size: ours 4, theirs 16"),
+        (COMPAT | {"dtype": "bfloat16"}, facts(), "does not fit prefill-0: dtype: here bfloat16, on prefill-0 float32"),
+        ({"dtype": "float32"}, facts(), "fingerprint: here (absent), on prefill-0 model"),
+        (COMPAT, facts(page_size=16), "does not fit prefill-0: page_size: here 16, on prefill-0 4"),
         (COMPAT, facts(page_size=0), "page size 0"),
         (COMPAT, Facts(page_size=4, keys_seed_check=seed_check(b"other", "model")), "cluster secret or model: ours"),
     ],
@@ -99,7 +99,7 @@ def test_a_refused_worker_is_taken_when_the_one_it_did_not_fit_is_gone() -> None
     cluster.die("decode-0")
     cluster.reboot("decode-0")
     cluster.hello("decode-0", upgraded)
-    assert "fingerprint: ours model, theirs model-2" in (cluster.front.ready() or "")
+    assert "fingerprint: here model-2, on prefill-0 model" in (cluster.front.ready() or "")
     cluster.reboot("prefill-0")
     cluster.hello("prefill-0", upgraded)
     assert cluster.front.ready() is None

@@ -314,7 +314,8 @@ async def test_hurry_ends_the_grace_with_an_error_event(codec: TextCodec) -> Non
         await until(lambda: server.front.health.draining)
         server.hurry.set()
         reply = await running
-        assert _code(reply.text.split("data: ")[-2].encode()) == "not_ready"
+        error = json.loads(reply.text.split("data: ")[-2])["error"]
+        assert (error["code"], "the server is stopping" in error["message"]) == ("not_ready", True)
         await server.run
 
 

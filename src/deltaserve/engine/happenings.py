@@ -1,8 +1,11 @@
 """What a supervisor has to say to its user. Frozen data; `str()` of each is one line or a few."""
 
+import signal
 from dataclasses import dataclass
 
 from deltaserve.engine.exits import how_it_ended
+
+_BY_FORCE = " (somebody's kill -9, or the kernel's for want of memory: dmesg says)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Ended:
     tail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n    ".join([f"{self.name}: ended with {how_it_ended(self.code)}", *self.tail])
+        hint = _BY_FORCE if self.code == -signal.SIGKILL and not self.tail else ""
+        return "\n    ".join([f"{self.name}: ended with {how_it_ended(self.code)}{hint}", *self.tail])
 
 
 @dataclass(frozen=True, slots=True)

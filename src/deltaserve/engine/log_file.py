@@ -16,9 +16,13 @@ _ORDINARY = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ \S+ (INFO|DEBUG) |\{.*\"level\"
 _FEW_LINES = 3
 
 
-def telling(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Of a log's last lines those that may say why its process ended; where none does, the last few."""
-    return tuple(line for line in lines if not _ORDINARY.match(line)) or lines[-_FEW_LINES:]
+def telling(lines: tuple[str, ...], code: int) -> tuple[str, ...]:
+    """Of a log's last lines those that may say why its process ended with this code (negative: a signal).
+
+    Where none does, the last few; but none of a process that a signal ended: it was told nothing it could have written.
+    """
+    found = tuple(line for line in lines if not _ORDINARY.match(line))
+    return found or (lines[-_FEW_LINES:] if code >= 0 else ())
 
 
 class Output(Protocol):

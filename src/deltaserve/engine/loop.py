@@ -96,6 +96,8 @@ class Loop:
         self._next_look = 0.0
         self._num_steps = 0
         self._load_line = LoadLine(options.tell_every_s)
+        self._misfits: Mapping[PeerName, str] = {}
+        """As they were told last."""
 
     # ------------------------------------------------------------ from outside
 
@@ -206,9 +208,10 @@ class Loop:
     def _hand_over(self, now: float) -> None:
         self._boot = new_boot(self._boot)
         self._instance = self._instance.successor(self._boot)
-        _log.info("this worker has another role now, boot %016x; its cache stays", self._boot)
+        role = self._instance.role.value
+        _log.info("this worker is a %s worker now, boot %016x; its cache stays", role, self._boot)
         if self._parent is not None:
-            self._parent.progress("this worker has another role now; its cache stays")
+            self._parent.progress(f"is a {role} worker now; its cache stays")
             self._parent.rebooted(self._boot)
         self._perform(self._instance.turn(now))
 
@@ -230,10 +233,18 @@ class Loop:
             self._next_look = now + self._options.look_every_s
             metrics = self._instance.metrics()
             self._check_quarantine(metrics, now)
+            self._tell_misfits()
             if line := self._load_line.due(metrics, now):
                 _log.info("%s", line)
             if self._computing_since is not None and now - self._computing_since > self._options.step_stuck_after_s:
                 end_stuck(f"a step did not end within {self._options.step_stuck_after_s:.0f} s")
+
+    def _tell_misfits(self) -> None:
+        """A worker whose settings differ is refused for good: both ends say so, not only the router that asks."""
+        misfits = dict(self._instance.misfits())
+        for name in misfits.keys() - self._misfits.keys():
+            _log.warning("no pages move between this worker and %s: %s", name, misfits[name])
+        self._misfits = misfits
 
     def _check_quarantine(self, metrics: Mapping[str, float], now: float) -> None:
         reason = why_restart(metrics, self._options.fence_after_s)

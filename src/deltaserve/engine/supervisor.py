@@ -256,7 +256,7 @@ class Supervisor:
         if self._stop_deadline is not None:
             self._say(Ended(watched.spec.name, code))
             return
-        self._say(Ended(watched.spec.name, code, telling(tail)))
+        self._say(Ended(watched.spec.name, code, telling(tail, code)))
         if code == Exit.CONFIG and not watched.was_ready:
             reason = watched.refusal or (tail or ("wrong configuration",))[-1]
             self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")

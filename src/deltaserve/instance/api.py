@@ -10,6 +10,7 @@ Events are recorded as they come; admission, grants and outgoing frames are work
 events it has. The driver performs every action of a turn, in order. No call blocks, sleeps or looks at a clock.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +94,13 @@ class InstanceConfig:
 
 class Instance(Protocol):
     """A control plane: prefill, decode or unified."""
+
+    @property
+    def role(self) -> Role: ...
+
+    def misfits(self) -> Mapping[PeerName, str]:
+        """Workers that pages cannot be moved to or from, and why: with both values of what differs."""
+        ...
 
     def handle(self, event: Event, now: float) -> None: ...
 

@@ -10,6 +10,7 @@ A change of role is a change of engines: this one drains, ends its endpoints, an
 of its own, over the same pools and tree. What carries the boot is new: links, tickets, rooms. Memory is what stays.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import FailReason
@@ -71,6 +72,13 @@ class EngineCore:
         self._serves, self._writes = config.role in SERVES, config.role in WRITES
         self._is_draining = False
         self._change: _Change | None = None
+
+    @property
+    def role(self) -> Role:
+        return self.config.role
+
+    def misfits(self) -> Mapping[PeerName, str]:
+        return self.links.misfits()
 
     # ------------------------------------------------------------ driving
 

@@ -120,6 +120,10 @@ class Greeter:
         """(peer, its boot) |-> tickets below this number are over, as frames tell. Set by whoever hands them out."""
         self.stale_frames = 0
 
+    def misfits(self) -> dict[PeerName, str]:
+        """Whose configuration differs. A role that does not fit yet is none."""
+        return {name: words for name, (reason, words) in self.refusals.items() if reason is FailReason.INCOMPATIBLE}
+
     # ------------------------------------------------------------ sending
 
     def send(self, peer: PeerName, message: Message) -> None:

@@ -392,7 +392,9 @@ class Workers:
             return f"cluster secret or model: ours {self._seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
         for other in self._workers.values():
             if other is not worker and other.is_ready and other.peer.hello is not None:
-                differences = unequal_fields(_identity(other.peer.hello), _identity(hello))
+                differences = unequal_fields(
+                    _identity(hello), _identity(other.peer.hello), ("here", f"on {other.name}")
+                )
                 return f"does not fit {other.name}: {'; '.join(differences)[:1000]}" if differences else None
         return None
 
@@ -485,4 +487,4 @@ def _may_become(configured: Role, role: str) -> bool:
 def _identity(hello: Hello) -> dict[str, str]:
     """All that must be equal among the workers of one front."""
     facts = hello.facts
-    return {**hello.compat, "facts.page_size": str(facts.page_size), "facts.vocab_size": str(facts.vocab_size)}
+    return {"page_size": str(facts.page_size), "vocab_size": str(facts.vocab_size), **hello.compat}

@@ -86,8 +86,15 @@ def from_failure(failure: RequestFailed) -> ApiError:
     """The engine's reason as an HTTP answer. The engine's own words stay in the log: they may name workers."""
     status, code = FAIL_STATUS[failure.reason]
     headers = retry_after() if status in (429, 503) else _FUTILE if code in _FUTILE_CODES else {}
-    message = failure.message if isinstance(failure, DeadlineTooShort) else _PUBLIC[code]
+    message = failure.message if isinstance(failure, DeadlineTooShort) else _public(failure.reason, code)
     return ApiError(status, code, message, headers=headers)
+
+
+def _public(reason: FailReason, code: str) -> str:
+    return _STOPPING if reason is FailReason.DRAINING else _PUBLIC[code]
+
+
+_STOPPING = "the server is stopping, or the worker that had this request is: send it again"
 
 
 _PUBLIC = {

@@ -100,7 +100,8 @@ class OutputLimit:
     def __post_init__(self) -> None:
         least, most = self.least, self.limits.max_context_len
         if self.asked is not None and not least <= self.asked <= most:
-            raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is {least}..{most}")
+            allowed = f"{least}..{most}, the context's length"
+            raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is {allowed}")
 
     def resolve(self, prompt: Prompt) -> int:
         """Output tokens this prompt may get. Raises ApiError 400 with the numbers when prompt or sum do not fit."""

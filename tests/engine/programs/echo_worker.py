@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError, IntegrityError
-from deltaserve.base.ids import Boot, PeerName, RowId, StepIndex
+from deltaserve.base.ids import Boot, PeerName, Role, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
@@ -109,6 +109,13 @@ class EchoInstance:
 
     def is_drained(self) -> bool:
         return not self._waiting and self._running is None
+
+    @property
+    def role(self) -> Role:
+        return Role.DECODE
+
+    def misfits(self) -> dict[PeerName, str]:
+        return {PeerName("prefill-9"): "page_size: ours 16, theirs 64"} if self._folder == "peer-misfits" else {}
 
     def may_hand_over(self) -> bool:
         return False
