@@ -24,6 +24,8 @@ class Region:
     num_bytes: int
     device: str
     """`cpu` or `cuda:N`."""
+    file: int | None = None
+    """Descriptor of the file that this memory maps from its beginning; None: private to its process."""
 
 
 class Span(NamedTuple):

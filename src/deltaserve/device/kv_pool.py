@@ -1,7 +1,5 @@
 """Arenas of the page groups: `[P, H, L, planes, S, D]`, byte for byte as layout/kv.py says."""
 
-import contextlib
-import mmap
 import zlib
 from collections.abc import Sequence
 
@@ -12,6 +10,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.element_conversion import fp8_codes, fp8_values, torch_dtype
+from deltaserve.device.memory_block import MemoryBlock, Sharing
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
@@ -26,10 +25,13 @@ class KvArena:
     scale 1.0 and saturates at 448.
     """
 
-    def __init__(self, layout: KvLayout, num_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KvLayout, num_pages: int, device: torch.device, sharing: Sharing = Sharing.PRIVATE
+    ) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.bytes = allocate_bytes(layout.arena_bytes(num_pages), device)  # [P * page_bytes] uint8
+        self._block = MemoryBlock(layout.arena_bytes(num_pages), device, sharing)
+        self.bytes = self._block.data  # [P * page_bytes] uint8
         self._dtype = torch_dtype(layout.group.dtype)
         self._fp8 = layout.group.dtype is DType.FP8_E4M3
         elements = self.bytes if self._fp8 else self.bytes.view(self._dtype)
@@ -70,21 +72,26 @@ class KvArena:
         return zlib.crc32(self.bytes[page * size : (page + 1) * size].cpu().numpy().data, seed)
 
     def region(self, id: RegionId) -> Region:
-        return region_of(self.bytes, id)
+        return self._block.region(id)
 
 
 class KvPool:
     """All page groups of a model on one device."""
 
     def __init__(
-        self, cache: CacheSpec, num_pages: Sequence[int], device: torch.device, shard: Shard | None = None
+        self,
+        cache: CacheSpec,
+        num_pages: Sequence[int],
+        device: torch.device,
+        shard: Shard | None = None,
+        sharing: Sharing = Sharing.PRIVATE,
     ) -> None:
         """`num_pages` per pool of `cache.pools`."""
         where = shard or Shard()
         self.cache = cache
         self.num_pages = tuple(num_pages)
         self.arenas = tuple(
-            KvArena(KvLayout(group, cache.page_size, where), num_pages[cache.pool_of(group)], device)
+            KvArena(KvLayout(group, cache.page_size, where), num_pages[cache.pool_of(group)], device, sharing)
             for group in cache.groups
         )
 
@@ -98,20 +105,6 @@ class KvPool:
                 crc = arena.page_checksum(page, crc)
             sums.append(crc)
         return pack_u32(sums)
-
-
-def allocate_bytes(num_bytes: int, device: torch.device) -> Tensor:
-    """Zeroed bytes [num_bytes] uint8. On the CPU: an anonymous mapping, page aligned, backed when first touched."""
-    if device.type != "cpu" or num_bytes == 0:
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=torch.uint8)
-
-
-def region_of(data: Tensor, id: RegionId) -> Region:
-    return Region(id, data.data_ptr(), data.numel() * data.element_size(), str(data.device))
 
 
 def _tail_rows(elements: Tensor, offset: int, size: int) -> Tensor:

@@ -7,15 +7,22 @@ import torch
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.device.kv_pool import KvPool
+from deltaserve.device.memory_block import Sharing
 from deltaserve.layout.spec import CacheSpec
 
 
 class DeviceMemory:
     """Safe to use from the transfer thread for pages no step writes."""
 
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        cache: CacheSpec,
+        num_pages: Sequence[int],
+        device: torch.device,
+        sharing: Sharing = Sharing.PRIVATE,
+    ) -> None:
         """`num_pages` per pool of `cache.pools`."""
-        self.kv = KvPool(cache, num_pages, device)
+        self.kv = KvPool(cache, num_pages, device, sharing=sharing)
 
     def regions(self) -> list[tuple[str, Region]]:
         """(component, region): one per page group, named as the group. Region ids count from 0."""

@@ -15,6 +15,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.element_conversion import torch_dtype
+from deltaserve.device.memory_block import Sharing
 from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
@@ -41,6 +42,8 @@ class ExecutorSizes:
     max_rows: int
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
+    sharing: Sharing = Sharing.PRIVATE
+    """Of the pages."""
 
 
 class TorchExecutor:
@@ -48,7 +51,7 @@ class TorchExecutor:
 
     def __init__(self, decoder: Decoder, cache: CacheSpec, sizes: ExecutorSizes, device: torch.device) -> None:
         spec = decoder.spec
-        self.memory = DeviceMemory(cache, sizes.num_pages, device)
+        self.memory = DeviceMemory(cache, sizes.num_pages, device, sharing=sizes.sharing)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
         self._attention = TorchAttention(self.memory.kv, self._tables, spec.num_heads)
         self._decoder = decoder

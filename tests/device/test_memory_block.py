@@ -1,0 +1,52 @@
+"""Blocks are zeroed and aligned; what is shared can be mapped by another process, what is private cannot."""
+
+import gc
+import mmap
+import os
+
+import pytest
+import torch
+
+from deltaserve.base.ids import RegionId
+from deltaserve.device.memory_block import MemoryBlock, Sharing
+
+CPU = torch.device("cpu")
+NUM_BYTES = 3 * mmap.PAGESIZE + 5
+
+
+@pytest.mark.parametrize("sharing", Sharing)
+def test_a_block_is_zeroed_and_begins_with_a_page(sharing: Sharing) -> None:
+    block = MemoryBlock(NUM_BYTES, CPU, sharing)
+    assert block.data.shape == (NUM_BYTES,)
+    assert not block.data.any()
+    region = block.region(RegionId(3))
+    assert (region.id, region.num_bytes, region.device) == (3, NUM_BYTES, "cpu")
+    assert region.base == block.data.data_ptr()
+    assert region.base % mmap.PAGESIZE == 0
+
+
+def test_a_shared_block_can_be_mapped_again() -> None:
+    block = MemoryBlock(NUM_BYTES, CPU, Sharing.PROCESSES)
+    file = block.region(RegionId(0)).file
+    assert file is not None
+    with mmap.mmap(file, NUM_BYTES) as again:
+        again[7] = 200
+        block.data[8] = 100
+        assert (block.data[7].item(), again[8]) == (200, 100)
+
+
+def test_the_file_is_closed_with_the_block() -> None:
+    block = MemoryBlock(NUM_BYTES, CPU, Sharing.PROCESSES)
+    file = block.file
+    assert file is not None
+    data = block.data
+    del block
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(file)
+    data[0] = 1
+
+
+def test_a_private_block_has_no_file() -> None:
+    assert MemoryBlock(NUM_BYTES, CPU).region(RegionId(0)).file is None
+    assert MemoryBlock(0, CPU, Sharing.PROCESSES).file is None
