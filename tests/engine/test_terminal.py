@@ -4,7 +4,7 @@ import io
 import json
 import logging
 
-from deltaserve.engine.terminal import ForUser, JsonLines, say_in_json
+from deltaserve.engine.terminal import ForUser, JsonLines, LinesForUser, say_in_json
 
 
 def record(level: int, text: str, at: float, error: BaseException | None = None) -> logging.LogRecord:
@@ -33,6 +33,19 @@ def test_a_flood_is_cut_and_told_so_once() -> None:
     assert told[-1] == "more warnings than fit here: the log has them"
     handler.emit(record(logging.WARNING, "later", at=1010.0))
     assert told[-1].endswith("WARNING later")
+
+
+def test_a_process_without_a_supervisor_writes_lines_of_one_form() -> None:
+    form = LinesForUser("router")
+    assert form.format(record(logging.INFO, "requests go to decode-0 again", at=0.0)) == (
+        "deltaserve: router: requests go to decode-0 again"
+    )
+    warning = form.format(record(logging.WARNING, "no requests for now to decode-0", at=0.0))
+    assert warning.startswith("deltaserve: router: ") and warning.endswith(
+        ":00 WARNING no requests for now to decode-0"
+    )
+    first, *rest = form.format(record(logging.ERROR, "met a bug", at=0.0, error=ValueError("deep"))).splitlines()
+    assert first.endswith("ERROR met a bug") and rest[-1] == "ValueError: deep"
 
 
 def test_json_lines_have_one_shape_whoever_wrote_them() -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import Admission
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.health import Liveness
+from deltaserve.server.read import TextThreads
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, served, until
@@ -149,16 +149,17 @@ async def test_a_stopped_control_plane_is_not_live(codec: TextCodec) -> None:
 async def test_threads_that_take_no_work_are_not_live_after_a_while() -> None:
     """One probe, however many ask; life comes back with the threads."""
     now, release = 0.0, threading.Event()
-    executor = ThreadPoolExecutor(1)
-    asyncio.get_running_loop().set_default_executor(executor)
-    liveness = Liveness(lambda: None, lambda: now)
+    threads = TextThreads(1)
+    executor = threads._pool
+    liveness = Liveness(lambda: None, threads, lambda: now)
     assert await liveness.complaint() is None
-    executor.submit(release.wait)
+    held = threads.run(release.wait)
     assert [await liveness.complaint() for _ in range(3)] == [None] * 3
     now = 11.0
     assert await liveness.complaint() == "no thread took work for 11 s"
     assert executor._work_queue.qsize() == 1
     release.set()
+    await held
     await until(lambda: executor._work_queue.qsize() == 0)
     assert await liveness.complaint() is None
 

@@ -83,6 +83,28 @@ async def test_a_refusal_is_not_lost_while_the_whole_body_is_sent(codec: TextCod
         await _canary(server)
 
 
+async def test_a_client_that_announced_more_than_it_sends_is_not_waited_for(codec: TextCodec) -> None:
+    limits = HttpLimits(linger_s=3600.0, linger_silent_s=0.01)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        refused = request("Content-Type: text/plain", "Content-Length: 100000", body=b"short")
+        status, _, answer = parse(await server.talk(refused))
+        assert (status, _code(answer)) == (415, "unsupported_media_type")
+        await _canary(server)
+
+
+async def test_a_client_that_closes_its_half_of_the_connection_is_taken_for_gone(codec: TextCodec) -> None:
+    """Nothing else tells it from one that left, before something is written to it."""
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=0)
+    async with live(codec, engine, SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(post(BODY))
+        await until(lambda: engine.opened)
+        writer.write_eof()
+        assert await reader.read() == b""
+        await until(lambda: engine.ended)
+        writer.close()
+
+
 async def test_an_endless_refused_body_is_cut(codec: TextCodec) -> None:
     limits = HttpLimits(max_body_bytes=1000, linger_s=0.2)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:

@@ -54,21 +54,24 @@ def start_log(name: str, spec: LogSpec, tell: Callable[[str], None] | None) -> N
 def _formatter(name: str, spec: LogSpec, is_terminal: bool) -> logging.Formatter:
     if spec.format == "json":
         return JsonLines(name)
-    form = f"%(asctime)s {name} %(levelname)s %(threadName)s %(name)s: %(message)s"
-    return LinesForUser(name, form) if is_terminal else logging.Formatter(form)
+    if is_terminal:
+        return LinesForUser(name)
+    return logging.Formatter(f"%(asctime)s {name} %(levelname)s %(threadName)s %(name)s: %(message)s")
 
 
 class LinesForUser(logging.Formatter):
-    """The log of a process without a supervisor: its ordinary course reads as what `say` says, the rest as a log."""
+    """The log of a process without a supervisor, in the words that the user of one would read: as `say` says them."""
 
-    def __init__(self, name: str, form: str) -> None:
-        super().__init__(form)
+    def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.levelno != logging.INFO:
-            return super().format(record)
-        return f"deltaserve: {self._name}: {record.getMessage()}"
+        at = "" if record.levelno == logging.INFO else f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} "
+        lines = [f"deltaserve: {self._name}: {at}{record.getMessage()}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return "\n".join(lines)
 
 
 class JsonLines(logging.Formatter):

@@ -13,7 +13,7 @@ from deltaserve.server.body_fields import Model, UnknownFields, parse
 from deltaserve.server.health import Health, Liveness
 from deltaserve.server.observe import Recorder
 from deltaserve.server.prometheus import ServerMetrics
-from deltaserve.server.read import read_object
+from deltaserve.server.read import TextThreads, read_object
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.text.text_codec import TextCodec
@@ -29,6 +29,7 @@ class Front:
     metrics: ServerMetrics
     admission: Admission
     bodies: Bodies
+    threads: TextThreads
     unknown_fields: UnknownFields
     health: Health
     liveness: Liveness
@@ -42,6 +43,7 @@ class Front:
         """Wire the parts together."""
         admission = Admission(settings)
         metrics = ServerMetrics(registry, engine.stats, admission)
+        threads = TextThreads(settings.num_text_threads)
         return Front(
             engine=engine,
             text=text,
@@ -49,9 +51,10 @@ class Front:
             metrics=metrics,
             admission=admission,
             bodies=Bodies(settings),
+            threads=threads,
             unknown_fields=UnknownFields(metrics.ignored_fields),
             health=Health(engine.ready, engine.refusal),
-            liveness=Liveness(engine.alive, time.monotonic),
+            liveness=Liveness(engine.alive, threads, time.monotonic),
             recorder=Recorder(metrics),
             runner=Runner(engine, text, OpenRooms(engine), settings.stream_interval),
             created=int(time.time()),
@@ -66,4 +69,4 @@ class Front:
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """The body of a request. Raises ApiError, or ClientGone."""
-        return parse(model, await read_object(request, self.bodies), self.unknown_fields)
+        return parse(model, await read_object(request, self.bodies, self.threads), self.unknown_fields)

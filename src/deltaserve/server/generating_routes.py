@@ -20,7 +20,7 @@ from deltaserve.server.front import Front
 from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
 from deltaserve.server.jobs import Asker, Job, Streaming
 from deltaserve.server.observe import JobRecord
-from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s, in_thread_if
+from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s
 from deltaserve.server.replies import DONE, EventStream, EventWriter, event, json_reply, race, until_gone
 from deltaserve.server.stream import Runner
 from deltaserve.text.sample_text import TextPiece, join
@@ -62,7 +62,7 @@ class Dialect(Generic[Model]):
         fields = await front.read(request, self.body)
         asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
         is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
-        return fields, await in_thread_if(is_large, lambda: self.job(fields, asker))
+        return fields, await front.threads.run_if(is_large, lambda: self.job(fields, asker))
 
 
 COMPLETIONS = Dialect(CompletionBody, completion_job, CompletionFormat)

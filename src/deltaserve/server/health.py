@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deltaserve.server.api_errors import not_ready
+from deltaserve.server.read import TextThreads
 
 STILL_S = 10.0
 """So long without a sign of life is dead."""
@@ -48,8 +49,9 @@ def _refuse(reasons: Mapping[str, str]) -> None:
 class Liveness:
     """Asked from the event loop, which thereby proves its own life."""
 
-    def __init__(self, engine_alive: Callable[[], str | None], now: Callable[[], float]) -> None:
+    def __init__(self, engine_alive: Callable[[], str | None], threads: TextThreads, now: Callable[[], float]) -> None:
         self._engine_alive = engine_alive
+        self._text_threads = threads
         self._now = now
         self._probe: asyncio.Future[None] | None = None
         self._sent_at = 0.0
@@ -61,7 +63,7 @@ class Liveness:
     async def _threads(self) -> str | None:
         """Whether the threads that tokenize take work: one probe at a time is under way, however many ask."""
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.get_running_loop().run_in_executor(None, _nothing)
+            self._probe = self._text_threads.run(_nothing)
             self._sent_at = self._now()
         await asyncio.wait([self._probe], timeout=_LOOK_S)
         waited_s = self._now() - self._sent_at

@@ -96,7 +96,7 @@ async def tokenize(front: Front, request: Request) -> Response:
             raise invalid("prompt", "give either prompt or messages")
         check_model(body.model, front.settings)
         limits = front.engine.limits()
-        tokens = await asyncio.to_thread(_tokens, body, front.text, limits)
+        tokens = await front.threads.run(lambda: _tokens(body, front.text, limits))
     reply: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": limits.max_context_len if limits else None,
@@ -122,7 +122,7 @@ async def detokenize(front: Front, request: Request) -> Response:
         check_model(body.model, front.settings)
         tokens = read_ids(body.tokens, "tokens", front.text.vocab_size)
         decode = partial(front.text.decode, tokens, skip_special_tokens=bool(body.skip_special_tokens))
-        return json_reply({"prompt": await asyncio.to_thread(decode)})
+        return json_reply({"prompt": await front.threads.run(decode)})
 
 
 async def livez(front: Front, request: Request) -> Response:

@@ -34,6 +34,14 @@ class Listening:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers: signals belong to the command line."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -61,12 +69,11 @@ async def serve(
         servers.append(_server(create_admin_app(app), settings))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
-        while not all(server.started for server in servers):
-            await _tick(runs)
+        for server in servers:
+            await _unless_ended(runs, server.listens)
         names = [sock.getsockname()[:2] for sock in sockets]
         on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
-        while not stop.is_set():
-            await _tick(runs, stop)
+        await _unless_ended(runs, stop)
         await _drain(front, settings, hurry)
     finally:
         for server in servers:
@@ -83,17 +90,17 @@ def _allow_files(num_connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-async def _tick(runs: list[asyncio.Task[None]], stop: asyncio.Event | None = None) -> None:
-    """Wait a little, or until `stop`; a server that ends by itself is an error."""
-    for run in runs:
-        if run.done():
-            run.result()
-            raise ConfigError("a listener ended by itself")
-    if stop is None:
-        await asyncio.sleep(_POLL_S)
-        return
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), 1.0)
+async def _unless_ended(runs: list[asyncio.Task[None]], event: asyncio.Event) -> None:
+    """Until `event`; a server that ends by itself before it is an error."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({waiting, *runs}, return_when=asyncio.FIRST_COMPLETED)
+        for run in runs:
+            if run.done():
+                run.result()
+                raise ConfigError("a listener ended by itself")
+    finally:
+        waiting.cancel()
 
 
 async def _drain(front: Front, settings: ServerSettings, hurry: asyncio.Event) -> None:

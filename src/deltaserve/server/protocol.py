@@ -175,7 +175,7 @@ class GuardedProtocol(H11Protocol):
         """Read a body nobody wants for a while: closing the connection now would be a reset, which loses the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.linger_s):
-                while (await receive()).get("more_body", False):
+                while (await asyncio.wait_for(receive(), self._limits.linger_silent_s)).get("more_body", False):
                     pass
 
     def _refuse(self, error: ApiError) -> None:

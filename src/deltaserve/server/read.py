@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,12 +56,29 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-async def read_object(request: Request, bodies: Bodies) -> dict[str, object]:
+class TextThreads:
+    """Threads for what would stall the event loop: reading JSON, rendering templates, tokenizing.
+
+    Their own and few: the loop's default threads, which look up names, do not wait behind long prompts.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, "text")
+
+    def run(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def run_if(self, is_large: bool, work: Callable[[], Result]) -> Result:
+        """Run `work` here, or in a thread when it is large enough to stall the event loop."""
+        return await self.run(work) if is_large else work()
+
+
+async def read_object(request: Request, bodies: Bodies, threads: TextThreads) -> dict[str, object]:
     """The JSON object a request carries. Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
     _check_content(request)
     with bodies.one(caller_of(request).namespace) as held:
         body = await _read_body(request, bodies, held)
-        return await in_thread_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
+        return await threads.run_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
 
 
 def parse_object(body: bytes) -> dict[str, object]:
@@ -84,11 +102,6 @@ def _half_pair(body: bytes) -> str | None:
         return None
     escape = half[0].decode("ascii")
     return f"the body holds {escape} at byte {half.start()}, half a surrogate pair: that is no character"
-
-
-async def in_thread_if(is_large: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` here, or in a thread when it is large enough to stall the event loop."""
-    return await asyncio.to_thread(work) if is_large else work()
 
 
 def deadline_s(request: Request, settings: ServerSettings) -> float:

@@ -42,6 +42,8 @@ class HttpLimits:
     """Of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
+    linger_silent_s: float = 1.0
+    """The same while nothing of it comes: a client may have announced more than it sends."""
     max_connections: int = 8192
     max_connections_per_address: int | None = None
     """None: no limit, for behind a proxy or an address translation all clients are one address. Never of loopback."""
@@ -82,6 +84,8 @@ class ServerSettings:
     max_samples: int = 1024
     """Of one request: prompts times `n`."""
     max_n: int = 128
+    num_text_threads: int = 8
+    """That read, render and tokenize large requests; more of them wait."""
     stream_interval: int = 1
     """Tokens between two events of a stream; the first token is never held."""
     stream_times: StreamTimes = field(default_factory=StreamTimes)
