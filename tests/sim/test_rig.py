@@ -42,6 +42,7 @@ KEPT_SEEDS = {
     7000225: "a prefill worker known to be elsewhere was greeted anew while its tickets were open",
     4010014: "a token's log-probability was told as the prompt's when the room went on behind it",
     4021910: "a worker that was given up and came back kept its rooms until their pages came over a slow network",
+    4225970: "slow fences of two prefill workers followed one another for ever: nobody told the other one meanwhile",
     4206864: "a slow network carried so many requests for longer than the judge waits",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""

@@ -372,6 +372,8 @@ class Greeter:
                     self.greet(peer.name, now)
                 elif greeting.ours is not None and greeting.theirs is None:
                     self.send(peer.name, self._hello(greeting.ours))
+                elif greeting.theirs is not None:
+                    self.send(peer.name, Heartbeat())  # it has attached; our transfer thread may be busy with a fence
             elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
                 self.greet(peer.name, now)
             elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
