@@ -50,9 +50,9 @@ class Machine:
         self._hub = network.hub
         _ip("netns", "add", self.namespace)
         _ip("-n", self.namespace, "link", "set", "lo", "up")
-        link = ("link", "add", name, "type", "veth", "peer", "name", _DEVICE, "netns", self.namespace)
+        link = ("link", "add", "name", name, "type", "veth", "peer", "name", _DEVICE, "netns", self.namespace)
         _ip("-n", self._hub, *link)
-        _ip("-n", self._hub, "link", "set", name, "master", "switch", "up")
+        _ip("-n", self._hub, "link", "set", "dev", name, "master", "switch", "up")
         _ip("-n", self.namespace, "address", "add", f"{address}/24", "dev", _DEVICE)
         _ip("-n", self.namespace, "link", "set", _DEVICE, "up")
 
@@ -80,11 +80,11 @@ class Machine:
     @contextmanager
     def unplugged(self) -> Iterator[None]:
         """Both ends see at once that there is no link."""
-        _ip("-n", self._hub, "link", "set", self.name, "down")
+        _ip("-n", self._hub, "link", "set", "dev", self.name, "down")
         try:
             yield
         finally:
-            _ip("-n", self._hub, "link", "set", self.name, "up")
+            _ip("-n", self._hub, "link", "set", "dev", self.name, "up")
 
     @contextmanager
     def swallowed(self) -> Iterator[None]:
@@ -111,7 +111,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """TCP segments of one address, to some ports."""
+    """Connections that one address begins, to some ports; those that begin here stand."""
 
     source: str
     first: int = 1
@@ -122,10 +122,13 @@ class Unwanted:
         source = int(ip_address(self.source))
         code = [
             "48 0 0 23",  # A = protocol
-            "21 0 7 6",  # not TCP: last line
+            "21 0 10 6",  # not TCP: last line
             "32 0 0 26",  # A = source
-            f"21 0 5 {source}",
+            f"21 0 8 {source}",
             "177 0 0 14",  # X = length of the IP header
+            "80 0 0 27",  # A = flags
+            "84 0 0 18",  # of which SYN and ACK
+            "21 0 4 2",  # not SYN alone: last line
             "72 0 0 16",  # A = destination port
             f"53 0 2 {self.first}",  # below: last line
             f"37 1 0 {self.last}",  # above: last line
@@ -148,7 +151,7 @@ class Network:
             _remove_leftovers()
             _ip("netns", "add", self.hub)
             _ip("-n", self.hub, "link", "add", "name", "switch", "type", "bridge")
-            _ip("-n", self.hub, "link", "set", "switch", "up")
+            _ip("-n", self.hub, "link", "set", "dev", "switch", "up")
         except (OSError, subprocess.SubprocessError) as error:
             self.close()
             raise NotPermittedError(str(error)) from None

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError, commands_of
+from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError, Unwanted, commands_of
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import in_the_middle, stream_tokens
@@ -51,6 +51,13 @@ class Cluster(Api):
 
     def start(self, role: str) -> None:
         self.processes[role] = self.machines[role].start(*self.argv(role), name=role)
+
+    def restart(self, role: str) -> None:
+        """Ready again."""
+        assert self.processes[role].end() == 0
+        wait_until(lambda: not self.is_ready(), "the end to be noticed")
+        self.start(role)
+        wait_until(self.is_ready, "readiness", self.processes[role])
 
     def state_of(self, role: str) -> str:
         return str(self.workers()[f"{role}-{ROLES[role]}:8998"]["state"])
@@ -163,5 +170,18 @@ def test_a_machine_that_is_away_for_a_while(cluster: Cluster, role: str, failure
             wait_until(lambda: cluster.state_of(role) != "ready", "the loss to be noticed")
         asked.assert_right(cluster.model_path)
     prompt = random_prompt(40, seed=5)
+    assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
+    cluster.wait_quiet()
+
+
+@pytest.mark.slow
+def test_a_firewall_that_lets_links_through_and_no_pages(cluster: Cluster) -> None:
+    """Who attaches to a peer whose machine drops connections is not held up by it: the client hears what failed."""
+    prompt = random_prompt(40, seed=6)
+    behind_links = Unwanted(ROLES["prefill"], first=9000)
+    cluster.restart("prefill")  # no connection of before
+    with cluster.machines["decode"].dropping(behind_links):
+        reply = cluster.http.post("/v1/completions", json=cluster.body(prompt, max_tokens=4))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "transfer_failed")
     assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
     cluster.wait_quiet()

@@ -38,7 +38,7 @@ def endpoint_of(side: Side, peer: Side) -> NixlEndpoint:
 # ---------------------------------------------------------------- environment
 
 
-@pytest.mark.parametrize("key", ["UCX_TLS", "UCX_NET_DEVICES"])
+@pytest.mark.parametrize("key", ["UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_CONN_NB"])
 @pytest.mark.parametrize("value", [None, "all"])
 def test_other_environment_is_refused(key: str, value: str | None) -> None:
     environ = environment(NIXL_OPTIONS)

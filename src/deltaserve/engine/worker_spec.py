@@ -9,6 +9,7 @@ from deltaserve.base.ids import Role
 from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
+from deltaserve.transport.ucx_environment import ucx_environment
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +64,7 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     """What the environment of the process must hold before it starts: the libraries read it when they are loaded."""
     threads = str(spec.num_threads)
     return {
-        "UCX_TLS": spec.transport_tls,
-        "UCX_NET_DEVICES": spec.transport_devices,
+        **ucx_environment(spec.transport_tls, spec.transport_devices),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

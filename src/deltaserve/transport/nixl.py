@@ -17,6 +17,7 @@ from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.bounds import check_metadata, check_write, index_remote
 from deltaserve.transport.nixl_endpoint import NixlEndpoint, Write, agent_config, batches, memory_of
+from deltaserve.transport.ucx_environment import ucx_environment
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class NixlOptions:
 
 def environment(options: NixlOptions) -> dict[str, str]:
     """What the environment of the process must hold before its first agent exists."""
-    return {"UCX_TLS": options.tls, "UCX_NET_DEVICES": options.net_devices}
+    return ucx_environment(options.tls, options.net_devices)
 
 
 class NixlTransport:
