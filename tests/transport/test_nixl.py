@@ -12,6 +12,7 @@ from deltaserve.transport import nixl as adapter
 from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteState
 from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport, environment
 from deltaserve.transport.nixl_endpoint import Batch, NixlEndpoint, batches, memory_of
+from deltaserve.transport.ucx_environment import ucx_environment
 from tests.transport.worlds import NIXL_OPTIONS, NixlWorld, Side, copy, finish, join, pattern, receive
 
 MIB = 1 << 20
@@ -38,7 +39,7 @@ def endpoint_of(side: Side, peer: Side) -> NixlEndpoint:
 # ---------------------------------------------------------------- environment
 
 
-@pytest.mark.parametrize("key", ["UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_CONN_NB"])
+@pytest.mark.parametrize("key", ["UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_CONN_NB", "UCX_MODULES"])
 @pytest.mark.parametrize("value", [None, "all"])
 def test_other_environment_is_refused(key: str, value: str | None) -> None:
     environ = environment(NIXL_OPTIONS)
@@ -47,6 +48,14 @@ def test_other_environment_is_refused(key: str, value: str | None) -> None:
         environ[key] = value
     with pytest.raises(TransportError, match=key):
         NixlTransport(PeerName("p"), Boot(1), NIXL_OPTIONS, environ)
+
+
+@pytest.mark.parametrize(
+    ("tls", "modules"), [("tcp,self", "^ib"), ("tcp,cuda_copy,self", "^ib"), ("rc,tcp,self", None), ("all", None)]
+)
+def test_rdma_libraries_are_loaded_where_they_are_used(tls: str, modules: str | None) -> None:
+    """Those of the wheel and of the system do not go together in a process that ends."""
+    assert ucx_environment(tls, "lo").get("UCX_MODULES") == modules
 
 
 def test_progress_thread_is_an_option() -> None:
