@@ -36,6 +36,37 @@ def test_a_request_waits_for_the_only_worker_of_its_kind(names: tuple[str, ...],
     assert cluster.output(1) == (3,)
 
 
+def test_the_wait_for_a_worker_is_told_beside_the_time_to_the_first_token() -> None:
+    cluster = Cluster().all_ready()
+    cluster.die("decode-0")
+    cluster.ask(1)
+    cluster.run_until(cluster.now + 3.0, heartbeats_of=["prefill-0"])
+    cluster.reboot("decode-0")
+    cluster.hello("decode-0")
+    cluster.run_until(cluster.now + 0.4, heartbeats_of=PAIR)
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.finished("decode-0", 1, output_len=1)
+    usage = cluster.deltas[room(1)][-1].usage
+    assert usage is not None
+    assert usage.worker_wait_s == pytest.approx(4.0)
+    assert usage.first_token_s == pytest.approx(4.4)
+
+
+def test_a_wait_between_two_tokens_is_none_for_the_first() -> None:
+    cluster = Cluster().all_ready()
+    cluster.ask(1)
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.die("decode-0")
+    cluster.run_until(cluster.now + 3.0, heartbeats_of=["prefill-0"])
+    cluster.reboot("decode-0")
+    cluster.hello("decode-0")
+    cluster.tokens("decode-0", 1, 1, [4])
+    cluster.finished("decode-0", 1, output_len=2)
+    usage = cluster.deltas[room(1)][-1].usage
+    assert usage is not None
+    assert usage.worker_wait_s == 0.0
+
+
 def test_both_may_be_away() -> None:
     cluster = Cluster().all_ready()
     for name in PAIR:

@@ -177,5 +177,6 @@ def usage_of(prompt_len: int, output_len: int) -> Usage:
         prefill_s=0.25,
         transfer_s=0.125,
         decode_queue_s=0.0625,
+        worker_wait_s=0.125,
         first_token_s=1.0,
     )

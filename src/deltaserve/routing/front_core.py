@@ -194,7 +194,7 @@ class FrontCore:
         deadline = now + generation.deadline_s
         if self.workers.shortage() is not None:
             self.placer.check_held(sample, now)
-            return LiveRoom(sample, deadline, now, None)
+            return LiveRoom(sample, deadline, now, None, unplaced_since=now)
         choice = self.placer.choose(sample, now)
         wait_s = choice.estimate.wait_s
         if wait_s > generation.deadline_s:
@@ -294,7 +294,7 @@ class FrontCore:
         if message.epoch != live.epoch:
             return
         live.heard(now)
-        usage = msgspec.structs.replace(message.usage, first_token_s=live.first_token_s)
+        usage = live.timed(message.usage)
         if live.state is RoomState.FINISHING:
             self._complete(live, message.finish or FinishReason.STOP, usage)
         elif message.finish is None:
@@ -346,7 +346,7 @@ class FrontCore:
             if not waits_for_workers(cause, live.is_started):
                 return False  # the client is told of the failure itself
         self.counts[f"retried_{cause.value}"] += 1
-        self._unplace(live)
+        self._unplace(live, now)
         if choice is None:
             live.rests_until = now if cause is Cause.DECODE else now + _REST_S
         else:
@@ -367,16 +367,15 @@ class FrontCore:
             self._place(live, choice, now)
 
     def _place(self, live: LiveRoom, choice: Choice, now: float) -> None:
-        live.placement = self.placer.place(live.sample, choice, now)
-        live.is_computing = True
+        live.place(self.placer.place(live.sample, choice, now), now)
         self.rooms.unplaced.pop(live.room, None)
         self.rooms.move(live, RoomEvent.RESUBMIT)
         self._submit_to_decode(live, now)
 
-    def _unplace(self, live: LiveRoom) -> None:
+    def _unplace(self, live: LiveRoom, now: float) -> None:
         """Its place is given back; what it was given there counts no more."""
         self._release(live)
-        live.placement = None
+        live.unplace(now)
         live.forget_held()
         self.rooms.unplaced[live.room] = live
 

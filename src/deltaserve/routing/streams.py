@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
+import msgspec
+
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import PeerName, Room
 from deltaserve.base.machine import Table, advance
@@ -127,6 +129,10 @@ class LiveRoom:
     held: list[OutputDelta] = field(default_factory=list)
     """Tokens that wait for prompt logprobs."""
     first_token_s: float = 0.0
+    unplaced_since: float | None = None
+    """None: it is placed, or was given its first token."""
+    worker_wait_s: float = 0.0
+    """Before its first token, without a placement."""
     retries: Retries = field(default_factory=Retries)
     quiet_since: float = 0.0
     """When decode was last told of it or told of it."""
@@ -188,7 +194,22 @@ class LiveRoom:
 
     def own_usage(self) -> Usage:
         """What the front itself can say, when decode cannot any more."""
-        return Usage(prompt_len=self.prompt_len, output_len=self.num_tokens, first_token_s=self.first_token_s)
+        return self.timed(Usage(prompt_len=self.prompt_len, output_len=self.num_tokens))
+
+    def timed(self, usage: Usage) -> Usage:
+        """With the times that the front alone knows."""
+        return msgspec.structs.replace(usage, first_token_s=self.first_token_s, worker_wait_s=self.worker_wait_s)
+
+    def unplace(self, now: float) -> None:
+        """Its worker is gone, or could not serve it."""
+        self.placement = None
+        self.unplaced_since = None if self.is_started else now
+
+    def place(self, placement: Placement, now: float) -> None:
+        self.placement, self.is_computing = placement, True
+        if self.unplaced_since is not None:
+            self.worker_wait_s += now - self.unplaced_since
+            self.unplaced_since = None
 
 
 _SPARE_TIMERS = 64

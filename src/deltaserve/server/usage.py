@@ -67,6 +67,7 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "prefill_s": round(usage.prefill_s, _DIGITS),
         "transfer_s": round(usage.transfer_s, _DIGITS),
         "decode_queue_s": round(usage.decode_queue_s, _DIGITS),
+        "worker_wait_s": round(usage.worker_wait_s, _DIGITS),
         "first_token_s": round(usage.first_token_s, _DIGITS),
         "decode_cached_tokens": usage.decode_cached_len,
         "prefill_cached_tokens": usage.prefill_cached_len,

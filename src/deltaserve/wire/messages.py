@@ -322,6 +322,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Landed until it ran."""
     first_token_s: float = 0.0
     """Submitted until the first token."""
+    worker_wait_s: float = 0.0
+    """The part of it in which no worker had the request: one that was needed was away."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
