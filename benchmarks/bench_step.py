@@ -105,8 +105,8 @@ class Bench:
         self.pages_per_row = cache.num_pages(self.context)
         num_pages = self.pages_per_row * rows
         self.token_bytes = pool_page_bytes(cache)[0] // PAGE_SIZE
-        sizes = ExecutorSizes((num_pages,), rows, self.context)
-        self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, self.spec.dtype, threads)
+        sizes = ExecutorSizes((num_pages,), rows, self.context, threads)
+        self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, self.spec.dtype)
         for arena in self.executor.memory.kv.arenas:
             arena.bytes.fill_(0x3C)  # a small number in every dtype; untouched memory would all be one page
         self.watch = Stopwatch(time.process_time if device == "cpu" and threads == 1 else time.perf_counter)

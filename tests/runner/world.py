@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.models.collective import ALONE, Collective, ThreadCollective
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import (
     ItemResult,
@@ -33,6 +36,7 @@ VOCAB_SIZE = 272
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=VOCAB_SIZE, prompt_logprobs=VOCAB_SIZE)
 """Greedy, with the whole distribution as logprobs."""
 TOLERANCE = 2e-3
+COLLECTIVE_TIMEOUT_S = 120.0
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
@@ -57,7 +61,12 @@ class Driver:
         cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype)
         num_pages = num_pages or 1024 // page_size
         sizes = ExecutorSizes((num_pages,), max_rows=32, max_context_len=512)
-        self.executor = TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype)
+
+        def load(collective: Collective) -> TorchExecutor:
+            return TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype, collective)
+
+        self.executor = load(ALONE)
+        self._load = load
         self.page_size, self.split_tokens = page_size, split_tokens
         self.free = [PageId(page) for page in range(num_pages)]
         random.Random(0).shuffle(self.free)
@@ -97,11 +106,39 @@ class Driver:
         )
         self._opens, self._updates = [], []
         self.steps += 1
+        return self.run(plan)
+
+    def run(self, plan: StepPlan) -> StepResult:
         return self.executor.execute(plan)
 
     def decode(self, row: int, position: int) -> PlanItem:
         """The token drawn by the previous step is the input."""
         return PlanItem(RowId(row), position, 1, TokenOf(StepIndex(self.steps - 1)), True)
+
+
+class RankDriver(Driver):
+    """Of several ranks of one worker, each in a thread of its own."""
+
+    def __init__(self, path: Path, tp_size: int, dtype: DType | None = None) -> None:
+        super().__init__(path, dtype=dtype)
+        self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, COLLECTIVE_TIMEOUT_S)]
+        self._threads = [ThreadPoolExecutor(1) for _ in self.ranks]
+        self._drawn: dict[RowId, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The first rank's result. Input tokens reach all ranks by value; the others draw none."""
+        plan = replace(plan, items=tuple(self._by_value(item) for item in plan.items))
+        steps = [thread.submit(rank.execute, plan) for thread, rank in zip(self._threads, self.ranks, strict=True)]
+        wait(steps)
+        first, *others = (step.result() for step in steps)
+        assert all(not item.sampled and not item.prompt_logprobs for result in others for item in result.items)
+        self._drawn |= {item.row: item.sampled.token for item in first.items if item.sampled is not None}
+        return first
+
+    def _by_value(self, item: PlanItem) -> PlanItem:
+        if isinstance(item.inputs, TokenValues):
+            return item
+        return replace(item, inputs=TokenValues(pack_u32([self._drawn[item.row]])))
 
 
 def extend(row: int, tokens: Sequence[int], start: int, end: int, samples: bool | None = None) -> PlanItem:

@@ -83,15 +83,14 @@ class KvPool:
         cache: CacheSpec,
         num_pages: Sequence[int],
         device: torch.device,
-        shard: Shard | None = None,
+        shard: Shard = Shard(),
         sharing: Sharing = Sharing.PRIVATE,
     ) -> None:
         """`num_pages` per pool of `cache.pools`."""
-        where = shard or Shard()
         self.cache = cache
         self.num_pages = tuple(num_pages)
         self.arenas = tuple(
-            KvArena(KvLayout(group, cache.page_size, where), num_pages[cache.pool_of(group)], device, sharing)
+            KvArena(KvLayout(group, cache.page_size, shard), num_pages[cache.pool_of(group)], device, sharing)
             for group in cache.groups
         )
 

@@ -8,6 +8,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.memory_block import Sharing
+from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 
 
@@ -19,10 +20,11 @@ class DeviceMemory:
         cache: CacheSpec,
         num_pages: Sequence[int],
         device: torch.device,
+        shard: Shard = Shard(),
         sharing: Sharing = Sharing.PRIVATE,
     ) -> None:
         """`num_pages` per pool of `cache.pools`."""
-        self.kv = KvPool(cache, num_pages, device, sharing=sharing)
+        self.kv = KvPool(cache, num_pages, device, shard, sharing)
 
     def regions(self) -> list[tuple[str, Region]]:
         """(component, region): one per page group, named as the group. Region ids count from 0."""

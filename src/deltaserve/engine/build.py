@@ -43,8 +43,9 @@ def build_worker(
         num_pages=spec.num_pages,
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
+        num_threads=spec.num_threads,
     )
-    executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype, spec.num_threads)
+    executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype)
     regions = executor.memory.regions()
     config = instance_config(spec, boot, model, fingerprint, regions)
 

@@ -49,6 +49,9 @@ class Alone:
         return x
 
 
+ALONE = Alone()
+
+
 @dataclass(slots=True)
 class _Table:
     """Where the threads of a group meet."""

@@ -5,6 +5,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
+from deltaserve.models.collective import Collective
 from deltaserve.models.layers import linear
 from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope import rotate
@@ -16,26 +17,34 @@ def project(
     weights: AttentionWeights,
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
+    collective: Collective,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> q [T, Hq, D], k and v [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     qkv = linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, spec.head_dim)
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.qk_norm is not None:
-        qk = _normalised(qk, spec) * weights.qk_norm
+        qk = _normalised(qk, spec, collective) * weights.qk_norm
     qk = rotate(qk, *rope)
     return qk[:, :heads], qk[:, heads:], v
 
 
-def _normalised(qk: Tensor, spec: ModelSpec) -> Tensor:
+def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
     """qk [T, Hq + Hkv, D], still without the weights of the norm"""
     if spec.qk_norm is QkNorm.HEAD:
         return functional.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps)
     parts = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
-    return torch.cat([functional.rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], 1)
+    if collective.shard.size == 1:
+        return torch.cat([functional.rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], 1)
+    # Over the heads of all ranks. Each rank holds equally many, and each head is on equally many ranks:
+    # the mean of the ranks' means is the mean of all heads.
+    wide = [part.float() for part in parts]
+    means = torch.stack([part.square().mean((1, 2)) for part in wide], -1)  # [T, 2]
+    scales = (collective.all_reduce(means) / collective.shard.size + spec.norm_eps).rsqrt()[..., None, None]
+    return torch.cat([part * scales[:, index] for index, part in enumerate(wide)], 1).to(qk.dtype)
 
 
 def attend(q: Tensor, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
-    """q [N, Hq, D] over the pages, after K and V of the layer were written. -> [N, hidden]"""
+    """q [N, Hq, D] over the pages, after K and V of the layer were written. -> [N, hidden], a sum over these heads"""
     out = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, D]
     return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out)

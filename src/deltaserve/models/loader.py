@@ -2,17 +2,20 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import family_of
 from deltaserve.models.dequantised import dequantised
-from deltaserve.models.gguf_arrays import gguf_arrays
+from deltaserve.models.gguf_arrays import Array, gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import Source, open_source
@@ -27,15 +30,30 @@ _log = logging.getLogger(__name__)
 _NAMED_TENSORS = 8
 
 
-def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Every tensor exactly once, cast to `dtype`, matrices packed. Raises ConfigError naming file and tensor."""
+class _Loaded(NamedTuple):
+    """What a rank holds of one tensor, or a part of that."""
+
+    name: str
+    """Canonical."""
+    box: tuple[slice, ...]
+    """Of the target that it fills."""
+    values: Tensor
+
+
+def load_weights(
+    model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
+) -> DecoderWeights:
+    """A rank's part of every tensor exactly once, cast to `dtype`, matrices packed. `spec`: of the whole model.
+
+    Raises ConfigError naming file and tensor.
+    """
     source = open_source(model_path)
     family = family_of(source.config())
     stored = as_stored(spec, family, source.headers())
     inventory = Inventory.of(family, stored, source.index)
-    weights, targets = allocate(stored, dtype, device)
-    for name, tensor in _tensors(source, inventory):
-        targets[name].copy_(tensor)
+    weights, targets = allocate(stored, dtype, device, shard)
+    for name, box, values in _tensors(source, inventory, shard):
+        targets[name][box].copy_(values)
     inventory.check_complete()
     _name_unused(inventory.unused)
     if spec.tied_embeddings and not stored.tied_embeddings:
@@ -46,32 +64,44 @@ def load_weights(model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: 
     return replace(rest, layers=tuple(pack_layer(layers.popleft()) for _ in range(len(layers))))
 
 
-def _tensors(source: Source, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
-    """(canonical name, tensor) of what the model needs."""
+def _tensors(source: Source, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+    """What the model needs."""
     match source:
         case SafetensorsFolder():
-            for shard in source.shards:
-                yield from _shard_tensors(shard, inventory)
+            for file in source.shards:
+                yield from _file_tensors(file, inventory, shard)
         case QuantisedFolder():
             for header, read_weight in dequantised(source):
-                canonical = inventory.take(header)
-                if canonical is not None:
-                    yield canonical, read_weight()
+                yield from _cut(header, read_weight, inventory, shard)
         case GgufModel():
             for header, read in gguf_arrays(source):
-                canonical = inventory.take(header)
-                if canonical is not None:
-                    yield canonical, torch.from_numpy(read())
+                yield from _cut(header, partial(_array_tensor, read), inventory, shard)
 
 
-def _shard_tensors(shard: Path, inventory: Inventory) -> Iterator[tuple[str, Tensor]]:
-    with valid_file(shard), safe_open(shard, "pt") as reader:
+def _file_tensors(file: Path, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+    """Of a tensor only what the rank holds is read."""
+    with valid_file(file), safe_open(file, "pt") as reader:
         for name in sorted(reader.keys()):
             entry = reader.get_slice(name)
-            header = TensorHeader(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+            header = TensorHeader(file.name, name, entry.get_dtype(), tuple(entry.get_shape()))
             canonical = inventory.take(header)
             if canonical is not None:
-                yield canonical, reader.get_tensor(name)
+                for box, target in inventory.parts[canonical].pieces(shard):
+                    yield _Loaded(canonical, target, entry[box] if box else reader.get_tensor(name))
+
+
+def _array_tensor(read: Callable[[], Array]) -> Tensor:
+    return torch.from_numpy(read())
+
+
+def _cut(header: TensorHeader, read: Callable[[], Tensor], inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+    """Of a tensor that can only be read whole."""
+    canonical = inventory.take(header)
+    pieces = () if canonical is None else inventory.parts[canonical].pieces(shard)
+    if canonical is not None and pieces:
+        whole = read()
+        for box, target in pieces:
+            yield _Loaded(canonical, target, whole[box])
 
 
 def _tie_equal(weights: DecoderWeights) -> DecoderWeights:

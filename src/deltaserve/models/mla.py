@@ -41,7 +41,10 @@ def project_latents(
 
 
 def attend_latents(q: Tensor, weights: MlaWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
-    """q [N, Hq, Rkv + R] over the pages, after the latents of the layer were written. -> [N, hidden]"""
+    """q [N, Hq, Rkv + R] over the pages, after the latents of the layer were written.
+
+    -> [N, hidden], a sum over these heads
+    """
     latents = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, Rkv]
     out = torch.bmm(latents.transpose(0, 1), weights.values.transpose(1, 2))  # [Hq, N, V]
     return linear(out.transpose(0, 1).flatten(1), weights.out)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec, PageGroup
 
 
@@ -78,6 +80,13 @@ class MoeSpec:
     shared_size: int = 0
     """Intermediate size of what every token goes through beside its experts; 0: there is none."""
 
+    def local(self, shard: Shard) -> "MoeSpec":
+        """Whole experts on each rank where their number divides, else a part of each: see models/shard_rules.py."""
+        inner = self.intermediate_size
+        if self.num_experts % shard.size:
+            inner = _share("num_experts and moe_intermediate_size", inner, shard)
+        return replace(self, intermediate_size=inner, shared_size=_share("shared experts", self.shared_size, shard))
+
 
 @dataclass(frozen=True, slots=True)
 class MlaSpec:
@@ -137,9 +146,44 @@ class ModelSpec:
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer in self.moe.layers
 
+    def local(self, shard: Shard) -> "ModelSpec":
+        """What one rank computes: its heads, its part of the vocabulary and of the feed-forward layers.
+
+        The number of experts stays the model's: all ranks choose among all. Raises ConfigError naming what does not
+        divide.
+        """
+        if shard.size == 1:
+            return self
+        if not shard.fits(self.num_kv_heads):
+            raise _cannot_divide("num_key_value_heads", self.num_kv_heads, shard)
+        first, end = shard.heads(self.num_kv_heads)
+        return replace(
+            self,
+            num_heads=_share("num_attention_heads", self.num_heads, shard),
+            num_kv_heads=end - first,
+            vocab_size=_share("vocab_size", self.vocab_size, shard),
+            intermediate_size=self._local_inner(shard),
+            moe=None if self.moe is None else self.moe.local(shard),
+        )
+
+    def _local_inner(self, shard: Shard) -> int:
+        if self.moe is not None and len(self.moe.layers) == self.num_layers:
+            return self.intermediate_size  # of no layer
+        return _share("intermediate_size", self.intermediate_size, shard)
+
     def cache_spec(self, page_size: int, kv_dtype: DType) -> CacheSpec:
         """What the model keeps per token: one page group of all layers."""
         group = PageGroup("kv", self.num_layers, self.num_kv_heads, self.head_dim, kv_dtype)
         if self.mla is not None:
             group = replace(group, name="latent", planes=1, latent_dim=self.mla.kv_rank)
         return CacheSpec(page_size, (group,))
+
+
+def _share(name: str, value: int, shard: Shard) -> int:
+    if value % shard.size:
+        raise _cannot_divide(name, value, shard)
+    return value // shard.size
+
+
+def _cannot_divide(name: str, value: int, shard: Shard) -> ConfigError:
+    return ConfigError(f"{name}: {value} does not divide over {shard.size} tensor-parallel ranks")

@@ -38,19 +38,19 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
 
 
 def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
-    """x [T, hidden] -> [T, hidden]"""
+    """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is"""
     experts, gains = route(x, weights, spec)
     order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
     tokens = order // spec.experts_per_token
     counts = torch.bincount(experts.flatten(), minlength=spec.num_experts).tolist()
+    num_held, start = len(weights.gate_up), sum(counts[: weights.first_expert])
     inputs = x.index_select(0, tokens)  # [T * k, hidden]
-    outputs = torch.empty_like(inputs)
-    start = 0
-    for expert, count in enumerate(counts):
+    outputs = torch.empty_like(inputs) if num_held == spec.num_experts else torch.zeros_like(inputs)
+    for index, count in enumerate(counts[weights.first_expert : weights.first_expert + num_held]):
         if count == 0:
             continue
-        hidden = swiglu(product(inputs[start : start + count], weights.gate_up[expert]))
-        outputs[start : start + count] = product(hidden, weights.down[expert])
+        hidden = swiglu(product(inputs[start : start + count], weights.gate_up[index]))
+        outputs[start : start + count] = product(hidden, weights.down[index])
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
     total = _weighted_sum(chosen, gains)

@@ -8,8 +8,20 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.shard import Shard
 from deltaserve.models.family import Family
 from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.shard_rules import (
+    REPLICATED,
+    ByExperts,
+    Divided,
+    FirstRank,
+    OneOf,
+    Shape,
+    ShardRule,
+    TensorPiece,
+)
 from deltaserve.models.source import TensorHeader
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -26,96 +38,146 @@ CORRECTION = "gate.e_score_correction_bias"
 class TensorPart:
     """One tensor of a checkpoint."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     covers: tuple[str, ...]
     """Parts it fills: itself, or for a tensor that fuses several (experts), all of those."""
+    rule: ShardRule = REPLICATED
+    """What of it a rank holds."""
+
+    def shape_on(self, shard: Shard) -> Shape:
+        return self.rule.shape(self.shape, shard)
+
+    def pieces(self, shard: Shard) -> tuple[TensorPiece, ...]:
+        """What a rank reads of it; empty where it holds nothing."""
+        return self.rule.pieces(self.shape, shard)
+
+
+_Entry = tuple[Shape, ShardRule]
 
 
 def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
-    table = (spec.vocab_size, spec.hidden_size)
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": table, "norm.weight": (spec.hidden_size,)}
+    table: _Entry = (spec.vocab_size, spec.hidden_size), Divided(spec.vocab_size)
+    norm: _Entry = (spec.hidden_size,), REPLICATED
+    entries = {"embed_tokens.weight": table, "norm.weight": norm}
     if not spec.tied_embeddings:
-        shapes[HEAD] = table
+        entries[HEAD] = table
     for layer in range(spec.num_layers):
-        shapes |= {f"layers.{layer}.{name}": (spec.hidden_size,) for name in NORMS}
-        shapes |= {f"layers.{layer}.self_attn.{name}": shape for name, shape in _attention(spec).items()}
+        entries |= {f"layers.{layer}.{name}": norm for name in NORMS}
+        entries |= {f"layers.{layer}.self_attn.{name}": entry for name, entry in _attention(spec).items()}
         if not spec.is_moe(layer):
-            shapes |= {f"layers.{layer}.mlp.{name}": shape for name, shape in _dense(spec).items()}
-    parts = {name: TensorPart(shape, (name,)) for name, shape in shapes.items()}
+            entries |= {f"layers.{layer}.mlp.{name}": entry for name, entry in _dense(spec).items()}
+    parts = _parts(entries)
     if spec.moe is not None:
         for layer in sorted(spec.moe.layers):
             parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
     return parts
 
 
-def _attention(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _parts(entries: Mapping[str, _Entry]) -> dict[str, TensorPart]:
+    return {name: TensorPart(shape, (name,), rule) for name, (shape, rule) in entries.items()}
+
+
+def _attention(spec: ModelSpec) -> dict[str, _Entry]:
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
     q_size, kv_size, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
-    sizes = {"q": (q_size, hidden), "k": (kv_size, hidden), "v": (kv_size, hidden), "o": (hidden, q_size)}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}_proj.weight": shape for name, shape in sizes.items()}
+    heads, kv_heads = Divided(spec.num_heads), Divided(spec.num_kv_heads)
+    entries: dict[str, _Entry] = {
+        "q_proj.weight": ((q_size, hidden), heads),
+        "k_proj.weight": ((kv_size, hidden), kv_heads),
+        "v_proj.weight": ((kv_size, hidden), kv_heads),
+        "o_proj.weight": ((hidden, q_size), Divided(spec.num_heads, axis=1)),
+    }
     if spec.attention_bias:
-        shapes |= {f"{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
+        entries |= _biases(entries)
     if spec.qk_norm is QkNorm.HEAD:
-        shapes |= {"q_norm.weight": (spec.head_dim,), "k_norm.weight": (spec.head_dim,)}
+        entries |= {f"{name}_norm.weight": ((spec.head_dim,), REPLICATED) for name in "qk"}
     if spec.qk_norm is QkNorm.ALL:
-        shapes |= {"q_norm.weight": (q_size,), "k_norm.weight": (kv_size,)}
-    return shapes
+        entries |= {"q_norm.weight": ((q_size,), heads), "k_norm.weight": ((kv_size,), kv_heads)}
+    return entries
 
 
-def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, tuple[int, ...]]:
-    heads, hidden = spec.num_heads, spec.hidden_size
-    q_size = heads * (mla.still_dim + spec.rope.dim)
-    biased = {"kv_a_proj_with_mqa": (mla.kv_rank + spec.rope.dim, hidden), "o_proj": (hidden, heads * mla.value_dim)}
-    plain = {"kv_b_proj": (heads * (mla.still_dim + mla.value_dim), mla.kv_rank)}
-    norms = {"kv_a_layernorm": mla.kv_rank}
+def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, _Entry]:
+    """What makes latents and compressed queries is on every rank; what goes from there to heads is divided."""
+    heads, hidden = Divided(spec.num_heads), spec.hidden_size
+    q_size = spec.num_heads * (mla.still_dim + spec.rope.dim)
+    kv_size, out_size = spec.num_heads * (mla.still_dim + mla.value_dim), spec.num_heads * mla.value_dim
+    biased: dict[str, _Entry] = {
+        "kv_a_proj_with_mqa.weight": ((mla.kv_rank + spec.rope.dim, hidden), REPLICATED),
+        "o_proj.weight": ((hidden, out_size), Divided(spec.num_heads, axis=1)),
+    }
+    plain: dict[str, _Entry] = {
+        "kv_b_proj.weight": ((kv_size, mla.kv_rank), heads),
+        "kv_a_layernorm.weight": ((mla.kv_rank,), REPLICATED),
+    }
     if mla.q_rank is None:
-        plain["q_proj"] = (q_size, hidden)
+        plain["q_proj.weight"] = (q_size, hidden), heads
     else:
-        biased["q_a_proj"], plain["q_b_proj"] = (mla.q_rank, hidden), (q_size, mla.q_rank)
-        norms["q_a_layernorm"] = mla.q_rank
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in (biased | plain).items()}
-    shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
-    if spec.attention_bias:
-        shapes |= {f"{name}.bias": shape[:1] for name, shape in biased.items()}
-    return shapes
+        biased["q_a_proj.weight"] = (mla.q_rank, hidden), REPLICATED
+        plain["q_b_proj.weight"] = (q_size, mla.q_rank), heads
+        plain["q_a_layernorm.weight"] = (mla.q_rank,), REPLICATED
+    return biased | plain | (_biases(biased) if spec.attention_bias else {})
 
 
-def _dense(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    return _gated(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+def _biases(weights: Mapping[str, _Entry]) -> dict[str, _Entry]:
+    """Of these linear maps: divided as the rows of the matrix are, once where its columns are."""
+    return {
+        name.replace("weight", "bias"): (
+            shape[:1],
+            FirstRank() if isinstance(rule, Divided) and rule.axis == 1 else rule,
+        )
+        for name, (shape, rule) in weights.items()
+    }
 
 
-def _gated(hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, ...]]:
-    sizes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}_proj.weight": shape for name, shape in sizes.items()}
-    if bias:
-        shapes |= {f"{name}_proj.bias": shape[:1] for name, shape in sizes.items()}
-    return shapes
+def _dense(spec: ModelSpec) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {**_gated(spec.hidden_size, spec.intermediate_size)}
+    return entries | _biases(entries) if spec.mlp_bias else entries
+
+
+def _gated(hidden: int, inner: int) -> dict[str, tuple[Shape, Divided]]:
+    return {
+        "gate_proj.weight": ((inner, hidden), Divided(inner)),
+        "up_proj.weight": ((inner, hidden), Divided(inner)),
+        "down_proj.weight": ((hidden, inner), Divided(inner, axis=1)),
+    }
 
 
 def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     """Files hold experts one by one, or fused as `experts.gate_up_proj` and `experts.down_proj`: both are taken."""
     count, inner = moe.num_experts, moe.intermediate_size
-    router: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (count, hidden)}
+    router: dict[str, _Entry] = {f"{prefix}.gate.weight": ((count, hidden), REPLICATED)}
     if moe.router is RouterKind.SIGMOID:
-        router[f"{prefix}.{CORRECTION}"] = (count,)
+        router[f"{prefix}.{CORRECTION}"] = (count,), REPLICATED
     if moe.shared_size:
-        shared = _gated(hidden, moe.shared_size, bias=False)
-        router |= {f"{prefix}.shared_experts.{name}": shape for name, shape in shared.items()}
-    parts = {name: TensorPart(shape, (name,)) for name, shape in router.items()}
-    up_names: list[str] = []
-    down_names: list[str] = []
+        router |= {f"{prefix}.shared_experts.{name}": e for name, e in _gated(hidden, moe.shared_size).items()}
+    parts = _parts(router)
+    names: dict[str, list[str]] = {name: [] for name in FUSED_EXPERTS}
     for expert in range(count):
-        names = [f"{prefix}.experts.{expert}.{kind}_proj.weight" for kind in ("gate", "up", "down")]
-        shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-        parts |= {name: TensorPart(shape, (name,)) for name, shape in zip(names, shapes, strict=True)}
-        up_names += names[:2]
-        down_names.append(names[2])
-    gate_up, down = (f"{prefix}.experts.{name}" for name in FUSED_EXPERTS)
-    parts[gate_up] = TensorPart((count, 2 * inner, hidden), tuple(up_names))
-    parts[down] = TensorPart((count, hidden, inner), tuple(down_names))
+        for name, (shape, rule) in _gated(hidden, inner).items():
+            full = f"{prefix}.experts.{expert}.{name}"
+            parts[full] = TensorPart(shape, (full,), ByExperts(count, OneOf(expert, count), rule))
+            names["down_proj" if name.startswith("down") else "gate_up_proj"].append(full)
+    fused = {
+        "gate_up_proj": ((count, 2 * inner, hidden), Divided(inner, axis=1, num_blocks=2)),
+        "down_proj": ((count, hidden, inner), Divided(inner, axis=2)),
+    }
+    for name, (shape, rule) in fused.items():
+        parts[f"{prefix}.experts.{name}"] = TensorPart(
+            shape, tuple(names[name]), ByExperts(count, Divided(count), rule)
+        )
     return parts
+
+
+def rank_weight_bytes(stored: ModelSpec, dtype: DType, shard: Shard) -> int:
+    """Of the weights that one rank loads. `stored`: see `as_stored`."""
+    parts = tensor_parts(stored)
+    values = sum(prod(part.shape_on(shard)) for name, part in parts.items() if part.covers == (name,))
+    if stored.tied_embeddings and dtype is not DType.FLOAT16:
+        # On most CPUs a tied output matrix is packed into a second copy (models/packing.py).
+        values += prod(parts["embed_tokens.weight"].shape_on(shard))
+    return values * dtype.itemsize
 
 
 @dataclass(slots=True)

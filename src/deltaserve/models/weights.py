@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from deltaserve.layout.shard import Shard
 from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NORMS, TensorPart, tensor_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + b"""
+    """y = x W^T + b. Sizes here are those of one rank."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
+    bias: Tensor | None  # [out]; of a map whose results are added up over ranks: on the first of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class DenseWeights:
 class MoeWeights:
     router: Tensor  # [E, hidden], float32 where each score counts alone
     correction: Tensor | None  # [E] float32, added to the scores of the choice
-    gate_up: tuple[Tensor, ...]  # of each expert, plain or packed: [2 I, hidden]
-    down: tuple[Tensor, ...]  # of each expert: [hidden, I]
+    gate_up: tuple[Tensor, ...]  # of each expert held, plain or packed: [2 I, hidden]
+    down: tuple[Tensor, ...]  # of each expert held: [hidden, I]
     shared: DenseWeights | None = None  # for every token
+    first_expert: int = 0  # of those held
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,10 @@ class DecoderWeights:
 
 @dataclass(slots=True)
 class TargetTable:
-    """Allocates tensors of the shapes that tensors.py lists, and names their parts."""
+    """Allocates what a rank holds of the tensors that tensors.py lists, and names their parts."""
 
     parts: Mapping[str, TensorPart]
+    shard: Shard
     dtype: torch.dtype
     device: torch.device
     targets: dict[str, Tensor] = field(default_factory=dict)
@@ -84,18 +87,19 @@ class TargetTable:
 
     def whole(self, name: str) -> Tensor:
         """A tensor of its own."""
-        target = self.empty(*self.parts[name].shape)
+        target = self.empty(*self.parts[name].shape_on(self.shard))
         self.targets[name] = target
         return target
 
     def fused(self, prefix: str, *names: str) -> Linear:
         """Rows of several linear maps, one after the other; all have a bias, or none."""
         weight = self._rows(f"{prefix}.{name}.weight" for name in names)
-        has_bias = f"{prefix}.{names[0]}.bias" in self.parts
+        bias = self.parts.get(f"{prefix}.{names[0]}.bias")
+        has_bias = bias is not None and bool(bias.pieces(self.shard))
         return Linear(weight, self._rows(f"{prefix}.{name}.bias" for name in names) if has_bias else None)
 
     def _rows(self, names: Iterable[str]) -> Tensor:
-        shapes = {name: self.parts[name].shape for name in names}
+        shapes = {name: self.parts[name].shape_on(self.shard) for name in names}
         first = next(iter(shapes.values()))
         target = self.empty(sum(shape[0] for shape in shapes.values()), *first[1:])
         row = 0
@@ -105,11 +109,14 @@ class TargetTable:
         return target
 
 
-def allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Tensor]]:
-    """Uninitialised weights of `spec`, and canonical name |-> where that tensor goes."""
-    table = TargetTable(tensor_parts(spec), dtype, device)
+def allocate(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
+) -> tuple[DecoderWeights, dict[str, Tensor]]:
+    """Uninitialised weights of one rank of the model `spec`, and canonical name |-> where what is held of it goes."""
+    table = TargetTable(tensor_parts(spec), shard, dtype, device)
+    local = spec.local(shard)
     embedding = table.whole("embed_tokens.weight")
-    layers = tuple(_layer(table, spec, index) for index in range(spec.num_layers))
+    layers = tuple(_layer(table, local, index) for index in range(spec.num_layers))
     norm = table.whole("norm.weight")
     head = embedding if spec.tied_embeddings else table.whole(HEAD)
     return DecoderWeights(embedding, layers, norm, head), table.targets
@@ -168,12 +175,13 @@ def _dense(table: TargetTable, prefix: str) -> DenseWeights:
 def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
     """Files hold experts one by one, or fused: both are taken."""
     gate_up, down = (table.whole(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
-    size = moe.intermediate_size
-    for expert in range(moe.num_experts):
-        name = f"{prefix}.experts.{expert}"
-        table.targets[f"{name}.gate_proj.weight"] = gate_up[expert, :size]
-        table.targets[f"{name}.up_proj.weight"] = gate_up[expert, size:]
-        table.targets[f"{name}.down_proj.weight"] = down[expert]
+    size, num_held = down.shape[2], len(down)
+    first = table.shard.heads(moe.num_experts)[0] if num_held < moe.num_experts else 0
+    for index in range(num_held):
+        name = f"{prefix}.experts.{first + index}"
+        table.targets[f"{name}.gate_proj.weight"] = gate_up[index, :size]
+        table.targets[f"{name}.up_proj.weight"] = gate_up[index, size:]
+        table.targets[f"{name}.down_proj.weight"] = down[index]
     shared = _dense(table, f"{prefix}.shared_experts") if moe.shared_size else None
     correction = None
     if moe.router is RouterKind.SIGMOID:
@@ -181,4 +189,4 @@ def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
         table = replace(table, dtype=torch.float32)
         correction = table.whole(f"{prefix}.{CORRECTION}")
     router = table.whole(f"{prefix}.gate.weight")
-    return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared)
+    return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared, first)

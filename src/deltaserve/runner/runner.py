@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.base.errors import ConfigError
+from deltaserve.base.errors import ConfigError, StateError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.element_conversion import torch_dtype
@@ -21,6 +21,7 @@ from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
+from deltaserve.models.collective import ALONE, Collective
 from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
@@ -28,32 +29,38 @@ from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.runner.scratch import LOGPROB_POSITIONS
-from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult
+from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSizes:
-    """Everything that is allocated once."""
+    """What an executor takes of its machine."""
 
     num_pages: tuple[int, ...]
     """Per pool of the CacheSpec."""
     max_rows: int
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
+    num_threads: int = 1
+    """Of this process's torch."""
     sharing: Sharing = Sharing.PRIVATE
     """Of the pages."""
 
 
 class TorchExecutor:
-    """One rank's Executor. Called from one thread; `memory` may be used from another."""
+    """One rank's Executor. Called from one thread; `memory` may be used from another.
+
+    All ranks of a worker execute the same plans. The first one draws the tokens; the results of the others hold none,
+    and plans give them every input token by value. Which collectives a step makes follows from its plan alone.
+    """
 
     def __init__(self, decoder: Decoder, cache: CacheSpec, sizes: ExecutorSizes, device: torch.device) -> None:
-        spec = decoder.spec
-        self.memory = DeviceMemory(cache, sizes.num_pages, device, sharing=sizes.sharing)
+        self._shard = decoder.shard
+        self.memory = DeviceMemory(cache, sizes.num_pages, device, self._shard, sizes.sharing)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
-        self._attention = TorchAttention(self.memory.kv, self._tables, spec.num_heads)
+        self._attention = TorchAttention(self.memory.kv, self._tables, decoder.local.num_heads)
         self._decoder = decoder
         self._device = device
         self._max_context_len = sizes.max_context_len
@@ -68,18 +75,18 @@ class TorchExecutor:
         sizes: ExecutorSizes,
         device: str = "cpu",
         dtype: DType | None = None,
-        num_threads: int = 1,
+        collective: Collective = ALONE,
     ) -> "TorchExecutor":
-        """Read the weights, allocate the pools. `dtype` None: the checkpoint's. `num_threads`: of this process's torch.
+        """Read the weights, allocate the pools. `spec`, `cache`: of the whole model. `dtype` None: the checkpoint's.
 
         Raises ConfigError for a folder or device that cannot be used.
         """
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(sizes.num_threads)
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
-        weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where)
-        return cls(Decoder(spec, weights), cache, sizes, where)
+        weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where, collective.shard)
+        return cls(Decoder(spec, weights, collective), cache, sizes, where)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -88,15 +95,23 @@ class TorchExecutor:
         self._apply(plan)
         result = StepResult(plan.step, ())
         if plan.items:
-            result = self._compute_or_fail(plan, step_inputs(plan, self._rows))
+            self._check_inputs(plan)
+            inputs = step_inputs(plan, self._rows)
+            result = self._compute_or_fail(plan, inputs) if self._shard.size == 1 else self._compute(plan, inputs)
         return replace(result, seconds=time.perf_counter() - start)
 
+    def _check_inputs(self, plan: StepPlan) -> None:
+        if self._shard.rank and not all(isinstance(item.inputs, TokenValues) for item in plan.items):
+            raise StateError(f"rank {self._shard.rank} draws no tokens, but step {plan.step} asks for one that it drew")
+
     def _compute_or_fail(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
-        """Raises only when the device does not answer any more."""
+        """Raises only when the device does not answer any more.
+
+        Only of a worker with one rank: where one of several fails, the others wait for it in a collective, and the
+        worker ends.
+        """
         try:
-            result = self._compute(plan, inputs)
-            self._wait_for_device()
-            return result
+            return self._compute(plan, inputs)
         except Exception:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
         # Outside of the handler: the exception held the tensors of the step.
@@ -116,12 +131,14 @@ class TorchExecutor:
         attention = self._attention.begin_step(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
         hidden = self._decoder.forward(tokens, positions, attention, self._last_tokens(inputs))  # [N, hidden]
-        return StepResult(
+        result = StepResult(
             step=plan.step,
             items=self._results(plan, inputs, hidden),
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
         )
+        self._wait_for_device()
+        return result
 
     def _last_tokens(self, inputs: StepInputs) -> LastTokens | None:
         """None: those of the step."""
@@ -148,18 +165,17 @@ class TorchExecutor:
         sampling = [(item, end) for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
         if sampling:
             last = hidden.index_select(0, torch.tensor([end - 1 for _, end in sampling], device=self._device))
-            drawing = [item for item, _ in sampling]
-            for item, sampled in zip(drawing, self._sample(plan, drawing, last), strict=True):
+            logits = self._decoder.logits(last)  # [S, V] float32
+            drawing = [item for item, _ in sampling] if self._shard.rank == 0 else []
+            for item, sampled in zip(drawing, self._sample(plan, drawing, logits), strict=True):
                 outcome = results[item.row].outcome if sampled is not None else ItemOutcome.NOT_FINITE
                 results[item.row] = ItemResult(item.row, sampled, outcome, results[item.row].prompt_logprobs)
         return tuple(results[item.row] for item in plan.items)
 
-    def _sample(self, plan: StepPlan, items: Sequence[PlanItem], hidden: Tensor) -> list[Sampled | None]:
-        """hidden [N, hidden] of each item's last position. None where the logits are not finite."""
-        logits = self._decoder.logits(hidden)  # [N, V] float32
-        finite = finite_rows(logits)
-        good = [index for index, ok in enumerate(finite) if ok]
+    def _sample(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor) -> list[Sampled | None]:
+        """logits [S, V] of each item's last position. None where they are not finite."""
         results: list[Sampled | None] = [None] * len(items)
+        good = [index for index, ok in enumerate(finite_rows(logits)) if ok] if items else []
         if not good:
             return results
         lines = logits if len(good) == len(items) else logits[good]
@@ -180,12 +196,15 @@ class TorchExecutor:
         targets = row.tokens(item.q_start + 1, item.q_start + item.q_len + 1)
         num_top = row.sampling.prompt_logprobs or 0
         out: list[TokenLogprobs] = []
-        for start in range(0, len(targets), LOGPROB_POSITIONS):
+        is_finite = True
+        for start in range(0, item.q_len, LOGPROB_POSITIONS):  # all of them, whatever the logits are: ranks gather them
+            logits = self._decoder.logits(hidden[start : start + LOGPROB_POSITIONS])
             piece = self._tensor(targets[start : start + LOGPROB_POSITIONS].copy())
-            logits = self._decoder.logits(hidden[start : start + len(piece)])
-            if not all(finite_rows(logits)):
-                return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
-            out += token_logprobs(logits, piece, num_top)
+            is_finite = is_finite and all(finite_rows(logits[: len(piece)]))
+            if is_finite and self._shard.rank == 0:
+                out += token_logprobs(logits[: len(piece)], piece, num_top)
+        if not is_finite:
+            return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
         return ItemResult(item.row, prompt_logprobs=tuple(out))
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
