@@ -36,6 +36,19 @@ def test_the_only_prefill_worker_gets_a_second_chance() -> None:
     assert cluster.output(1) == (3,)
 
 
+def test_fences_that_others_caused_are_outlived() -> None:
+    """Two in a row, as where completions prove nothing and two clients leave: the third request is answered."""
+    cluster = Cluster().all_ready()
+    cluster.submit(1)
+    for num_fences in range(1, 5):
+        cluster.failed("decode-0", 1, FailReason.PEER_FENCED, retryable=True)
+        cluster.run_until(cluster.now + 1.6, heartbeats_of=["decode-0", "prefill-0"])
+        assert len(cluster.submits("decode-0")) == 1 + num_fences
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.finished("decode-0", 1, output_len=1)
+    assert cluster.output(1) == (3,)
+
+
 def test_without_a_prefill_worker_a_room_waits_for_one_to_come_back() -> None:
     cluster = Cluster().all_ready()
     cluster.submit(1)

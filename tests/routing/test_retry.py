@@ -38,7 +38,7 @@ def test_who_waits_for_workers(cause: Cause) -> None:
 def test_blame(reason: FailReason) -> None:
     """What a request did to itself, and honest shedding, count against nobody."""
     nobody = {"cancelled", "deadline_exceeded", "room_in_use", "bad_extent", "context_length_exceeded", "overloaded"}
-    nobody |= {"not_ready", "numerical_error", "compute_failed"}
+    nobody |= {"not_ready", "numerical_error", "compute_failed", "peer_fenced"}
     if reason.value in nobody:
         assert blame(reason) is None
     else:
@@ -52,5 +52,9 @@ def test_cause(reason: FailReason) -> None:
         assert cause_of(reason, False) is cause_of(reason, True) is nobodys[reason]
         return
     assert cause_of(reason, False) is None
-    is_lost = reason in (FailReason.PEER_LOST, FailReason.NO_PEER)
-    assert cause_of(reason, True) is (Cause.PREFILL_LOST if is_lost else Cause.PREFILL)
+    causes = {
+        FailReason.PEER_LOST: Cause.PREFILL_LOST,
+        FailReason.NO_PEER: Cause.PREFILL_LOST,
+        FailReason.PEER_FENCED: Cause.FENCED,
+    }
+    assert cause_of(reason, True) is causes.get(reason, Cause.PREFILL)

@@ -20,6 +20,8 @@ class Cause(Enum):
     PREFILL = "prefill"
     PREFILL_LOST = "prefill_lost"
     """Decode does not reach it."""
+    FENCED = "fenced"
+    """Nobody's that is known: the room's transfer ended with a fence that another one needed."""
     DECODE = "decode"
     CAPACITY = "capacity"
     """Nobody's: a worker is full."""
@@ -37,13 +39,14 @@ class Remedy(Enum):
     OTHER_PAIR = "other_pair"
     """Another decode worker, else another prefill worker for the same one."""
     LATER = "later"
-    """Any pair, when the workers have had time to report which of them leave."""
+    """Any pair, when the workers have had time to report which of them leave, or to join again."""
     GIVE_UP = "give_up"
 
 
 REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     Cause.PREFILL: (Remedy.NEXT_PREFILL,),
     Cause.PREFILL_LOST: (Remedy.OTHER_PREFILL,) * 2,
+    Cause.FENCED: (Remedy.NEXT_PREFILL, *(Remedy.LATER,) * 4),
     Cause.DECODE: (Remedy.OTHER_DECODE,) * 2,
     Cause.CAPACITY: (Remedy.OTHER_PAIR,),
     Cause.LEAVING: (Remedy.OTHER_PAIR, *(Remedy.LATER,) * 5),
@@ -56,7 +59,6 @@ _PREFILL_FAULTS = frozenset(
     {
         FailReason.TRANSFER_FAILED,
         FailReason.PEER_LOST,
-        FailReason.PEER_FENCED,
         FailReason.STALE_PEER,
         FailReason.INCOMPATIBLE,
         FailReason.NO_PEER,
@@ -72,11 +74,13 @@ def cause_of(reason: FailReason, retryable: bool) -> Cause | None:
         return Cause.LEAVING
     if not retryable:
         return None
+    if reason is FailReason.PEER_FENCED:
+        return Cause.FENCED
     return Cause.PREFILL_LOST if reason in _PREFILL_LOST else Cause.PREFILL
 
 
 def blame(reason: FailReason) -> Cause | None:
-    """Against which half a failure counts; None: the request's own, or honest shedding."""
+    """Against which half a failure counts; None: the request's own, honest shedding, or another room's fence."""
     if reason in _PREFILL_FAULTS:
         return Cause.PREFILL
     return Cause.DECODE if reason is FailReason.INTERNAL else None

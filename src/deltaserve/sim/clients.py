@@ -227,7 +227,7 @@ class Clients:
             return
         if error.reason in self._no_capacity() and len(self.asked) > self.knobs.shape.max_queued:
             return
-        if not is_excused(error.reason, +self.counts, asked.flaws, self.knobs.shape.evidence):
+        if not is_excused(error.reason, +self.counts, asked.flaws):
             raise IntegrityError(f"I23: {asked.name} failed without cause: {error.reason.value}, {error.message}")
 
     def _no_capacity(self) -> Collection[FailReason]:

@@ -11,7 +11,6 @@ from deltaserve.sim.faults import (
     WRITE_FAULTS,
     FaultKind,
 )
-from deltaserve.transport.base import Evidence
 
 STARTS = frozenset({FaultKind.LATE_REGISTRATION, FaultKind.MOVE, FaultKind.MISFIT})
 TROUBLE = frozenset({*FRAME_FAULTS, *WRITE_FAULTS, *UNPROVEN_FAULTS, *PROCESS_FAULTS, *ENDPOINT_FAULTS, *STARTS})
@@ -40,23 +39,7 @@ FLAWS: Mapping[FailReason, frozenset[FaultKind]] = {
 """The same, of the request itself."""
 
 
-UNPROVEN_ENDS: Mapping[FailReason, frozenset[FaultKind]] = {
-    FailReason.PEER_FENCED: frozenset({FaultKind.CLIENT_LEAVES, FaultKind.SHORT_DEADLINE}),
-}
-"""The same where completions prove nothing: whoever ends a request early has its writer fenced, and with it what others
-have under way there. Two such ends within milliseconds of each other use up the retry of a third request."""
-
-
-def excuses(evidence: Evidence) -> Mapping[FailReason, frozenset[FaultKind]]:
-    """Of a run whose writes are proven by `evidence`."""
-    if evidence is Evidence.COMPLETION:
-        return EXCUSES
-    return {reason: kinds | UNPROVEN_ENDS.get(reason, frozenset()) for reason, kinds in EXCUSES.items()}
-
-
-def is_excused(
-    reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind], evidence: Evidence
-) -> bool:
+def is_excused(reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind]) -> bool:
     """`struck`: faults of the run so far; `flaws`: what is odd about the request."""
-    around, own = excuses(evidence).get(reason, frozenset()), FLAWS.get(reason, frozenset())
+    around, own = EXCUSES.get(reason, frozenset()), FLAWS.get(reason, frozenset())
     return any(kind in struck for kind in around) or any(kind in flaws for kind in own)
