@@ -125,6 +125,8 @@ def test_the_feed_forward_size_counts_where_a_layer_has_it(tiny_models: Path) ->
     mixed = replace(load_spec(tiny_models / "qwen3_moe_mixed"), intermediate_size=97)
     with pytest.raises(ConfigError, match="intermediate_size: 97"):
         mixed.local(Shard(0, 2))
+    with pytest.raises(ConfigError, match="vocab_size: 271 does not divide over 2"):
+        replace(experts, vocab_size=271).local(Shard(0, 2))
     assert experts.moe is not None
     odd = replace(experts, moe=replace(experts.moe, num_experts=7, intermediate_size=33))
     with pytest.raises(ConfigError, match="num_experts and moe_intermediate_size: 33"):
@@ -135,5 +137,5 @@ def test_a_rank_computes_its_share(tiny_models: Path) -> None:
     spec = load_spec(tiny_models / "llama")
     assert spec.local(Shard(0, 1)) is spec
     local = spec.local(Shard(3, 4))
-    assert (local.num_heads, local.num_kv_heads, local.vocab_size, local.intermediate_size) == (2, 1, 68, 24)
+    assert (local.num_heads, local.num_kv_heads, local.vocab_size, local.intermediate_size) == (2, 1, 272, 24)
     assert spec.local(Shard(7, 8)).num_kv_heads == 1

@@ -1,5 +1,6 @@
 """What is counted for the scratch memory of a step is at least what the step keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 
 from deltaserve.base.config_resolve import StepSizes
 from deltaserve.device.attention import Batch, Query
+from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.runner.scratch import attention_bytes, scratch_bytes
+from deltaserve.runner.scratch import LOGPROB_POSITIONS, attention_bytes, scratch_bytes
 from tests.device.attention_world import Shape, World
 
 SIZES = StepSizes("cpu", max_rows=40, step_len=512, context_len=4096, split_tokens=64, page_size=16)
@@ -51,6 +53,16 @@ def test_attention_over_latents_keeps_no_more_than_is_counted(
     world = World(shape, lens)
     world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
     assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_a_rank_counts_its_heads_and_the_logits_of_all_tokens(tiny_models: Path, name: str) -> None:
+    spec = load_spec(tiny_models / name)
+    one, two = (spec.local(Shard(0, size)) for size in (1, 2))
+    assert attention_bytes(two, SIZES) < attention_bytes(one, SIZES)
+    larger = replace(two, vocab_size=2 * spec.vocab_size)
+    assert scratch_bytes(larger, SIZES) - scratch_bytes(two, SIZES) >= LOGPROB_POSITIONS * spec.vocab_size * 4
+    assert two.vocab_size == spec.vocab_size
 
 
 def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:

@@ -147,21 +147,21 @@ class ModelSpec:
         return self.moe is not None and layer in self.moe.layers
 
     def local(self, shard: Shard) -> "ModelSpec":
-        """What one rank computes: its heads, its part of the vocabulary and of the feed-forward layers.
+        """What one rank computes: its heads and its part of the feed-forward layers.
 
-        The number of experts stays the model's: all ranks choose among all. Raises ConfigError naming what does not
-        divide.
+        Experts and vocabulary stay the model's: each rank chooses among all experts, and gets the logits of all tokens,
+        though it holds a part of them. Raises ConfigError naming what does not divide.
         """
         if shard.size == 1:
             return self
         if not shard.fits(self.num_kv_heads):
             raise _cannot_divide("num_key_value_heads", self.num_kv_heads, shard)
+        _share("vocab_size", self.vocab_size, shard)
         first, end = shard.heads(self.num_kv_heads)
         return replace(
             self,
             num_heads=_share("num_attention_heads", self.num_heads, shard),
             num_kv_heads=end - first,
-            vocab_size=_share("vocab_size", self.vocab_size, shard),
             intermediate_size=self._local_inner(shard),
             moe=None if self.moe is None else self.moe.local(shard),
         )
