@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.transport.base import RemoteRegion, WriteState
+from deltaserve.transport.base import RemoteRank, RemoteRegion, WriteState
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
 
 RUNS = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -59,7 +59,8 @@ def exchange(transport: NixlTransport, arena: Arena, send: Callable[[str], None]
     metadata = transport.open(PeerName("peer"))
     send(json.dumps([metadata.hex(), arena.ctypes.data, arena.nbytes]))
     theirs, base, num_bytes = json.loads(receive())
-    transport.attach(PeerName("peer"), bytes.fromhex(theirs), [RemoteRegion(REGION, base, num_bytes, "cpu")])
+    theirs_there = RemoteRegion(REGION, base, num_bytes, "cpu")
+    transport.attach(PeerName("peer"), [RemoteRank(bytes.fromhex(theirs), (theirs_there,))])
 
 
 def read(options: NixlOptions, num_bytes: int) -> None:

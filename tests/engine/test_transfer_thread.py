@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.transfer_thread import PollPace, Reports, TransferThread
+from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
@@ -53,7 +54,7 @@ class Side:
         self.transport = LoopbackTransport(name, fabric, self.bytes)
         for component, size in SIZES.items():
             self.transport.register(Region(REGIONS[component], base=1 << 20, num_bytes=size, device="cpu"))
-        config = EndpointConfig(CACHE, REGIONS)
+        config = EndpointConfig(CACHE, self.announced)
         self.endpoint = Endpoint(config, self.transport, self)
         self.num_polls = 0
         self.is_closed = False
@@ -86,7 +87,7 @@ class Side:
 
     # what the endpoint needs of memory
 
-    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
         return b""
 
 
@@ -115,11 +116,11 @@ class Rig:
     def attach(self) -> None:
         [opened] = self.reader.perform(OpenEndpoint(WRITER, 1), 0.0)
         assert isinstance(opened, EndpointOpened)
-        self.thread.submit(OpenEndpoint(READER, 1, opened.metadata, self.reader.announced))
+        self.thread.submit(OpenEndpoint(READER, 1, opened.ends))
         ours, attached = self.next_reports(2)
         assert isinstance(ours, EndpointOpened)
         assert isinstance(attached, EndpointAttached)
-        self.reader.perform(AttachEndpoint(WRITER, 1, ours.metadata, self.writer.announced), 0.0)
+        self.reader.perform(AttachEndpoint(WRITER, 1, ours.ends), 0.0)
 
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))

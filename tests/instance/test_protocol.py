@@ -13,6 +13,7 @@ from deltaserve.peer.link import FrameIn
 from deltaserve.request.status import DecodeState, PrefillState
 from deltaserve.sim.cluster import Shape
 from deltaserve.transfer.commands import Landed, TicketId
+from deltaserve.transfer.coverage import ALONE
 from deltaserve.wire.messages import (
     Cancel,
     Component,
@@ -165,11 +166,11 @@ def test_a_frame_of_a_dead_boot_is_ignored() -> None:
 
 def test_a_hello_is_answered_alike_however_often_it_comes() -> None:
     duo = Duo()
-    (hello,) = {h.endpoint: h for h in duo.sent(Hello, DECODE) if h.endpoint}.values()
-    answers = [h for h in duo.sent(Hello, PREFILL) if h.endpoint]
+    (hello,) = {h.ends: h for h in duo.sent(Hello, DECODE) if h.ends}.values()
+    answers = [h for h in duo.sent(Hello, PREFILL) if h.ends]
     for _ in range(3):
         duo.inject(PREFILL, DECODE, hello)
-    again = [h for h in duo.sent(Hello, PREFILL) if h.endpoint]
+    again = [h for h in duo.sent(Hello, PREFILL) if h.ends]
     assert again == [answers[0]] * (len(answers) + 3)
     duo.serve(PROMPT, 3)
 
@@ -229,7 +230,7 @@ def test_an_announcement_of_what_was_not_granted_fails_the_attempt_and_keeps_the
         chunk=5,
         pieces=pieces,
     )
-    duo.report(DECODE, Landed(PREFILL, done))
+    duo.report(DECODE, Landed(PREFILL, ALONE, done))
     room = duo.decode_room(asked)
     assert room is None or room.ticket is not ticket
     assert ticket.is_revoked
@@ -305,7 +306,7 @@ def test_a_grant_that_does_not_fit_fails_the_attempt_and_keeps_the_link(changes:
 
 def test_unequal_compat_fields_are_refused_with_both_values() -> None:
     duo = Duo(Shape())
-    hello = next(h for h in duo.sent(Hello, DECODE) if h.endpoint)
+    hello = next(h for h in duo.sent(Hello, DECODE) if h.ends)
     wrong = msgspec.structs.replace(hello, compat={"model": "another"})
     duo.inject(PREFILL, DECODE, wrong)
     assert duo.prefill.links.misfits() == {DECODE: "model: ours stamp model, theirs another"}

@@ -14,6 +14,7 @@ from deltaserve.instance.serving import Serving
 from deltaserve.peer.link import FrameIn
 from deltaserve.peer.table import PeerState
 from deltaserve.transfer.commands import Landed
+from deltaserve.transfer.coverage import ALONE
 from deltaserve.wire.first_token import FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     CacheUse,
@@ -188,7 +189,7 @@ def test_a_first_token_beyond_the_vocabulary_fails_the_attempt(token: int) -> No
         pieces=(Piece(pool=0, first=0, end=len(ticket.pages[0])),),
         payload=encode_first_token(FirstToken(token=token)),
     )
-    duo.report(DECODE, Landed(PREFILL, done))
+    duo.report(DECODE, Landed(PREFILL, ALONE, done))
     room = duo.decode_room(asked)
     assert room is None or room.ticket is not ticket
     duo.until(lambda: asked.answer.ends == 1)

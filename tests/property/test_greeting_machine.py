@@ -27,7 +27,7 @@ from deltaserve.transfer.commands import (
     PeerFenced,
 )
 from deltaserve.transport.base import FenceResult
-from deltaserve.wire.messages import Envelope, PeerAddress
+from deltaserve.wire.messages import Envelope, PeerAddress, RankEnd
 
 NAMES = (PeerName("prefill-0"), PeerName("decode-0"))
 ROLES = {NAMES[0]: Role.PREFILL, NAMES[1]: Role.DECODE}
@@ -48,7 +48,6 @@ def config_of(name: PeerName, boot: int) -> InstanceConfig:
         cluster_secret=b"s" * 32,
         fingerprint="m",
         transport="loopback",
-        regions=(),
         options=InstanceOptions(),
     )
 
@@ -85,15 +84,17 @@ class Side:
                 case OpenEndpoint() | AttachEndpoint() as command if fails or self._has_no_end(command):
                     self.endpoint = self.attached = None
                     self.reports.append(EndpointFailed(self.other, command.greeting, "it could not be opened"))
-                case OpenEndpoint(_, greeting, metadata):
+                case OpenEndpoint(_, greeting, theirs):
                     self.num_endpoints += 1
                     self.endpoint = f"{self.boot}.{self.num_endpoints}".encode()
-                    self.attached = metadata or None
-                    self.reports.append(EndpointOpened(self.other, greeting, self.endpoint))
-                    if metadata:
+                    self.attached = theirs[0].metadata if theirs else None
+                    self.reports.append(
+                        EndpointOpened(self.other, greeting, (RankEnd(metadata=self.endpoint, regions=()),))
+                    )
+                    if theirs:
                         self.reports.append(EndpointAttached(self.other, greeting))
-                case AttachEndpoint(_, greeting, metadata):
-                    self.attached = metadata
+                case AttachEndpoint(_, greeting, theirs):
+                    self.attached = theirs[0].metadata
                     self.reports.append(EndpointAttached(self.other, greeting))
                 case FencePeer():
                     self.endpoint = self.attached = None

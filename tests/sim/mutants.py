@@ -98,14 +98,20 @@ MUTANTS = (
         "payload_before_data",
         "A15",
         _GATE,
-        "return self.num_in_flight == 0 and len(self.jobs) == 1",
+        "return False  # the window with the payload follows all data for that reader",
         "return True",
     ),
     Mutant("lost_completion_waits", "B1", _ENDPOINT, " or now >= posted.give_up_at", ""),
     Mutant(
         "fence_keeps_endpoint", "A12", _ENDPOINT, "result = self._transport.fence(peer)", "result = FenceResult.CLOSED"
     ),
-    Mutant("checksums_unread", "A20", _ENDPOINT, "check.pages) != check.checksums:", "check.pages) == b'?':"),
+    Mutant(
+        "checksums_unread",
+        "A20",
+        _ENDPOINT,
+        "check.pages, slices) != check.checksums:",
+        "check.pages, slices) == b'?':",
+    ),
     Mutant(
         "done_after_last_chunk",
         "B2",

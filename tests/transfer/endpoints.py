@@ -8,6 +8,9 @@ from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory, region_infos
 from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    EndpointOpened,
     Landed,
     OpenEndpoint,
     OpenGate,
@@ -18,6 +21,7 @@ from deltaserve.transfer.commands import (
     TransferReport,
     VerifyPages,
 )
+from deltaserve.transfer.coverage import ALONE
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transport.base import WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
@@ -47,8 +51,8 @@ class WatchedTransport(LoopbackTransport):
         super().__init__(me, fabric, memory.memory)
         self.posts: list[Write] = []
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
-        write = super().write(peer, copies, notification)
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
+        write = super().write(peer, copies, notification, rank)
         self.posts.append(Write(tuple(copies), notification))
         return write
 
@@ -64,12 +68,11 @@ class Rank:
             self.transport.register(region)
         config = EndpointConfig(
             cache=cache,
-            regions={component: region.id for component, region in self.memory.regions},
+            regions=region_infos(self.memory),
             window_bytes=window_bytes,
             checksums=checksums,
         )
         self.endpoint = Endpoint(config, self.transport, self.memory)
-        self.regions = region_infos(self.memory)
 
     def fill(self, pool: int, pages: Sequence[int]) -> None:
         """Bytes that no other page has."""
@@ -95,9 +98,11 @@ class Pair:
     def connect(self) -> None:
         """(Re-)open both endpoints, as the greeting does."""
         (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
-        reports = self.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.metadata, self.reader.regions), 0.0)  # type: ignore[union-attr]
-        metadata = reports[0].metadata  # type: ignore[union-attr]
-        self.reader.transport.attach(PREFILL, metadata, [])
+        assert isinstance(opened, EndpointOpened)
+        ours, attached = self.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.ends), 0.0)
+        assert isinstance(ours, EndpointOpened)
+        assert isinstance(attached, EndpointAttached)
+        self.reader.endpoint.perform(AttachEndpoint(PREFILL, 1, ours.ends), 0.0)
 
     def open(self, seq: int = 1) -> TicketId:
         ticket = TicketId(Boot(DECODE_BOOT), Boot(PREFILL_BOOT), TicketSeq(seq))
@@ -139,6 +144,6 @@ class Pair:
         checks = []
         for piece in (piece for done in dones for piece in done.pieces):
             pages = tuple(PageId(p) for p in dst[piece.first : piece.end])
-            checks.append(PageCheck(PoolId(piece.pool), pages, piece.checksums))
-        (report,) = self.reader.endpoint.perform(VerifyPages(ticket, tuple(checks)), self.fabric.now)
+            checks.append(PageCheck(ALONE, PoolId(piece.pool), pages, piece.checksums))
+        (report,) = self.reader.endpoint.perform(VerifyPages(PREFILL, ticket, tuple(checks)), self.fabric.now)
         return report

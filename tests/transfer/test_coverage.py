@@ -56,7 +56,7 @@ def test_a_repeat_has_no_effect_and_a_contradiction_is_refused() -> None:
     assert coverage.land(chunk(0, 0, 2)) is Landing.REPEATED
     assert coverage.land(chunk(0, 0, 2, checksums=b"abcd")) is Landing.REFUSED
     assert coverage.land(chunk(0, 2, 2)) is Landing.REFUSED
-    assert len(coverage.chunks) == 1
+    assert coverage.num_landed == 1
 
 
 @pytest.mark.parametrize(

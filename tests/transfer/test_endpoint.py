@@ -6,6 +6,7 @@ from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
     EndpointFailed,
+    EndpointOpened,
     FencePeer,
     GateDrained,
     GateDraining,
@@ -17,7 +18,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transport.base import FenceResult, WriteState
 from deltaserve.transport.loopback import Fate, Part, Posted
-from deltaserve.wire.messages import Drain
+from deltaserve.wire.messages import Drain, RankEnd
 from tests.transfer.endpoints import PAGE_BYTES, Pair
 from tests.transfer.toys import DECODE, PAYLOAD, PREFILL
 
@@ -311,8 +312,10 @@ def test_a_gate_is_not_opened_for_a_peer_without_an_endpoint() -> None:
 def test_regions_that_lack_a_component_fail_the_endpoint() -> None:
     pair = Pair(num_pools=2)
     (opened,) = pair.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
-    partial = tuple(r for r in pair.reader.regions if r.component != "stamps-window")
-    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.metadata, partial), 0.0)  # type: ignore[union-attr]
+    assert isinstance(opened, EndpointOpened)
+    (end,) = opened.ends
+    partial = RankEnd(metadata=end.metadata, regions=tuple(r for r in end.regions if r.component != "stamps-window"))
+    reports = pair.writer.endpoint.perform(OpenEndpoint(DECODE, 1, (partial,)), 0.0)
     assert isinstance(reports[-1], EndpointFailed)
     assert "window" in reports[-1].message
 
@@ -356,5 +359,6 @@ def test_a_gate_is_forgotten_with_its_last_chunk() -> None:
     ticket = pair.open()
     pair.post(pair.chunk(ticket, 0, 0, [1], [1], payload=PAYLOAD))
     assert [type(r) for r in pair.until(1.0)] == [ChunkSent]
-    assert pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now) == []
+    closed = pair.writer.endpoint.perform(CloseGate(DECODE, ticket), pair.fabric.now)
+    assert closed == [GateDrained(ticket, Drain.CLEAN)], "other ranks may still send: every rank answers"
     assert pair.writer.endpoint.perform(OpenGate(DECODE, ticket), pair.fabric.now) == []

@@ -13,12 +13,14 @@ from deltaserve.transport.base import (
     MAX_METADATA_BYTES,
     MAX_NOTIFICATION_BYTES,
     FenceResult,
+    Notification,
+    RemoteRank,
     RemoteRegion,
     TransportError,
     WriteId,
     WriteState,
 )
-from tests.transport.worlds import REGION, Side, World, copy, finish, join, pattern, receive
+from tests.transport.worlds import REGION, Side, World, copy, finish, hear, join, join_ranks, pattern, receive
 
 MIB = 1 << 20
 
@@ -47,12 +49,12 @@ def notification_comes_after_its_data(world: World) -> None:
     for turn in range(20):
         writer.memory[:] = bytes([turn + 1]) * len(writer.memory)
         write = writer.transport.write(reader.name, [copy(0, 0, 4 * MIB)], b"turn %d" % turn)
-        arrived: list[tuple[PeerName, bytes]] = []
+        arrived: list[Notification] = []
         while not arrived:
             writer.transport.poll(write)
             arrived = reader.transport.notifications()
             world.pause()
-        assert arrived == [(writer.name, b"turn %d" % turn)]
+        assert arrived == [Notification(writer.name, b"turn %d" % turn)]
         assert reader.memory == writer.memory
 
 
@@ -150,6 +152,56 @@ def names_are_told_whole_whatever_is_in_them(world: World) -> None:
         assert receive(world, reader) == [(writer.name, b"_1_2_")]
 
 
+def ranks_of_a_peer_are_told_apart(world: World) -> None:
+    """Two workers of two ranks each: a write goes to one rank, and the rank that wrote is told."""
+    writers, readers = ([world.side(name, MIB) for _ in range(2)] for name in ("p", "d"))
+    join_ranks(writers, readers)
+    half = MIB // 2
+    for source, writer in enumerate(writers):
+        for target, reader in enumerate(readers):
+            writer.memory[:] = bytes([10 * source + target + 1]) * MIB
+            write = writer.transport.write(reader.name, [copy(0, source * half, half)], b"to %d" % target, target)
+            assert finish(world, writer, write) is WriteState.DONE
+            assert hear(world, reader) == [Notification(writer.name, b"to %d" % target, source)]
+    for target, reader in enumerate(readers):
+        assert reader.memory == bytes([target + 1]) * half + bytes([target + 11]) * half
+    with pytest.raises(TransportError, match="rank 2"):
+        writers[0].transport.write(readers[0].name, [], b"x", 2)
+
+
+def fence_ends_all_ranks_of_the_peer(world: World) -> None:
+    """And no endpoint of our other ranks."""
+    writers, readers = ([world.side(name, MIB) for _ in range(2)] for name in ("p", "d"))
+    join_ranks(writers, readers)
+    for writer in writers:
+        for target, reader in enumerate(readers):
+            write = writer.transport.write(reader.name, [copy(0, 0, 1)], b"first", target)
+            assert finish(world, writer, write) is WriteState.DONE
+    assert readers[0].transport.fence(writers[0].name) is FenceResult.CLOSED
+    for writer in writers:
+        writer.memory[:] = b"x" * MIB
+        try:
+            late = writer.transport.write(readers[0].name, [copy(0, 0, MIB)], b"late", 0)
+        except TransportError:
+            pass  # refusing at once is as good
+        else:
+            assert finish(world, writer, late) is WriteState.ERROR
+        write = writer.transport.write(readers[1].name, [copy(0, 0, MIB)], b"other", 1)
+        assert finish(world, writer, write) is WriteState.DONE
+    assert readers[0].memory == bytes(MIB)
+    assert readers[1].memory == b"x" * MIB
+
+
+def ranks_need_endpoints_of_their_own(world: World) -> None:
+    writer, reader = world.side("p", MIB), world.side("d", MIB)
+    of_reader = reader.rank(reader.transport.open(writer.name))
+    writer.transport.open(reader.name)
+    for ranks in ([], [of_reader, of_reader], [of_reader, RemoteRank(b"x")]):
+        with pytest.raises(TransportError, match="attach to d"):
+            writer.transport.attach(reader.name, ranks)
+    writer.transport.attach(reader.name, [of_reader])
+
+
 def fence_leaves_other_peers_alone(world: World) -> None:
     reader, one, two = (world.side(name, MIB) for name in ("d", "p0", "p1"))
     for writer in (one, two):
@@ -225,12 +277,12 @@ def a_write_may_precede_the_reader_s_attach(world: World) -> None:
     writer, reader = world.side("p", MIB), world.side("d", MIB)
     of_reader = reader.transport.open(writer.name)
     of_writer = writer.transport.open(reader.name)
-    writer.transport.attach(reader.name, of_reader, [reader.remote_region])
+    writer.transport.attach(reader.name, [reader.rank(of_reader)])
     write = writer.transport.write(reader.name, [copy(0, 0, 8)], b"hello")
     for _ in range(5):
         assert reader.transport.notifications() == []
         world.pause()
-    reader.transport.attach(writer.name, of_writer, [])
+    reader.transport.attach(writer.name, [RemoteRank(of_writer)])
     assert finish(world, writer, write) is WriteState.DONE
     assert receive(world, reader) == [(writer.name, b"hello")]
 
@@ -271,7 +323,7 @@ def bad_spans_are_refused_before_anything_moves(world: World) -> None:
 def bad_metadata_is_refused(world: World) -> None:
     writer, reader = world.side("p", MIB), world.side("d", MIB)
     with pytest.raises(TransportError, match="not open"):
-        writer.transport.attach(reader.name, b"whatever", [])
+        writer.transport.attach(reader.name, [RemoteRank(b"whatever")])
     of_writer, of_reader = writer.transport.open(reader.name), reader.transport.open(writer.name)
     assert 0 < len(of_writer) <= MAX_METADATA_BYTES
     flipped = of_reader[:-3] + bytes([of_reader[-3] ^ 0x40]) + of_reader[-2:]
@@ -287,12 +339,12 @@ def bad_metadata_is_refused(world: World) -> None:
     ]
     for metadata in wrong:
         with pytest.raises(TransportError, match="attach to d"):
-            writer.transport.attach(reader.name, metadata, [reader.remote_region])
+            writer.transport.attach(reader.name, [reader.rank(metadata)])
     with pytest.raises(TransportError, match="not attached"):
         writer.transport.write(reader.name, [], b"x")
-    writer.transport.attach(reader.name, of_reader, [reader.remote_region])
+    writer.transport.attach(reader.name, [reader.rank(of_reader)])
     with pytest.raises(TransportError, match="attached already"):
-        writer.transport.attach(reader.name, of_reader, [reader.remote_region])
+        writer.transport.attach(reader.name, [reader.rank(of_reader)])
 
 
 def bad_remote_regions_are_refused(world: World) -> None:
@@ -304,7 +356,7 @@ def bad_remote_regions_are_refused(world: World) -> None:
     negative, huge = [RemoteRegion(1, -1, 8, "cpu")], [RemoteRegion(1, (1 << 64) - 4, 8, "cpu")]
     for regions in (twice, empty, negative, huge):
         with pytest.raises(TransportError, match="attach to d"):
-            writer.transport.attach(reader.name, of_reader, regions)
+            writer.transport.attach(reader.name, [RemoteRank(of_reader, tuple(regions))])
 
 
 def metadata_of_a_dead_endpoint_never_works(world: World) -> None:
@@ -314,7 +366,7 @@ def metadata_of_a_dead_endpoint_never_works(world: World) -> None:
     reader.transport.fence(writer.name)
     writer.transport.open(reader.name)
     try:
-        writer.transport.attach(reader.name, stale, [reader.remote_region])
+        writer.transport.attach(reader.name, [reader.rank(stale)])
         write = writer.transport.write(reader.name, [copy(0, 0, MIB)], None)
     except TransportError:
         return
@@ -357,6 +409,9 @@ CHECKS: tuple[Callable[[World], None], ...] = (
     both_directions,
     two_peers_share_the_regions,
     names_are_told_whole_whatever_is_in_them,
+    ranks_of_a_peer_are_told_apart,
+    fence_ends_all_ranks_of_the_peer,
+    ranks_need_endpoints_of_their_own,
     fence_leaves_other_peers_alone,
     nothing_lands_after_the_fence,
     fence_is_idempotent_and_knows_strangers,

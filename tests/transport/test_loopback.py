@@ -6,7 +6,7 @@ import pytest
 
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.base import FenceResult, RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.loopback import Fabric, Fate, LoopbackTransport, Part, Policy, Posted, WriteArrival, prompt
 from tests.transport.worlds import REGION, Side, copy, join
 
@@ -38,7 +38,7 @@ class Link:
         return self.p.transport.poll(write)
 
     def heard(self) -> list[bytes]:
-        return [message for _, message in self.d.transport.notifications()]
+        return [message for _, message, _ in self.d.transport.notifications()]
 
     def num_landed(self) -> int:
         return self.d.memory.count(b"x")
@@ -229,8 +229,8 @@ def test_restarted_reader_under_its_old_name_is_untouched_by_the_past() -> None:
     of_reborn = reborn.transport.open(link.p.name)
     link.p.transport.fence(link.d.name)
     of_p = link.p.transport.open(reborn.name)
-    link.p.transport.attach(reborn.name, of_reborn, [RemoteRegion(REGION, 4096, SIZE, "cpu")])
-    reborn.transport.attach(link.p.name, of_p, [])
+    link.p.transport.attach(reborn.name, [RemoteRank(of_reborn, (RemoteRegion(REGION, 4096, SIZE, "cpu"),))])
+    reborn.transport.attach(link.p.name, [RemoteRank(of_p)])
     link.fabric.advance(5.0)
     assert link.d.memory == reborn.memory == b"." * SIZE
     assert reborn.transport.notifications() == []

@@ -216,7 +216,7 @@ def test_broken_endpoint_hides_no_one_and_takes_no_writes(
         join(writer, reader)
     intact = NixlEndpoint.notifications
 
-    def notifications(endpoint: NixlEndpoint) -> list[bytes]:
+    def notifications(endpoint: NixlEndpoint) -> list[tuple[int, bytes]]:
         if endpoint.peer == one.name:
             raise RuntimeError("the worker is gone")
         return intact(endpoint)

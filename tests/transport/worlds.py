@@ -4,14 +4,14 @@ A conformance check is written against `World` and never knows which library mov
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Protocol
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.transport.base import RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.transport.base import Notification, RemoteRank, RemoteRegion, Transport, WriteId, WriteState
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
 
@@ -33,6 +33,10 @@ class Side:
     @property
     def remote_region(self) -> RemoteRegion:
         return RemoteRegion(self.region.id, self.region.base, self.region.num_bytes, self.region.device)
+
+    def rank(self, metadata: bytes) -> RemoteRank:
+        """As a peer sees it."""
+        return RemoteRank(metadata, (self.remote_region,))
 
 
 class World(Protocol):
@@ -94,8 +98,18 @@ WORLDS: dict[str, Callable[[], World]] = {"loopback": LoopbackWorld, "nixl": Nix
 def join(a: Side, b: Side) -> None:
     """Open and attach both ends."""
     of_a, of_b = a.transport.open(b.name), b.transport.open(a.name)
-    a.transport.attach(b.name, of_b, [b.remote_region])
-    b.transport.attach(a.name, of_a, [a.remote_region])
+    a.transport.attach(b.name, [b.rank(of_b)])
+    b.transport.attach(a.name, [a.rank(of_a)])
+
+
+def join_ranks(ours: Sequence[Side], theirs: Sequence[Side]) -> None:
+    """Two workers of several ranks each: every rank is attached to all ranks of the other."""
+    of_ours = [side.rank(side.transport.open(theirs[0].name)) for side in ours]
+    of_theirs = [side.rank(side.transport.open(ours[0].name)) for side in theirs]
+    for side in ours:
+        side.transport.attach(theirs[0].name, of_theirs)
+    for side in theirs:
+        side.transport.attach(ours[0].name, of_ours)
 
 
 def copy(src: int, dst: int, num_bytes: int) -> Copy:
@@ -122,8 +136,13 @@ def finish(world: World, side: Side, write: WriteId) -> WriteState:
 
 
 def receive(world: World, side: Side, count: int = 1) -> list[tuple[PeerName, bytes]]:
+    """Poll until `count` notifications are there, of peers of one rank."""
+    return [(peer, data) for peer, data, _ in hear(world, side, count)]
+
+
+def hear(world: World, side: Side, count: int = 1) -> list[Notification]:
     """Poll until `count` notifications are there."""
-    arrived: list[tuple[PeerName, bytes]] = []
+    arrived: list[Notification] = []
 
     def complete() -> bool:
         arrived.extend(side.transport.notifications())

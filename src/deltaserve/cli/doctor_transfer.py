@@ -17,7 +17,7 @@ from typing import Any
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.cli.doctor_report import Level, Line
-from deltaserve.transport.base import RemoteRegion, TransportError
+from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
 
 NUM_BYTES = 1 << 20
@@ -98,7 +98,7 @@ def be_one_side(name: str, peer: str) -> None:
     print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
     other = json.loads(sys.stdin.readline())
     remote = RemoteRegion(_REGION, other["base"], NUM_BYTES, "cpu")
-    transport.attach(PeerName(peer), bytes.fromhex(other["metadata"]), [remote])
+    transport.attach(PeerName(peer), [RemoteRank(bytes.fromhex(other["metadata"]), (remote,))])
     if name == _WRITER:
         memory[:] = os.urandom(NUM_BYTES)
         print(json.dumps({"crc": zlib.crc32(memory)}), flush=True)

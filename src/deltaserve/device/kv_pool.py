@@ -12,6 +12,7 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.device.element_conversion import fp8_codes, fp8_values, torch_dtype
 from deltaserve.device.memory_block import MemoryBlock, Sharing
 from deltaserve.device.workspace import Workspace
+from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.shard import Shard
@@ -66,10 +67,13 @@ class KvArena:
         stored = fp8_codes(values) if self._fp8 else values.to(self._dtype)
         self._tokens[layer, plane].index_copy_(0, slots, stored)
 
-    def page_checksum(self, page: PageId, seed: int) -> int:
-        """crc32 of the page's bytes, continued from `seed`."""
-        size = self.layout.page_bytes
-        return zlib.crc32(self.bytes[page * size : (page + 1) * size].cpu().numpy().data, seed)
+    def page_checksum(self, page: PageId, slices: Sequence[PageSlice], seed: int) -> int:
+        """crc32 of these bytes of the page, continued from `seed`."""
+        start = page * self.layout.page_bytes
+        for offset, num_bytes in slices:
+            part = self.bytes[start + offset : start + offset + num_bytes]
+            seed = zlib.crc32(part.cpu().numpy().data, seed)
+        return seed
 
     def region(self, id: RegionId) -> Region:
         return self._block.region(id)
@@ -94,14 +98,17 @@ class KvPool:
             for group in cache.groups
         )
 
-    def checksums(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
-        """Packed uint32 crc32 of each page, over all groups of the pool in order."""
+    def checksums(
+        self, pool: PoolId, pages: Sequence[PageId], slices: Sequence[Sequence[PageSlice]] | None = None
+    ) -> bytes:
+        """Packed uint32 crc32 of each page, over these slices of each group of the pool, in order; None: all of it."""
         arenas = [a for a in self.arenas if self.cache.pool_of(a.layout.group) == pool]
+        whole = [(PageSlice(0, arena.layout.page_bytes),) for arena in arenas]
         sums = []
         for page in pages:
             crc = 0
-            for arena in arenas:
-                crc = arena.page_checksum(page, crc)
+            for arena, of_group in zip(arenas, slices or whole, strict=True):
+                crc = arena.page_checksum(page, of_group, crc)
             sums.append(crc)
         return pack_u32(sums)
 

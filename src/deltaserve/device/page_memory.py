@@ -8,6 +8,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.memory_block import Sharing
+from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 
@@ -31,6 +32,8 @@ class DeviceMemory:
         arenas = self.kv.arenas
         return [(arena.layout.group.name, arena.region(RegionId(index))) for index, arena in enumerate(arenas)]
 
-    def checksums(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
-        """Packed uint32 crc32 of each page, over all groups of the pool."""
-        return self.kv.checksums(pool, pages)
+    def checksums(
+        self, pool: PoolId, pages: Sequence[PageId], slices: Sequence[Sequence[PageSlice]] | None = None
+    ) -> bytes:
+        """Packed uint32 crc32 of each page, over these slices of each group of the pool, in order; None: all of it."""
+        return self.kv.checksums(pool, pages, slices)

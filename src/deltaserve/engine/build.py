@@ -46,8 +46,7 @@ def build_worker(
         num_threads=spec.num_threads,
     )
     executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype)
-    regions = executor.memory.regions()
-    config = instance_config(spec, boot, model, fingerprint, regions)
+    config = instance_config(spec, boot, model, fingerprint)
 
     def open_plane() -> DataPlane:
         return _open_plane(spec, boot, executor, cache)
@@ -67,9 +66,7 @@ def make_instance(config: InstanceConfig) -> Instance:
     return EngineCore(config)
 
 
-def instance_config(
-    spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str, regions: list[tuple[str, Region]]
-) -> InstanceConfig:
+def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str) -> InstanceConfig:
     """What the control plane must know of spec, model and memory."""
     cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     return InstanceConfig(
@@ -85,7 +82,6 @@ def instance_config(
         cluster_secret=read_secret(spec),
         fingerprint=fingerprint,
         transport=TRANSPORT,
-        regions=tuple(_announce(component, region) for component, region in regions),
         options=spec.options,
     )
 
@@ -160,7 +156,7 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
         raise ConfigError(str(error)) from None
     config = EndpointConfig(
         cache=cache,
-        regions={component: region.id for component, region in regions},
+        regions=tuple(_announce(component, region) for component, region in regions),
         checksums=spec.options.verify_checksums,
     )
     return _Plane(Endpoint(config, transport, executor.memory), transport)

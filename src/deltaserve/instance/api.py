@@ -22,7 +22,6 @@ from deltaserve.peer.link import LinkAction, LinkEvent
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transport.base import Evidence
-from deltaserve.wire.messages import RegionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,10 @@ class InstanceConfig:
     fingerprint: str
     transport: str
     """Its name; of what its word is worth see `evidence`."""
-    regions: tuple[RegionInfo, ...]
-    """Of this rank, in registration order."""
     options: InstanceOptions
     evidence: Evidence = Evidence.COMPLETION
+    tp_size: int = 1
+    """Ranks, each of which holds its heads of every page."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
 

@@ -10,7 +10,7 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import xxhash
@@ -29,7 +29,7 @@ from deltaserve.transfer.commands import (
     FencePeer,
     OpenEndpoint,
 )
-from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress
+from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress, RankEnd
 
 _MAX_PEERS = 1024
 _NOT_READY = Heartbeat(is_ready=False)
@@ -60,7 +60,8 @@ class _Greeting:
     """An endpoint being opened for a peer, and what we know of theirs."""
 
     number: int
-    ours: bytes | None = None
+    ours: tuple[RankEnd, ...] = ()
+    """Of our ranks; none before they are open."""
     theirs: Hello | None = None
 
 
@@ -135,6 +136,11 @@ class Greeter:
         """To whoever had this boot, which is not, or no longer, the one in the table."""
         envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message)
         self._out.append(SendFrame(name, envelope))
+
+    def num_ranks(self, name: PeerName) -> int:
+        """Of a peer that is ready."""
+        hello = self.table.get(name).hello
+        return len(hello.ends) if hello is not None else 0
 
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""
@@ -224,7 +230,7 @@ class Greeter:
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
-            self.send(peer.name, self._hello(b"", hello))
+            self.send(peer.name, self._hello((), hello))
             return FromPeer(peer, hello, is_gone)
         if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
             return FromPeer(peer, None, is_gone)
@@ -233,7 +239,7 @@ class Greeter:
         if peer.name in self._dialled:
             return self._on_answer(peer, hello, is_gone)
         known = self._greetings.get(peer.name)
-        if peer.is_ready and peer.hello == hello and known is not None and known.ours is not None:
+        if peer.is_ready and peer.hello == hello and known is not None and known.ours:
             self.send(peer.name, self._hello(known.ours, hello))
             return FromPeer(peer, None, is_gone)
         if known is not None and known.theirs == hello and not is_gone:
@@ -243,16 +249,16 @@ class Greeter:
             self._end_life(peer)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
         greeting = self._new_greeting(peer.name, hello)
-        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.endpoint, hello.regions))
+        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.ends))
         return FromPeer(peer, None, is_gone)
 
     def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> FromPeer:
         greeting = self._greetings.get(peer.name)
-        ours = greeting.ours if greeting is not None else None
-        is_answer = ours is not None and hello.answers == _digest(ours)
+        ours = greeting.ours if greeting is not None else ()
+        is_answer = bool(ours) and hello.answers == _digest(ours)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
-            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.endpoint, hello.regions))
+            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.ends))
         elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
             # it has attached to an endpoint that is no more, or has made another one since
             is_gone = True
@@ -272,20 +278,19 @@ class Greeter:
             self.refusals.pop(peer.name, None)
             return False
         if peer.name not in self._dialled:
-            self.send(peer.name, self._hello(b"", hello))  # so that the other side can name both values as well
+            self.send(peer.name, self._hello((), hello))  # so that the other side can name both values as well
         self.refusals[peer.name] = reason, "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         return True
 
-    def _hello(self, endpoint: bytes, answered: Hello | None = None) -> Hello:
+    def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:
         return Hello(
             role=self.config.role.value,
             compat=self._compat,
             facts=self._facts,
             transport=self.config.transport,
-            endpoint=endpoint,
-            answers=_digest(answered.endpoint) if answered is not None else b"",
-            regions=self.config.regions if endpoint else (),
+            ends=ends,
+            answers=_digest(answered.ends) if answered is not None else b"",
             configured_role=self.config.configured_role.value if self.config.configured_role is not None else "",
         )
 
@@ -333,15 +338,15 @@ class Greeter:
             self.lose(report.peer)
             return
         if isinstance(report, EndpointOpened):
-            greeting.ours = report.metadata
+            greeting.ours = report.ends
             if report.peer in self._dialled:
-                self.send(report.peer, self._hello(report.metadata))
+                self.send(report.peer, self._hello(report.ends))
             return
         if greeting.theirs is None:
             return
         peer.hello = greeting.theirs
         self.table.move(peer, PeerEvent.HELLO)
-        if report.peer not in self._dialled and greeting.ours is not None:
+        if report.peer not in self._dialled and greeting.ours:
             self.send(report.peer, self._hello(greeting.ours, greeting.theirs))
 
     def beat(self, now: float) -> list[Peer]:
@@ -370,7 +375,7 @@ class Greeter:
             elif peer.state is PeerState.GREETING and peer.name in self._dialled:
                 if greeting is None:
                     self.greet(peer.name, now)
-                elif greeting.ours is not None and greeting.theirs is None:
+                elif greeting.ours and greeting.theirs is None:
                     self.send(peer.name, self._hello(greeting.ours))
                 elif greeting.theirs is not None:
                     self.send(peer.name, Heartbeat())  # it has attached; our transfer thread may be busy with a fence
@@ -431,11 +436,12 @@ class Greeter:
 
 
 def _same_endpoint(greeting: _Greeting, hello: Hello) -> bool:
-    return greeting.theirs is not None and greeting.theirs.endpoint == hello.endpoint
+    return greeting.theirs is not None and greeting.theirs.ends == hello.ends
 
 
-def _digest(metadata: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(metadata)
+def _digest(ends: Iterable[RankEnd]) -> bytes:
+    metadata = (len(end.metadata).to_bytes(4, "little") + end.metadata for end in ends)
+    return xxhash.xxh3_64_digest(b"".join(metadata))
 
 
 def _role(peer: Peer) -> str:

@@ -18,7 +18,9 @@ from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import DecodeRoom, RoomBook
+from deltaserve.layout.copy_plan import RankPair, plan_cache
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.layout.shard import Shard
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.needs import Needs
@@ -83,8 +85,11 @@ class Intake:
         self._coming: Counter[bytes] = Counter()
         """Key of the first page that a ticket brings |-> tickets."""
         self._page_size = config.cache.page_size
-        self._page_bytes = pool_page_bytes(config.cache)
+        of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
+        self._page_bytes = tuple(size * config.tp_size for size in of_rank)
         self._planned_bytes = self._landed_bytes = 0
+        self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
+        """By the number of ranks that write."""
 
     # ------------------------------------------------------------ offer
 
@@ -217,7 +222,8 @@ class Intake:
         needs = tuple(map(len, missing))
         if not scheduler.waiting.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return TryOutcome.NO_ROOM
-        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing)
+        pairs = self._pairs(self._links.num_ranks(room.prefill))
+        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing, pairs)
         if ticket is None:
             return TryOutcome.NO_ROOM
         scheduler.waiting.unhold(request)
@@ -230,6 +236,14 @@ class Intake:
         room.repeat_gap_s, room.next_repeat = 1.0, now
         self.repeat(room, now)
         return TryOutcome.TAKEN
+
+    def _pairs(self, num_writers: int) -> tuple[RankPair, ...]:
+        """The ranks between which the pages of a worker of so many will go."""
+        pairs = self._pairs_from.get(num_writers)
+        if pairs is None:
+            cache = self._config.cache
+            pairs = self._pairs_from[num_writers] = plan_cache(cache, num_writers, cache, self._config.tp_size).pairs
+        return pairs
 
     def _missing(self, room: DecodeRoom) -> list[range]:
         """Page indexes to be sent, per pool: what continuing behind the prompt needs and the lease does not hold."""
@@ -295,7 +309,7 @@ class Intake:
             room.sent_at = now
 
     def landed(self, report: Landed, now: float) -> Outcome | None:
-        ticket, heard = self._receiver.landed(report.peer, report.done)
+        ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
             return None

@@ -15,8 +15,7 @@ take them in turn: equal sizes pair rank r with rank r, and a latent comes from 
 copies. There is a route for every (writer, reader), also where nothing moves: a rank that has nothing to send is told
 so, and the writers that a reader waits for are counted from the plan.
 
-Called by transfer/endpoint.py, of one rank on either side until workers have ranks; the states' blocks are planned for
-already and are first used by the hybrid models.
+Called by transfer/endpoint.py; the states' blocks are planned for already and are first used by the hybrid models.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +69,20 @@ class PageFormat:
         """Offset in a rank's page of its heads of block `index`."""
         first = Shard(0, self.num_ranks)
         return sum(_length(first.heads(b.num_heads)) * self.head_bytes(b) for b in self.blocks[:index])
+
+
+class RankPair(NamedTuple):
+    """A rank that writes and a rank that is written to."""
+
+    writer: int
+    reader: int
+
+
+class PageSlice(NamedTuple):
+    """Bytes of a page."""
+
+    offset: int
+    num_bytes: int
 
 
 class HeadRun(NamedTuple):
@@ -134,6 +147,15 @@ class Route:
     def has_nothing(self) -> bool:
         """The reader gets these pages from others: this writer says so, and is not waited for."""
         return not self.heads
+
+    @property
+    def src_slices(self) -> tuple[PageSlice, ...]:
+        """What of a page of the writer goes to the reader: one byte after the other what `dst_slices` are there."""
+        return tuple(PageSlice(run.src_offset, run.num_heads * self.src.head_bytes(run.block)) for run in self.heads)
+
+    @property
+    def dst_slices(self) -> tuple[PageSlice, ...]:
+        return tuple(PageSlice(run.dst_offset, run.num_heads * self.dst.head_bytes(run.block)) for run in self.heads)
 
     @property
     def needs_staging(self) -> bool:
@@ -214,6 +236,11 @@ class CachePlan:
     def readers_of(self, writer: int) -> tuple[int, ...]:
         """The readers that hear of every chunk from this writer. To all others it says once that it has nothing."""
         return tuple(r for r in range(self.num_readers) if self._has_route(writer, r))
+
+    @property
+    def pairs(self) -> tuple[RankPair, ...]:
+        """All that something goes between: a chunk is there when each of them has announced it."""
+        return tuple(RankPair(w, r) for r in range(self.num_readers) for w in self.writers_of(r))
 
     def _has_route(self, writer: int, reader: int) -> bool:
         return any(not of_group[writer][reader].has_nothing for of_group in self.routes.values())

@@ -121,7 +121,6 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         cluster_secret=SECRET,
         fingerprint=FINGERPRINT,
         transport="loopback",
-        regions=(),
         evidence=shape.evidence,
         options=InstanceOptions(
             max_queued_requests=shape.max_queued,

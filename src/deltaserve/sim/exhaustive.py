@@ -174,7 +174,7 @@ def _worker_state(worker: SimWorker) -> tuple[object, ...]:
     pages = [pool.states() for pool in parts.pools]
     peers = [(peer.name, peer.state, peer.boot) for peer in instance.links.table]
     serving, outflow = instance.serving, instance.outflow
-    tickets: list[tuple[object, ...]] = [(t.id, t.state, len(t.coverage.chunks)) for t in serving.receiver]
+    tickets: list[tuple[object, ...]] = [(t.id, t.state, t.coverage.num_landed) for t in serving.receiver]
     tickets += [(t.id, t.state, len(t.pins)) for t in outflow.sender]
     rooms: list[tuple[Room, Enum, Request]] = [(r.room, r.state, r.request) for r in serving.rooms]
     rooms += [(r.room, r.state, r.request) for r in outflow.rooms.values()]

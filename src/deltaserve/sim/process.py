@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
@@ -173,7 +173,6 @@ class SimWorker(SimProcess):
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
         self.memory = StampMemory(config.cache, config.num_pages)
-        config = replace(config, regions=region_infos(self.memory))
         self.config = config
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
@@ -183,7 +182,7 @@ class SimWorker(SimProcess):
             self.transport.register(region)
         endpoint_config = EndpointConfig(
             cache=config.cache,
-            regions={component: region.id for component, region in self.memory.regions},
+            regions=region_infos(self.memory),
             checksums=config.options.verify_checksums,
             window_bytes=4 * self.memory.page_bytes,
             stall_s=stall_s,

@@ -7,6 +7,7 @@ import xxhash
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
+from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.wire.messages import RegionInfo
@@ -56,8 +57,13 @@ class StampMemory:
         """What stood there is of no use to anybody any more."""
         self.memory[RegionId(pool)][page * self.page_bytes : (page + 1) * self.page_bytes] = self._poison
 
-    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
-        return pack_u32(xxhash.xxh32_intdigest(self.pages(pool, (page,))) for page in pages)
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
+        (of_group,) = slices
+        size, arena = self.page_bytes, self.memory[RegionId(pool)]
+        return pack_u32(
+            xxhash.xxh32_intdigest(b"".join(arena[page * size + at : page * size + at + num] for at, num in of_group))
+            for page in pages
+        )
 
 
 def region_infos(memory: StampMemory) -> tuple[RegionInfo, ...]:

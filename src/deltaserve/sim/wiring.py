@@ -11,7 +11,7 @@ from deltaserve.sim.rank_memory import StampMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.gate import ChunkJob, Gate
-from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId
+from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 
 
@@ -41,13 +41,13 @@ class SimTransport(LoopbackTransport):
             raise TransportError(f"open {peer}: refused")
         return super().open(peer)
 
-    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+    def attach(self, peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
         if self.refuses(FaultKind.ATTACH_FAILS):
             raise TransportError(f"attach to {peer}: refused")
-        super().attach(peer, metadata, regions)
+        super().attach(peer, ranks)
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
-        write = super().write(peer, copies, notification)
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
+        write = super().write(peer, copies, notification, rank)
         if self.posting is not None:
             self.tickets[write] = self.posting
         return write

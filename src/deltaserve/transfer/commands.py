@@ -1,14 +1,16 @@
 """What the control plane asks of the transfer thread, and what that thread reports. Frozen values, no answers lost.
 
-Every command but PostChunk and OpenGate is answered by exactly one report, in order per peer.
+Every command but PostChunk and OpenGate is answered by exactly one report, in order per peer. With several ranks each
+of them performs every command and reports; ranks.py makes one answer of theirs.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
+from deltaserve.layout.copy_plan import RankPair
 from deltaserve.transport.base import FenceResult
-from deltaserve.wire.messages import Done, Drain, RegionInfo
+from deltaserve.wire.messages import Done, Drain, RankEnd
 
 
 class TicketId(NamedTuple):
@@ -32,8 +34,8 @@ class OpenEndpoint:
     peer: PeerName
     greeting: int
     """Which greeting it belongs to, told again by its reports: those of an earlier one must not count."""
-    metadata: bytes | None = None
-    regions: tuple[RegionInfo, ...] = ()
+    theirs: tuple[RankEnd, ...] | None = None
+    """Of the peer's ranks, in order; None while they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,7 @@ class AttachEndpoint:
 
     peer: PeerName
     greeting: int
-    metadata: bytes
-    regions: tuple[RegionInfo, ...]
+    theirs: tuple[RankEnd, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class CloseGate:
 class PageCheck:
     """Pages that must hash to the packed crc32 values the writer announced."""
 
+    pair: RankPair
+    """Whose announcement it was, and whose pages: what is compared are the heads that go between these two."""
     pool: PoolId
     pages: tuple[PageId, ...]
     checksums: bytes
@@ -99,6 +102,7 @@ class PageCheck:
 class VerifyPages:
     """Reader: all chunks of a ticket have been announced: compare its pages with the announced checksums."""
 
+    peer: PeerName
     ticket: TicketId
     checks: tuple[PageCheck, ...]
 
@@ -119,7 +123,8 @@ TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGa
 class EndpointOpened:
     peer: PeerName
     greeting: int
-    metadata: bytes
+    ends: tuple[RankEnd, ...]
+    """Of our ranks, in order; of one alone in that rank's own report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,8 @@ class Landed:
     """Reader: the notification bound to a chunk's data arrived."""
 
     peer: PeerName
+    pair: RankPair
+    """Which rank of the peer wrote, as the transport knows it, and to which of ours."""
     done: Done
 
 

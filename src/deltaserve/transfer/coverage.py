@@ -1,8 +1,12 @@
-"""What has landed of the pages a ticket covers: per pool a range of the prompt's pages."""
+"""What has landed of the pages a ticket covers: per pool a range of the prompt's pages.
 
-from collections.abc import Sequence
+Every writing rank announces them to every reading rank that it sends heads to.
+"""
+
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
+from deltaserve.layout.copy_plan import RankPair
 from deltaserve.wire.messages import Done, Piece
 
 
@@ -16,21 +20,56 @@ class Landing(Enum):
     """Outside the coverage, overlapping, or contradicting an earlier one."""
 
 
+ALONE = RankPair(0, 0)
+"""Between workers of one rank each."""
+
+
 class Coverage:
+    """Complete when the coverage of every pair of ranks is. Which these are is the plan's to say, not the writer's."""
+
+    def __init__(self, missing: Sequence[range], pairs: Sequence[RankPair] = (ALONE,)) -> None:
+        """`missing`: per pool, the prompt's pages that must land."""
+        self.missing = tuple(missing)
+        self._of_pair = {pair: PairCoverage(self.missing) for pair in pairs}
+        self._num_incomplete = len(self._of_pair)
+        self.payload: bytes | None = None
+        """Of the last chunk, once it has landed. Worth nothing before the coverage is complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self._num_incomplete == 0
+
+    @property
+    def num_landed(self) -> int:
+        """Announcements that were accepted."""
+        return sum(len(of_pair.chunks) for of_pair in self._of_pair.values())
+
+    def dones(self) -> Iterator[tuple[RankPair, Done]]:
+        """Those."""
+        for pair, of_pair in self._of_pair.items():
+            for done in of_pair.chunks.values():
+                yield pair, done
+
+    def land(self, done: Done, pair: RankPair = ALONE) -> Landing:
+        of_pair = self._of_pair.get(pair)
+        if of_pair is None or (done.is_last and self.payload not in (None, done.payload)):
+            return Landing.REFUSED
+        landing = of_pair.land(done)
+        if landing is Landing.ACCEPTED:
+            self._num_incomplete -= of_pair.is_complete
+            self.payload = done.payload if done.is_last else self.payload
+        return landing
+
+
+class PairCoverage:
     """Accepts chunks in any order; complete when they are disjoint, their union is everything and one was last."""
 
     def __init__(self, missing: Sequence[range]) -> None:
-        """`missing`: per pool, the prompt's pages that must land."""
         self.missing = tuple(missing)
         self.chunks: dict[int, Done] = {}
         self._landed = [bytearray(len(pages)) for pages in missing]
         self._num_left = sum(len(pages) for pages in missing)
         self._last: int | None = None
-
-    @property
-    def payload(self) -> bytes | None:
-        """Of the last chunk, once it has landed. Worth nothing before the coverage is complete."""
-        return None if self._last is None else self.chunks[self._last].payload
 
     @property
     def is_complete(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Protocol
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
-from deltaserve.layout.copy_plan import PlacedPages, plan_cache
+from deltaserve.layout.copy_plan import CachePlan, PageSlice, PlacedPages, RankPair, Route, plan_cache
+from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -37,10 +38,11 @@ from deltaserve.transfer.commands import (
     VerifyPages,
     WriteFailed,
 )
-from deltaserve.transfer.gate import ChunkJob, Gate, cut_windows
+from deltaserve.transfer.gate import ChunkJob, ChunkTotal, Gate, cut_windows
 from deltaserve.transport.base import (
     Evidence,
     FenceResult,
+    RemoteRank,
     RemoteRegion,
     Transport,
     TransportError,
@@ -48,8 +50,10 @@ from deltaserve.transport.base import (
     WriteState,
 )
 from deltaserve.wire.codec import decode_done, encode_done
-from deltaserve.wire.messages import Done, Drain, Piece, RegionInfo
+from deltaserve.wire.messages import Done, Drain, Piece, RankEnd, RegionInfo
 
+_MAX_RANKS = 64
+"""Of a peer."""
 _TELL_EVERY_S = 0.5
 """Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
 
@@ -57,8 +61,8 @@ _TELL_EVERY_S = 0.5
 class Memory(Protocol):
     """What the endpoint needs of its rank's memory besides moving it. Called for pages that no step writes."""
 
-    def checksums(self, pool: PoolId, pages: tuple[PageId, ...]) -> bytes:
-        """Packed uint32 crc32 of each page, over all groups of the pool."""
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
+        """Packed uint32 crc32 of each page, over the given slices of each group of the pool, in order."""
         ...
 
 
@@ -67,8 +71,11 @@ class EndpointConfig:
     """This rank's memory, as the transport knows it."""
 
     cache: CacheSpec
-    regions: Mapping[str, RegionId]
-    """Page group name |-> local region."""
+    """Of the whole model."""
+    regions: tuple[RegionInfo, ...]
+    """One of each page group, named as the group."""
+    shard: Shard = Shard()
+    """Which rank this is."""
     window_bytes: int = 8 << 20
     """Of one post: what another ticket of the same peer waits for at most, times the tickets before it."""
     max_windows: int = 2
@@ -88,11 +95,23 @@ class _Posted:
     give_up_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _FarReader:
+    """A reading rank of the peer: where its regions are, and what this rank sends it of each page group."""
+
+    rank: int
+    regions: Mapping[str, RegionId]
+    routes: Mapping[str, Route]
+
+
 @dataclass(slots=True)
 class _Link:
-    """A peer's side of things: where its regions are, and what is queued for it."""
+    """A peer's side of things: its ranks, and what is queued for them."""
 
-    regions: dict[str, RegionId] = field(default_factory=dict)
+    readers: tuple[_FarReader, ...] = ()
+    """Those that this rank sends something; they hear of every chunk."""
+    incoming: CachePlan | None = None
+    """What its ranks send ours. None: not attached."""
     gates: dict[TicketId, Gate] = field(default_factory=dict)
     ready: OrderedDict[TicketId, None] = field(default_factory=OrderedDict)
     """Tickets that may have a window to post; the one whose turn it is comes first."""
@@ -109,8 +128,7 @@ class Endpoint:
         self._transport = transport
         self._memory = memory
         self._links: dict[PeerName, _Link] = {}
-        plan = plan_cache(config.cache, 1, config.cache, 1)  # peers of another layout are refused at the handshake
-        self._routes = {group.name: plan.route(group.name, 0, 0) for group in config.cache.groups}
+        self._regions = {region.component: RegionId(region.id) for region in config.regions}
         self.counters: Counter[str] = Counter()
         """bytes_sent, writes_posted, writes_failed, malformed_notifications."""
 
@@ -122,14 +140,13 @@ class Endpoint:
             case OpenEndpoint():
                 return self._open(command)
             case AttachEndpoint():
-                return self._attach(command.peer, command.greeting, command.metadata, command.regions)
+                return self._attach(command.peer, command.greeting, command.theirs)
             case OpenGate():
                 if command.peer in self._links:  # else fenced meanwhile
                     self._links[command.peer].gates[command.ticket] = Gate(command.ticket)
                 return []
             case PostChunk():
-                self._enqueue(command)
-                return self._advance(command.peer, now)
+                return [*self._enqueue(command), *self._advance(command.peer, now)]
             case CloseGate():
                 return self._close_gate(command, now)
             case VerifyPages():
@@ -142,9 +159,9 @@ class Endpoint:
         reports: list[TransferReport] = []
         for peer in list(self._links):
             reports += self._advance(peer, now)
-        for peer, data in self._transport.notifications():
+        for peer, data, rank in self._transport.notifications():
             try:
-                reports.append(Landed(peer, decode_done(data)))
+                reports.append(Landed(peer, RankPair(rank, self._config.shard.rank), decode_done(data)))
             except ProtocolError:
                 self.counters["malformed_notifications"] += 1
         return reports
@@ -163,25 +180,41 @@ class Endpoint:
         except TransportError as error:
             return [EndpointFailed(command.peer, command.greeting, str(error))]
         self._links[command.peer] = _Link()
-        opened: list[TransferReport] = [EndpointOpened(command.peer, command.greeting, metadata)]
-        if command.metadata is not None:
-            opened += self._attach(command.peer, command.greeting, command.metadata, command.regions)
+        end = RankEnd(metadata=metadata, regions=self._config.regions)
+        opened: list[TransferReport] = [EndpointOpened(command.peer, command.greeting, (end,))]
+        if command.theirs is not None:
+            opened += self._attach(command.peer, command.greeting, command.theirs)
         return opened
 
-    def _attach(
-        self, peer: PeerName, greeting: int, metadata: bytes, regions: Sequence[RegionInfo]
-    ) -> list[TransferReport]:
-        by_component = {r.component: RegionId(r.id) for r in regions}
-        missing = self._config.regions.keys() - by_component.keys()
+    def _attach(self, peer: PeerName, greeting: int, theirs: Sequence[RankEnd]) -> list[TransferReport]:
         try:
-            if missing:
-                raise TransportError(f"{peer} announced no region for {', '.join(sorted(missing))}")
-            self._transport.attach(peer, metadata, [RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in regions])
-        except TransportError as error:
+            readers, incoming = self._readers(peer, theirs), self._plan(len(theirs), self._config.shard.size)
+            self._transport.attach(peer, [_remote_rank(end) for end in theirs])
+        except (TransportError, ValueError) as error:
             self._fence(peer)
             return [EndpointFailed(peer, greeting, str(error))]
-        self._links.setdefault(peer, _Link()).regions = by_component
+        link = self._links.setdefault(peer, _Link())
+        link.readers, link.incoming = readers, incoming
         return [EndpointAttached(peer, greeting)]
+
+    def _readers(self, peer: PeerName, theirs: Sequence[RankEnd]) -> tuple[_FarReader, ...]:
+        """Raises TransportError for an impossible number of ranks, or one that announced no region of a page group."""
+        if not 0 < len(theirs) <= _MAX_RANKS:
+            raise TransportError(f"{peer} announced {len(theirs)} ranks; possible are 1 to {_MAX_RANKS}")
+        rank, groups = self._config.shard.rank, self._config.cache.groups
+        plan = self._plan(self._config.shard.size, len(theirs))
+        regions = [{region.component: RegionId(region.id) for region in end.regions} for end in theirs]
+        missing = sorted({group.name for group in groups for of_rank in regions if group.name not in of_rank})
+        if missing:
+            raise TransportError(f"{peer} announced no region for {', '.join(missing)}")
+        return tuple(
+            _FarReader(reader, regions[reader], {group.name: plan.route(group.name, rank, reader) for group in groups})
+            for reader in plan.readers_of(rank)
+        )
+
+    def _plan(self, num_writers: int, num_readers: int) -> CachePlan:
+        """Peers of another layout were refused at the handshake; they may have another number of ranks."""
+        return plan_cache(self._config.cache, num_writers, self._config.cache, num_readers)
 
     def _fence(self, peer: PeerName) -> PeerFenced:
         self._links.pop(peer, None)
@@ -193,38 +226,50 @@ class Endpoint:
 
     # ------------------------------------------------------------ writing
 
-    def _enqueue(self, command: PostChunk) -> None:
+    def _enqueue(self, command: PostChunk) -> list[TransferReport]:
         link = self._links.get(command.peer)
         gate = link.gates.get(command.ticket) if link else None
         if link is None or gate is None or not gate.is_open or gate.is_dirty:
-            return  # closed meanwhile: GateDrained or PeerFenced answers for it
-        copies = self._copies(link, command)
+            return []  # closed meanwhile: GateDrained or PeerFenced answers for it
+        if not link.readers:  # other ranks hold the same heads and send them
+            return [self._sent(link, gate, command, 0)]
+        jobs = [self._job(command, reader) for reader in link.readers]
+        gate.jobs += jobs
+        gate.unsent[command.chunk] = ChunkTotal(len(jobs), sum(job.num_bytes for job in jobs))
+        link.ready.setdefault(command.ticket)
+        return []
+
+    def _job(self, command: PostChunk, reader: _FarReader) -> ChunkJob:
+        copies = self._copies(reader, command)
         windows = cut_windows(copies, self._config.window_bytes)
         num_bytes = sum(c.src.num_bytes for c in copies) + len(command.payload or b"")
-        gate.jobs.append(ChunkJob(command, windows, encode_done(self._done(command)), num_bytes))
-        link.ready.setdefault(command.ticket)
+        return ChunkJob(command, reader.rank, windows, encode_done(self._done(reader, command)), num_bytes)
 
-    def _copies(self, link: _Link, command: PostChunk) -> list[Copy]:
+    def _copies(self, reader: _FarReader, command: PostChunk) -> list[Copy]:
         copies: list[Copy] = []
         for pair in command.pairs:
             for group in self._config.cache.groups_of(pair.pool):
-                src = PlacedPages(self._config.regions[group.name], pair.first, pair.src)
-                dst = PlacedPages(link.regions[group.name], pair.first, pair.dst)
-                copies += self._routes[group.name].copies(src, dst)
+                src = PlacedPages(self._regions[group.name], pair.first, pair.src)
+                dst = PlacedPages(reader.regions[group.name], pair.first, pair.dst)
+                copies += reader.routes[group.name].copies(src, dst)
         return copies
 
-    def _done(self, command: PostChunk) -> Done:
+    def _done(self, reader: _FarReader, command: PostChunk) -> Done:
         return Done(
             ticket=command.ticket.seq,
             reader_boot=command.ticket.reader_boot,
             writer_boot=command.ticket.writer_boot,
             chunk=command.chunk,
-            pieces=tuple(self._piece(pairs) for pairs in command.pairs),
+            pieces=tuple(self._piece(reader, pairs) for pairs in command.pairs),
             payload=command.payload,
         )
 
-    def _piece(self, pairs: PagePairs) -> Piece:
-        checksums = self._memory.checksums(pairs.pool, pairs.src) if self._config.checksums else b""
+    def _piece(self, reader: _FarReader, pairs: PagePairs) -> Piece:
+        checksums = b""
+        if self._config.checksums:
+            groups = self._config.cache.groups_of(pairs.pool)
+            slices = [reader.routes[group.name].src_slices for group in groups]
+            checksums = self._memory.checksums(pairs.pool, pairs.src, slices)
         return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.src), checksums=checksums)
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
@@ -259,14 +304,23 @@ class Endpoint:
         gate = link.gates[ticket]
         if not job.in_flight and job.announced:
             gate.jobs.remove(job)
-            self.counters["bytes_sent"] += job.num_bytes
-            reports.append(ChunkSent(ticket, job.command.chunk, job.num_bytes, job.is_last))
-            if job.is_last and ticket not in link.closing:
-                del link.gates[ticket]
+            total = gate.unsent[job.command.chunk]
+            total.num_left -= 1
+            if not total.num_left:
+                del gate.unsent[job.command.chunk]
+                reports.append(self._sent(link, gate, job.command, total.num_bytes))
         elif not job.in_flight and (not gate.is_open or gate.is_dirty):
             gate.jobs.remove(job)
         if gate.jobs:
             link.ready[ticket] = None
+
+    def _sent(self, link: _Link, gate: Gate, command: PostChunk, num_bytes: int) -> ChunkSent:
+        """All readers have the chunk."""
+        self.counters["bytes_sent"] += num_bytes
+        is_last = command.payload is not None
+        if is_last and command.ticket not in link.closing:
+            del link.gates[command.ticket]
+        return ChunkSent(command.ticket, command.chunk, num_bytes, is_last)
 
     def _failed(self, link: _Link, job: ChunkJob, message: str, reports: list[TransferReport]) -> None:
         """The ticket is dirty: nothing more of it is posted, what is out stays out."""
@@ -293,7 +347,8 @@ class Endpoint:
         copies = job.windows.popleft() if job.windows else ()
         gate.has_posted = True
         try:
-            write = self._transport.write(job.command.peer, copies, job.notification if closes else None)
+            notification = job.notification if closes else None
+            write = self._transport.write(job.command.peer, copies, notification, job.reader)
         except TransportError as error:
             self._failed(link, job, str(error), reports)
             return
@@ -309,8 +364,11 @@ class Endpoint:
     def _close_gate(self, command: CloseGate, now: float) -> list[TransferReport]:
         link = self._links.get(command.peer)
         gate = link.gates.get(command.ticket) if link else None
-        if link is None or gate is None:
+        if link is None:
             return []  # fenced meanwhile: PeerFenced answers for it
+        if gate is None:  # this rank has sent everything
+            is_proven = self._transport.evidence is Evidence.COMPLETION
+            return [GateDrained(command.ticket, Drain.CLEAN if is_proven else Drain.DIRTY)]
         gate.is_open = False
         gate.drop_jobs()
         link.closing[command.ticket] = now
@@ -336,8 +394,17 @@ class Endpoint:
     # ------------------------------------------------------------ reading
 
     def _verify(self, command: VerifyPages) -> PagesVerified:
+        link = self._links.get(command.peer)
+        if link is None or link.incoming is None:
+            return PagesVerified(command.ticket, f"{command.peer} was fenced")
         for check in command.checks:
-            if self._memory.checksums(check.pool, check.pages) != check.checksums:
+            groups = self._config.cache.groups_of(check.pool)
+            slices = [link.incoming.route(group.name, *check.pair).dst_slices for group in groups]
+            if self._memory.checksums(check.pool, check.pages, slices) != check.checksums:
                 problem = f"checksum of pages in pool {check.pool} differs from the writer's"
                 return PagesVerified(command.ticket, problem)
         return PagesVerified(command.ticket)
+
+
+def _remote_rank(end: RankEnd) -> RemoteRank:
+    return RemoteRank(end.metadata, tuple(RemoteRegion(r.id, r.base, r.num_bytes, r.device) for r in end.regions))

@@ -1,8 +1,8 @@
 """The write gate: per ticket, whether posts may go out and what is outstanding. Lives beside the transport.
 
     post: gate open? -> in flight += 1 ...... DONE seen: in flight -= 1;  ERROR: the ticket is dirty for good
-A chunk is a row of windows; its notification goes with the last of them, so it can never overtake the data. A chunk of
-no pages is its notification alone.
+A chunk is, for each reading rank, a row of windows; its notification goes with the last of them, so it can never
+overtake the data. A chunk of no pages is its notification alone.
 """
 
 from collections import deque
@@ -15,9 +15,11 @@ from deltaserve.transport.base import WriteId
 
 @dataclass(slots=True, eq=False)
 class ChunkJob:
-    """A chunk on its way: windows not posted yet, writes not DONE yet."""
+    """A chunk on its way to one reading rank: windows not posted yet, writes not DONE yet."""
 
     command: PostChunk
+    reader: int
+    """Rank of the peer that it goes to."""
     windows: deque[tuple[Copy, ...]]
     notification: bytes
     num_bytes: int
@@ -28,6 +30,15 @@ class ChunkJob:
     @property
     def is_last(self) -> bool:
         return self.command.payload is not None
+
+
+@dataclass(slots=True)
+class ChunkTotal:
+    """A chunk over all its readers."""
+
+    num_left: int
+    """Readers that it was not sent to in full."""
+    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -44,6 +55,8 @@ class Gate:
     """Writes posted and not seen DONE, failed ones not counted."""
     bytes_in_flight: int = 0
     """Of these writes."""
+    unsent: dict[int, ChunkTotal] = field(default_factory=dict)
+    """Chunks not seen DONE by all their readers."""
 
     def next_job(self) -> ChunkJob | None:
         """The first one with a window that may be posted now. None: not before one of its writes is DONE, or never."""
@@ -56,8 +69,8 @@ class Gate:
             return False
         if len(job.windows) > 1:
             return True
-        if job.is_last:  # the window with the payload follows all data of the ticket
-            return self.num_in_flight == 0 and len(self.jobs) == 1
+        if job.is_last and any(other.reader == job.reader for other in self.jobs if other is not job):
+            return False  # the window with the payload follows all data for that reader
         return not job.in_flight  # the window with the notification follows all others of its chunk
 
     def drop_jobs(self) -> None:

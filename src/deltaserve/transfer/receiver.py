@@ -18,8 +18,9 @@ from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, T
 from deltaserve.base.machine import advance
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
+from deltaserve.layout.copy_plan import RankPair
 from deltaserve.transfer.commands import PageCheck, TicketId, VerifyPages
-from deltaserve.transfer.coverage import Coverage, Landing
+from deltaserve.transfer.coverage import ALONE, Coverage, Landing
 from deltaserve.transfer.tables import RECEIVER, ReceiverEvent, ReceiverState
 from deltaserve.transport.base import Evidence
 from deltaserve.wire.messages import Done, Drain, Piece
@@ -107,9 +108,18 @@ class Receiver:
     # ------------------------------------------------------------ granting
 
     def grant(
-        self, peer: PeerName, writer_boot: Boot, room: Room, attempt: Attempt, missing: Sequence[range]
+        self,
+        peer: PeerName,
+        writer_boot: Boot,
+        room: Room,
+        attempt: Attempt,
+        missing: Sequence[range],
+        pairs: Sequence[RankPair] = (ALONE,),
     ) -> Ticket | None:
-        """Open a ticket for the prompt's pages `missing`, per pool; None if any pool has not so many free."""
+        """Open a ticket for the prompt's pages `missing`, per pool; None if any pool has not so many free.
+
+        `pairs`: the ranks between which pages will go, all of which must announce them.
+        """
         if any(pool.num_free < len(pages) for pool, pages in zip(self._pools, missing, strict=True)):
             return None
         seq = self._next_seq.get((peer, writer_boot), 1)
@@ -123,7 +133,7 @@ class Receiver:
             room=room,
             attempt=attempt,
             pages=pages,
-            coverage=Coverage(missing),
+            coverage=Coverage(missing, pairs),
         )
         self._tickets[ticket.id] = ticket
         return ticket
@@ -134,14 +144,14 @@ class Receiver:
 
     # ------------------------------------------------------------ what arrives
 
-    def landed(self, peer: PeerName, done: Done) -> tuple[Ticket | None, Heard]:
+    def landed(self, peer: PeerName, done: Done, pair: RankPair = ALONE) -> tuple[Ticket | None, Heard]:
         """A chunk's notification. For a revoked ticket a complete coverage counts as a clean drain."""
         key = TicketId(Boot(done.reader_boot), Boot(done.writer_boot), TicketSeq(done.ticket))
         ticket = self._tickets.get(key)
         if ticket is None or ticket.peer != peer:
             self.late_dones += 1
             return None, Heard.NOTHING
-        landing = ticket.coverage.land(done) if self._checksums_fit(done) else Landing.REFUSED
+        landing = ticket.coverage.land(done, pair) if self._checksums_fit(done) else Landing.REFUSED
         if landing is Landing.REFUSED:
             return ticket, Heard.NOTHING if ticket.is_revoked else Heard.BREACH
         if landing is Landing.REPEATED or not ticket.coverage.is_complete:
@@ -181,9 +191,13 @@ class Receiver:
 
     def verification(self, ticket: Ticket) -> VerifyPages | None:
         """What to check once everything was announced; None when it came without checksums."""
-        pieces = [piece for done in ticket.coverage.chunks.values() for piece in done.pieces if piece.checksums]
-        checks = tuple(PageCheck(PoolId(p.pool), ticket.pages_of(p), p.checksums) for p in pieces)
-        return VerifyPages(ticket.id, checks) if checks else None
+        checks = tuple(
+            PageCheck(pair, PoolId(piece.pool), ticket.pages_of(piece), piece.checksums)
+            for pair, done in ticket.coverage.dones()
+            for piece in done.pieces
+            if piece.checksums
+        )
+        return VerifyPages(ticket.peer, ticket.id, checks) if checks else None
 
     def accept(self, ticket: Ticket) -> tuple[tuple[PageId, ...], ...]:
         """Done: the pages are OWNED from now on and the caller's."""

@@ -4,13 +4,15 @@ A transport only moves bytes. It never decides, retries, times out or frees. Eve
 and failure exists once, above it (transfer/). All methods are called from one thread, the transfer thread.
 
 One *endpoint* per peer: destroying it is the fence against that peer and disturbs no other (measured; see
-docs/safety of the project: removing a peer's metadata or deregistering memory is NOT a fence).
+docs/safety of the project: removing a peer's metadata or deregistering memory is NOT a fence). A peer is a worker: it
+may have several ranks, processes with an endpoint and regions each. Ours is attached to all of them, and its end is
+the fence against all of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from deltaserve.base.errors import DeltaserveError
 from deltaserve.base.extents import Copy, Region
@@ -67,6 +69,23 @@ class RemoteRegion:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteRank:
+    """One rank of a peer: what its endpoint's `open` returned, and where we may write."""
+
+    metadata: bytes
+    regions: tuple[RemoteRegion, ...] = ()
+
+
+class Notification(NamedTuple):
+    """Announced with a write of a peer."""
+
+    peer: PeerName
+    data: bytes
+    rank: int = 0
+    """Of the peer, as the transport knows it: which of its endpoints wrote."""
+
+
 class Transport(Protocol):
     """Moves bytes from this side's regions into a peer's regions.
 
@@ -96,12 +115,16 @@ class Transport(Protocol):
         """
         ...
 
-    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
-        """Tell the endpoint who is on the other side, once. Raises TransportError if the metadata is unusable."""
+    def attach(self, peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
+        """Tell the endpoint who is on the other side, once: all ranks of the peer, in order.
+
+        Raises TransportError if any of the metadata is unusable; then nobody is attached.
+        """
         ...
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
-        """Start writing. When all bytes are visible at the peer, it receives `notification` (None: no announcement).
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
+        """Start writing to a rank of the peer, in its regions. When all bytes are visible there, that rank receives
+        `notification` (None: no announcement).
 
         Never waits for the peer, but may move bytes while the wire takes them: a call has lasted 70 ms for 64 MiB on a
         busy machine, with the interpreter lock released; `poll` likewise.
@@ -119,7 +142,7 @@ class Transport(Protocol):
         """
         ...
 
-    def notifications(self) -> list[tuple[PeerName, bytes]]:
+    def notifications(self) -> list[Notification]:
         """Notifications that arrived, each after its data; also drives progress (over TCP nothing lands without)."""
         ...
 

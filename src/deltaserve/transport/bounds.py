@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.transport.base import MAX_METADATA_BYTES, MAX_NOTIFICATION_BYTES, RemoteRegion, TransportError
+from deltaserve.transport.base import (
+    MAX_METADATA_BYTES,
+    MAX_NOTIFICATION_BYTES,
+    RemoteRank,
+    RemoteRegion,
+    TransportError,
+)
 
 
 def check_write(
@@ -31,7 +37,17 @@ def check_write(
             raise TransportError(f"write to {peer}: copy {index}: target {_text(dst)} is outside the peer's regions")
 
 
-def check_metadata(peer: PeerName, metadata: bytes) -> None:
+def check_ranks(peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
+    """Raises TransportError for no ranks, metadata of an impossible size, or one endpoint given for two ranks."""
+    if not ranks:
+        raise TransportError(f"attach to {peer}: it announced no endpoint")
+    for rank in ranks:
+        _check_metadata(peer, rank.metadata)
+    if len({rank.metadata for rank in ranks}) != len(ranks):
+        raise TransportError(f"attach to {peer}: two of its ranks have the same endpoint")
+
+
+def _check_metadata(peer: PeerName, metadata: bytes) -> None:
     """Raises TransportError for empty or oversize metadata."""
     if not 0 < len(metadata) <= MAX_METADATA_BYTES:
         raise TransportError(

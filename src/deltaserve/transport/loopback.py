@@ -18,8 +18,17 @@ from typing import NamedTuple
 
 from deltaserve.base.extents import Copy, Region
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId, WriteState
-from deltaserve.transport.bounds import check_metadata, check_write, index_remote
+from deltaserve.transport.base import (
+    Evidence,
+    FenceResult,
+    Notification,
+    RemoteRank,
+    RemoteRegion,
+    TransportError,
+    WriteId,
+    WriteState,
+)
+from deltaserve.transport.bounds import check_ranks, check_write, index_remote
 
 
 class Part(NamedTuple):
@@ -102,11 +111,18 @@ class _Endpoint:
     token: int
     owner: "LoopbackTransport"
     peer: PeerName
-    remote: dict[RegionId, RemoteRegion] = field(default_factory=dict)
-    far: "_Endpoint | None" = None
+    fars: "tuple[_Far, ...]" = ()
+    """Of the peer's ranks, once attached."""
     is_open: bool = True
     inbox: list[tuple["_Endpoint", bytes]] = field(default_factory=list)
     """(sender, notification); read only once the sender is attached."""
+
+
+class _Far(NamedTuple):
+    """A rank of the peer."""
+
+    endpoint: _Endpoint
+    regions: dict[RegionId, RemoteRegion]
 
 
 @dataclass(slots=True)
@@ -288,24 +304,27 @@ class LoopbackTransport:
         endpoint = self._endpoints[peer] = self._fabric._open(self, peer)
         return b"loopback:%d" % endpoint.token
 
-    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+    def attach(self, peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
         endpoint = self._endpoints.get(peer)
-        if endpoint is None or endpoint.far is not None:
+        if endpoint is None or endpoint.fars:
             raise TransportError(f"attach to {peer}: its endpoint is not open, or attached already")
-        check_metadata(peer, metadata)
-        kind, _, token = metadata.partition(b":")
+        check_ranks(peer, ranks)
+        endpoint.fars = tuple(self._far(endpoint, rank) for rank in ranks)
+
+    def _far(self, endpoint: _Endpoint, rank: RemoteRank) -> _Far:
+        kind, _, token = rank.metadata.partition(b":")
         far = self._fabric._find(int(token)) if kind == b"loopback" and token.isdigit() else None
         if far is None or far is endpoint:
-            raise TransportError(f"attach to {peer}: this is not the metadata of an open loopback endpoint")
-        endpoint.remote = index_remote(peer, regions)
-        endpoint.far = far
+            raise TransportError(f"attach to {endpoint.peer}: this is not the metadata of an open loopback endpoint")
+        return _Far(far, index_remote(endpoint.peer, rank.regions))
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
         endpoint = self._endpoints.get(peer)
-        if endpoint is None or endpoint.far is None:
-            raise TransportError(f"write to {peer}: its endpoint is not attached")
-        check_write(peer, copies, notification, self._regions, endpoint.remote)
-        write = _Write(WriteId(next(self._write_ids)), endpoint, endpoint.far, tuple(copies), notification)
+        if endpoint is None or not 0 <= rank < len(endpoint.fars):
+            raise TransportError(f"write to {peer}: its endpoint is not attached, or has no rank {rank}")
+        far = endpoint.fars[rank]
+        check_write(peer, copies, notification, self._regions, far.regions)
+        write = _Write(WriteId(next(self._write_ids)), endpoint, far.endpoint, tuple(copies), notification)
         num_bytes = sum(copy.src.num_bytes for copy in copies)
         fate = self._fabric.policy(Posted(self.me, peer, write.id, len(copies), num_bytes, self._fabric.now))
         if fate is None:
@@ -323,12 +342,14 @@ class LoopbackTransport:
             del self._writes[write]
         return posted.state
 
-    def notifications(self) -> list[tuple[PeerName, bytes]]:
+    def notifications(self) -> list[Notification]:
         self._fabric.advance(self._fabric.now)
-        out: list[tuple[PeerName, bytes]] = []
+        out: list[Notification] = []
         for peer, endpoint in self._endpoints.items():
-            if endpoint.far is not None:
-                out += [(peer, message) for sender, message in endpoint.inbox if sender is endpoint.far]
+            if endpoint.fars and endpoint.inbox:
+                ranks = {id(far.endpoint): rank for rank, far in enumerate(endpoint.fars)}
+                arrived = ((message, ranks.get(id(sender))) for sender, message in endpoint.inbox)
+                out += [Notification(peer, message, rank) for message, rank in arrived if rank is not None]
                 endpoint.inbox.clear()
         return out
 

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 
 from deltaserve.base.extents import Copy, Region
 from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.transport.base import Evidence, FenceResult, RemoteRegion, TransportError, WriteId, WriteState
-from deltaserve.transport.bounds import check_metadata, check_write, index_remote
+from deltaserve.transport.base import (
+    Evidence,
+    FenceResult,
+    Notification,
+    RemoteRank,
+    TransportError,
+    WriteId,
+    WriteState,
+)
+from deltaserve.transport.bounds import check_ranks, check_write, index_remote
 from deltaserve.transport.nixl_endpoint import NixlEndpoint, Write, agent_config, batches, memory_of
 from deltaserve.transport.ucx_environment import ucx_environment
 
@@ -107,27 +115,28 @@ class NixlTransport:
         self._endpoints[peer] = endpoint
         return endpoint.metadata
 
-    def attach(self, peer: PeerName, metadata: bytes, regions: Sequence[RemoteRegion]) -> None:
+    def attach(self, peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
         endpoint = self._endpoints.get(peer)
         if endpoint is None or endpoint.is_attached:
             raise TransportError(f"attach to {peer}: its endpoint is not open, or attached already")
-        check_metadata(peer, metadata)
-        table = index_remote(peer, regions)
-        for region in regions:
+        check_ranks(peer, ranks)
+        tables = [index_remote(peer, rank.regions) for rank in ranks]
+        for region in (region for rank in ranks for region in rank.regions):
             memory_of(region.device)
         try:
-            endpoint.attach(metadata, table)
+            endpoint.attach([(rank.metadata, table) for rank, table in zip(ranks, tables, strict=True)])
         except TransportError:
             raise
         except Exception as error:  # the library's errors share no base class
             raise TransportError(f"attach to {peer}: {error}") from None
 
-    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None) -> WriteId:
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
         endpoint = self._endpoints.get(peer)
-        if endpoint is None or not endpoint.is_attached or peer in self._broken:
-            raise TransportError(f"write to {peer}: its endpoint is not attached, or broken")
-        check_write(peer, copies, notification, self._regions, endpoint.remote)
-        write = Write(batches(copies, self._regions, endpoint.remote), notification)
+        if endpoint is None or not 0 <= rank < len(endpoint.ranks) or peer in self._broken:
+            raise TransportError(f"write to {peer}: its endpoint is not attached, has no rank {rank}, or is broken")
+        far = endpoint.ranks[rank]
+        check_write(peer, copies, notification, self._regions, far.regions)
+        write = Write(far.agent, batches(copies, self._regions, far.regions), notification)
         try:
             state = endpoint.start(write)
         except Exception as error:  # the library's errors share no base class
@@ -147,11 +156,11 @@ class NixlTransport:
             del self._writes[write]
         return state
 
-    def notifications(self) -> list[tuple[PeerName, bytes]]:
-        out: list[tuple[PeerName, bytes]] = []
+    def notifications(self) -> list[Notification]:
+        out: list[Notification] = []
         for peer, endpoint in self._endpoints.items():
             try:
-                out += [(peer, message) for message in endpoint.notifications()]
+                out += [Notification(peer, message, rank) for rank, message in endpoint.notifications()]
             except Exception as error:  # one peer's failure must not hide the others' messages
                 if peer not in self._broken:
                     log.warning("nixl endpoint for %s is broken: %s", peer, error)

@@ -12,6 +12,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from nixl_cu12 import _bindings as lib
 
@@ -79,12 +80,20 @@ def batches(
     return list(out.values())
 
 
+class FarRank(NamedTuple):
+    """A rank of the peer: the name of its agent, and where we may write."""
+
+    agent: str
+    regions: Mapping[RegionId, RemoteRegion]
+
+
 class Write:
     """Batches of one write: posted one after the other, the notification bound to the last."""
 
-    __slots__ = ("batches", "handle", "notification")
+    __slots__ = ("agent", "batches", "handle", "notification")
 
-    def __init__(self, todo: Sequence[Batch], notification: bytes | None) -> None:
+    def __init__(self, agent: str, todo: Sequence[Batch], notification: bytes | None) -> None:
+        self.agent = agent
         self.batches = deque(todo)
         self.notification = notification
         self.handle: int | None = None
@@ -96,8 +105,8 @@ class NixlEndpoint:
     def __init__(self, name: str, peer: PeerName, config: lib.nixlAgentConfig, regions: Sequence[Region]) -> None:
         self.name = name
         self.peer = peer
-        self.remote: dict[RegionId, RemoteRegion] = {}
-        self._remote_name: str | None = None
+        self.ranks: tuple[FarRank, ...] = ()
+        """Of the peer, once attached."""
         self._stuck: list[int] = []
         """Handles of writes that ended in ERROR: perhaps still in flight, so not released before the agent goes."""
         self._agent: lib.nixlAgent | None = lib.nixlAgent(name, config)
@@ -115,16 +124,21 @@ class NixlEndpoint:
 
     @property
     def is_attached(self) -> bool:
-        return self._remote_name is not None
+        return bool(self.ranks)
 
-    def attach(self, metadata: bytes, remote: dict[RegionId, RemoteRegion]) -> None:
+    def attach(self, ranks: Sequence[tuple[bytes, Mapping[RegionId, RemoteRegion]]]) -> None:
+        """(metadata, regions) of every rank of the peer. What is loaded before a wrong one is loaded again later."""
+        agents = [self._load(metadata) for metadata, _ in ranks]
+        self.ranks = tuple(FarRank(agent, regions) for agent, (_, regions) in zip(agents, ranks, strict=True))
+
+    def _load(self, metadata: bytes) -> str:
         blob = metadata[_HEADER_BYTES:]
         if metadata[:_HEADER_BYTES] != _MAGIC + zlib.crc32(blob).to_bytes(4, "little"):
             raise TransportError(f"attach to {self.peer}: this is not the metadata of a nixl endpoint")
         name = bytes(self._live().loadRemoteMD(blob)).decode()
         if name == self.name:
             raise TransportError(f"attach to {self.peer}: this is our own metadata")
-        self._remote_name, self.remote = name, remote
+        return name
 
     def start(self, write: Write) -> WriteState:
         """Post the first batch, or send the bare notification.
@@ -132,7 +146,7 @@ class NixlEndpoint:
         Raises what the library raised if nothing was started; ERROR if something may have been.
         """
         if not write.batches and write.notification is not None:
-            return self._notify(write.notification)
+            return self._notify(write.agent, write.notification)
         handle = self._create(write)
         return self._post(write, handle)
 
@@ -155,12 +169,12 @@ class NixlEndpoint:
             return WriteState.ERROR
         return self._post(write, handle)
 
-    def notifications(self) -> list[bytes]:
-        """What arrived from the attached peer. Raises what the library raises."""
-        if self._remote_name is None:
+    def notifications(self) -> list[tuple[int, bytes]]:
+        """(rank, message) of what arrived from the attached peer. Raises what the library raises."""
+        if not self.ranks:
             return []
         arrived: dict[str, list[bytes]] = self._live().getNotifs({})
-        return arrived.get(self._remote_name, [])
+        return [(rank, message) for rank, far in enumerate(self.ranks) for message in arrived.get(far.agent, ())]
 
     def destroy(self, pending: Sequence[Write]) -> bool:
         """Release all handles and destroy the agent; whether it is really gone."""
@@ -197,7 +211,7 @@ class NixlEndpoint:
                 lib.NIXL_WRITE,
                 lib.nixlXferDList(_segment(src_memory), src),
                 lib.nixlXferDList(_segment(dst_memory), dst),
-                self._remote_name,
+                write.agent,
                 notification,
                 [self._backend],
             )
@@ -213,9 +227,9 @@ class NixlEndpoint:
             return self._give_up(write)
         return WriteState.PENDING
 
-    def _notify(self, notification: bytes) -> WriteState:
+    def _notify(self, agent: str, notification: bytes) -> WriteState:
         try:
-            status = self._live().genNotif(self._remote_name, notification, [self._backend])
+            status = self._live().genNotif(agent, notification, [self._backend])
         except Exception:  # no common base class; it may have left
             return WriteState.ERROR
         return WriteState.DONE if status == lib.NIXL_SUCCESS else WriteState.ERROR

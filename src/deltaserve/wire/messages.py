@@ -18,7 +18,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Role
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class CacheUse(Enum):
@@ -57,6 +57,15 @@ class RegionInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     """Name of the page group."""
 
 
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One rank's end of a link that carries pages."""
+
+    metadata: bytes
+    """Of its transport endpoint for this peer."""
+    regions: tuple[RegionInfo, ...]
+    """Where the peer may write, by its tickets."""
+
+
 class PeerAddress(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Where an instance listens for worker links."""
 
@@ -84,11 +93,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     compat: dict[str, str]
     facts: Facts
     transport: str = ""
-    endpoint: bytes = b""
-    """Transport metadata of the sender's endpoint for this peer; empty on links that carry no data."""
+    ends: tuple[RankEnd, ...] = ()
+    """Of each of the sender's ranks, in order; none on links that carry no data."""
     answers: bytes = b""
-    """Digest of the endpoint metadata this answers: an answer to an earlier greeting fits no endpoint any more."""
-    regions: tuple[RegionInfo, ...] = ()
+    """Digest of the ends this answers: an answer to an earlier greeting fits no endpoint any more."""
     peers: tuple[PeerAddress, ...] = ()
     """From the front only: prefill workers this instance may be told to use."""
     configured_role: str = ""

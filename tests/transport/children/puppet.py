@@ -22,7 +22,7 @@ from nixl_cu12 import _bindings as lib
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.transport.base import RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
 
 REGION = RegionId(0)
@@ -48,7 +48,7 @@ class Puppet:
 
     def attach(self, peer: str, other: dict[str, Any]) -> None:
         region = RemoteRegion(REGION, other["base"], other["num_bytes"], "cpu")
-        self._transport.attach(PeerName(peer), bytes.fromhex(other["metadata"]), [region])
+        self._transport.attach(PeerName(peer), [RemoteRank(bytes.fromhex(other["metadata"]), (region,))])
 
     def write(self, peer: str, offset: int, num_bytes: int, pieces: int = 1) -> int | None:
         """The same range on both sides, cut into pieces; None when the transport refused."""
@@ -83,7 +83,7 @@ class Puppet:
         return state.value
 
     def notifications(self) -> list[str]:
-        return [message.decode() for _, message in self._transport.notifications()]
+        return [message.decode() for _, message, _ in self._transport.notifications()]
 
     def listen(self, count: int, give_up_s: float = 60.0) -> list[str]:
         """Poll until `count` notifications are there."""
@@ -182,7 +182,7 @@ class Puppet:
 
     def raw_forget_peer(self, peer: str) -> str:
         endpoint = self._transport._endpoints[PeerName(peer)]
-        return str(endpoint._live().invalidateRemoteMD(endpoint._remote_name))
+        return str(endpoint._live().invalidateRemoteMD(endpoint.ranks[0].agent))
 
     def raw_deregister(self, peer: str) -> str:
         endpoint = self._transport._endpoints[PeerName(peer)]
