@@ -5,6 +5,7 @@ gone, with whatever still runs in them; what is started here ends with this proc
 """
 
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -39,6 +40,15 @@ def _ip(*argv: str, tool: str = "ip") -> str:
     return done.stdout
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that ended."""
+
+    code: int
+    text: str
+    """All it said."""
+
+
 class Machine:
     """A namespace with one device besides `lo`: `eth0`, with one address."""
 
@@ -48,6 +58,7 @@ class Machine:
         self.folder = folder
         self.namespace = f"{network.prefix}-{name}"
         self._hub = network.hub
+        self._runs = itertools.count()
         _ip("netns", "add", self.namespace)
         _ip("-n", self.namespace, "link", "set", "lo", "up")
         link = ("link", "add", "name", name, "type", "veth", "peer", "name", _DEVICE, "netns", self.namespace)
@@ -61,14 +72,13 @@ class Machine:
         wrap = ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace)
         return Process(self.folder / name, *argv, wrap=wrap, cwd=self.folder)
 
-    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *argv: str) -> "Ended":
         """`deltaserve ARGV` there, until it ends."""
-        process = self.start(*argv, name="command")
+        process = self.start(*argv, name=f"run-{next(self._runs)}")
         try:
-            code = process.popen.wait(PATIENCE_S)
+            return Ended(process.popen.wait(PATIENCE_S), process.log())
         finally:
             process.kill()
-        return subprocess.CompletedProcess(argv, code, process.log())
 
     def listening(self) -> set[str]:
         """Addresses on which anything listens there."""

@@ -1,7 +1,7 @@
 """Prefill, decode and the front on three machines, which are network namespaces, started as docs/operations.md says."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError, Unwanted, commands_of
+from tests.e2e.machines import ClientOn, Ended, Machine, Network, NotPermittedError, Unwanted, commands_of
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import in_the_middle, stream_tokens
@@ -185,3 +185,74 @@ def test_a_firewall_that_lets_links_through_and_no_pages(cluster: Cluster) -> No
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "transfer_failed")
     assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
     cluster.wait_quiet()
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def doctor(cluster: Cluster, role: str, *changed: str, on: str | None = None) -> Ended:
+    """Of the command line of that role, with other values for some flags, on its machine."""
+    argv = cluster.argv(role)
+    for flag, value in zip(changed[::2], changed[1::2], strict=True):
+        if flag not in argv:
+            argv += [flag, value]
+        argv[argv.index(flag) + 1] = value
+    return cluster.machines[on or role].run("doctor", *argv)
+
+
+def test_doctor_finds_nothing_wrong_on_any_of_the_machines(cluster: Cluster) -> None:
+    """Of commands that run there; each machine also reaches the workers of the others."""
+    with ThreadPoolExecutor(3) as pool:
+        found = dict(zip(ROLES, pool.map(lambda role: doctor(cluster, role), ROLES), strict=True))
+    for role, ended in found.items():
+        assert ended.code == 0, ended.text
+        assert ended.text.endswith("nothing stands in the way\n"), role
+    for role in ("prefill", "decode"):
+        assert (
+            f"warn  door          {ROLES[role]}:8998: a worker with this cluster key listens there" in found[role].text
+        )
+        assert "ok    transfer      nixl over tcp,self on eth0: " in found[role].text
+        assert f"ok    link          {role}-{ROLES[role]}:8998: listens" in found["router"].text
+
+
+FAULTS = {
+    "prefill": [
+        (("--transfer-devices", "eth1"), "no eth1; did you mean eth0?"),
+        (
+            ("--host", "10.0.0.9"),
+            "10.0.0.9:8998: Cannot assign requested address; this machine has 127.0.0.1, 10.0.0.1",
+        ),
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: nobody can dial that"),
+        (("--trusted-data-network", "10.1.0.0/24"), "--trusted-data-network 10.1.0.0/24: this machine is not on it"),
+    ],
+    "router": [
+        (("--workers", "decode@10.0.0.2:8999"), "decode-10.0.0.2:8999: nobody listens there"),
+        (("--workers", "decode@10.0.0.9:8998"), "there is no such machine"),
+        (("--workers", "decode@no-such-name:8998"), "nobody knows the name no-such-name"),
+        (("--cluster-key-file", "api.keys"), "ends every handshake: another cluster key"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "changed", "said"),
+    [
+        pytest.param(role, *fault, marks=() if number == 0 else pytest.mark.slow, id=f"{role}{fault[0][0]}-{number}")
+        for role, faults in FAULTS.items()
+        for number, fault in enumerate(faults)
+    ],
+)
+def test_doctor_says_what_is_wrong(cluster: Cluster, role: str, changed: Sequence[str], said: str) -> None:
+    ended = doctor(cluster, role, *changed)
+    assert ended.code == 1
+    assert said in next(line for line in ended.text.splitlines() if line.startswith("fail  "))
+
+
+@pytest.mark.slow
+def test_doctor_finds_a_firewall(cluster: Cluster) -> None:
+    blocked = Unwanted(ROLES["router"], first=8998, last=8998)
+    with cluster.machines["decode"].dropping(blocked):
+        ended = doctor(cluster, "router")
+    assert ended.code == 1
+    assert "decode-10.0.0.2:8998: no answer within 3 s: a firewall drops what is sent there" in ended.text
+    assert "prefill-10.0.0.1:8998: listens" in ended.text

@@ -30,6 +30,8 @@ class Command:
     module: str
     summary: str
     has_settings: bool = False
+    commands: tuple[str, ...] = ()
+    """`deltaserve NAME COMMAND ARGV` looks at the line of another command: `run_for(command, argv) -> int`."""
 
 
 COMMANDS = {
@@ -43,7 +45,11 @@ COMMANDS = {
     "bench": Command("deltaserve.bench.command", "measure a running server with a shared-prefix workload"),
     "verify": Command("deltaserve.cli.verify", "compare a server's answers with a reference"),
     "sim": Command("deltaserve.cli.sim", "the control planes in virtual time, under faults: prove it safe"),
-    "doctor": Command("deltaserve.cli.doctor", "what this machine offers, and every door that would be opened"),
+    "doctor": Command(
+        "deltaserve.cli.doctor",
+        "what this machine offers, every door that would be opened; `doctor prefill ...`: could that run here?",
+        commands=("prefill", "decode", "router"),
+    ),
 }
 
 
@@ -74,7 +80,12 @@ def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     name = argv[0]
     if name not in commands:
         raise ConfigError(f"{name[:80]!r}: unknown command{nearest(name, commands)} (deltaserve --help lists them)")
-    return _prepare(name, commands[name], argv[1:], before_run)
+    command = commands[name]
+    if argv[1:2] and argv[1] in command.commands:
+        before_run()
+        run_for: Callable[[str, Sequence[str]], int] = importlib.import_module(command.module).run_for
+        return run_for(argv[1], argv[2:])
+    return _prepare(name, command, argv[1:], before_run)
 
 
 def _prepare(name: str, command: Command, argv: Sequence[str], before_run: Callable[[], None]) -> int:

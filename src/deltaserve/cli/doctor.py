@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
+from deltaserve.cli.doctor_command import look_at
 from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line, verdict
@@ -50,8 +51,17 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} {value}: needs --base-url, the server to look at")
     settings = _as_serve(arguments)
     keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
+    return _tell(_all_lines(arguments, settings, keys))
+
+
+def run_for(command: str, argv: Sequence[str]) -> int:
+    """As `run`, of `deltaserve COMMAND ARGV`."""
+    return _tell(look_at(command, argv))
+
+
+def _tell(lines: Iterator[Line]) -> int:
     levels = []
-    for line in _all_lines(arguments, settings, keys):
+    for line in lines:
         print(line, flush=True)
         levels.append(line.level)
     print(verdict(levels))

@@ -17,7 +17,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.compose import cpu_bytes
 from deltaserve.cli.doctor_report import Level, Line
-from deltaserve.cli.net_devices import net_devices
+from deltaserve.cli.net_devices import interface_addresses, net_devices
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
@@ -68,8 +68,8 @@ def check_device() -> Iterator[Line]:
 
 def check_doors(host: str, port: int) -> Iterator[Line]:
     """What `serve --host --port` would listen on, and whether it can."""
-    yield _door(host, port, "API; without keys on this machine only, the admin routes too")
-    yield _door("127.0.0.1", port + 1, "admin routes, when keys are set")
+    yield check_listener(host, port, "API; without keys on this machine only, the admin routes too")
+    yield check_listener("127.0.0.1", port + 1, "admin routes, when keys are set")
     yield Line(Level.OK, "door", "127.0.0.1, any free port: links of each worker")
     yield Line(Level.OK, "door", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
     by_hand = Settings().disaggregation.disaggregation_bootstrap_port
@@ -79,7 +79,8 @@ def check_doors(host: str, port: int) -> Iterator[Line]:
         yield Line(Level.WARN, "door", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
 
 
-def _door(host: str, port: int, purpose: str) -> Line:
+def check_listener(host: str, port: int, purpose: str) -> Line:
+    """Whether anybody could listen there now."""
     where = f"{host}:{port}"
     try:
         with socket.socket() as probe:
@@ -91,8 +92,17 @@ def _door(host: str, port: int, purpose: str) -> Line:
         if url is not None:
             text = f"a deltaserve server is there: `deltaserve doctor --base-url {url}` looks at it"
             return Line(Level.WARN, "door", f"{where}: {text}; another one needs another --port")
-        return Line(Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error} ({purpose})")
+        return Line(
+            Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error}{_hint(error)} ({purpose})"
+        )
     return Line(Level.OK, "door", f"{where}: {purpose}")
+
+
+def _hint(error: Exception) -> str:
+    if getattr(error, "errno", None) != errno.EADDRNOTAVAIL:
+        return ""
+    own = ", ".join(address for addresses in interface_addresses().values() for address in addresses)
+    return f"; this machine has {own}"
 
 
 def _server_at(host: str, port: int) -> str | None:

@@ -1,6 +1,6 @@
 """The transport for real: two processes, one moves a block of bytes into the other's memory.
 
-python -m deltaserve.cli.doctor_transfer NAME PEER      a child: talks JSON lines on stdin and stdout
+python -m deltaserve.cli.doctor_transfer NAME PEER TLS DEVICES      a child: talks JSON lines on stdin and stdout
 """
 
 import json
@@ -21,18 +21,18 @@ from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
 
 NUM_BYTES = 1 << 20
-_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
+_LOOPBACK = NixlOptions(tls="tcp,self", net_devices="lo")
 _REGION = RegionId(0)
 _LIMIT_S = 30.0
 _POLL_S = 0.001
 _WRITER, _READER = "doctor-p", "doctor-d"
 
 
-def check_transfer() -> Iterator[Line]:
+def check_transfer(options: NixlOptions = _LOOPBACK) -> Iterator[Line]:
     """One line. Two children; none outlives the call."""
-    children = [_start(_WRITER, _READER), _start(_READER, _WRITER)]
+    writer, reader = children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
     try:
-        yield _probe(*children)
+        yield _probe(writer, reader, options)
     except (OSError, ValueError, KeyError) as error:
         yield Line(Level.FAIL, "transfer", f"nixl: {_reason(children) or type(error).__name__}")
     finally:
@@ -41,18 +41,18 @@ def check_transfer() -> Iterator[Line]:
             child.communicate()
 
 
-def _start(name: str, peer: str) -> "subprocess.Popen[str]":
+def _start(name: str, peer: str, options: NixlOptions) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "deltaserve.cli.doctor_transfer", name, peer],
+        [sys.executable, "-m", "deltaserve.cli.doctor_transfer", name, peer, options.tls, options.net_devices],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment(_OPTIONS)},
+        env={**os.environ, **environment(options)},
     )
 
 
-def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]") -> Line:
+def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]", options: NixlOptions) -> Line:
     """Exchange who they are, then wait for what the reader found."""
     about_writer, about_reader = _hear(writer), _hear(reader)
     _tell(reader, about_writer)
@@ -61,7 +61,7 @@ def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]") -> 
     if found["crc"] != sent["crc"]:
         return Line(Level.FAIL, "transfer", "nixl: other bytes arrived than were sent")
     took = f"{NUM_BYTES >> 20} MiB between two processes in {found['seconds'] * 1000:.0f} ms, checksum equal"
-    return Line(Level.OK, "transfer", f"nixl over {_OPTIONS.tls} on {_OPTIONS.net_devices}: {took}")
+    return Line(Level.OK, "transfer", f"nixl over {options.tls} on {options.net_devices}: {took}")
 
 
 def _hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -88,11 +88,11 @@ def _reason(children: list["subprocess.Popen[str]"]) -> str:
 # ---------------------------------------------------------------- a child
 
 
-def be_one_side(name: str, peer: str) -> None:
+def be_one_side(name: str, peer: str, options: NixlOptions) -> None:
     """Writer or reader, by name. Raises TransportError, TimeoutError."""
     memory = mmap.mmap(-1, NUM_BYTES)
     base = addressof(c_char.from_buffer(memory))
-    transport = NixlTransport(PeerName(name), Boot(1), _OPTIONS)
+    transport = NixlTransport(PeerName(name), Boot(1), options)
     transport.register(Region(_REGION, base, NUM_BYTES, "cpu"))
     metadata = transport.open(PeerName(peer))
     print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
@@ -123,7 +123,7 @@ def _poll(is_done: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     try:
-        be_one_side(sys.argv[1], sys.argv[2])
+        be_one_side(sys.argv[1], sys.argv[2], NixlOptions(tls=sys.argv[3], net_devices=sys.argv[4]))
     except (TransportError, TimeoutError, OSError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
         sys.exit(1)

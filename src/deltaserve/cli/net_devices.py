@@ -1,8 +1,11 @@
 """The network devices of this machine, as UCX names them: interfaces, and RDMA devices with a port."""
 
+import socket
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
+
+import psutil
 
 from deltaserve.base.errors import ConfigError
 
@@ -14,6 +17,12 @@ def net_devices(sysfs: Path = _SYSFS) -> list[str]:
     interfaces = sorted(path.name for path in sysfs.glob("net/*"))
     ports = sorted(f"{path.parents[1].name}:{path.name}" for path in sysfs.glob("infiniband/*/ports/*"))
     return interfaces + ports
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """IPv4 addresses of each interface."""
+    interfaces = psutil.net_if_addrs().items()
+    return {name: [entry.address for entry in own if entry.family == socket.AF_INET] for name, own in interfaces}
 
 
 def check_devices(asked: str, known: Collection[str]) -> None:

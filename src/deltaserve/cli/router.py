@@ -20,7 +20,7 @@ from deltaserve.engine.private_folder import private_folder
 
 def run(settings: Settings) -> int:
     """Route until a stop signal. Needs the model folder for tokenizer and fingerprint, not for weights."""
-    prepared = _prepare(settings)
+    prepared = prepare_router(settings)
     require_free_doors(settings)
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
@@ -36,11 +36,11 @@ def front_name(settings: Settings) -> str:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; whether ports are free is not looked at."""
-    return shared_auto_values(settings, _prepare(settings).checkpoint.facts())
+    return shared_auto_values(settings, prepare_router(settings).checkpoint.facts())
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class PreparedRouter:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
@@ -48,7 +48,8 @@ class _Prepared:
     secret_path: Path
 
 
-def _prepare(settings: Settings) -> _Prepared:
+def prepare_router(settings: Settings) -> PreparedRouter:
+    """Nothing is opened. Raises ConfigError."""
     if settings.network.workers is None:
         raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
     if settings.security.cluster_key_file is None:
@@ -57,7 +58,7 @@ def _prepare(settings: Settings) -> _Prepared:
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     check_front(settings, checkpoint)
-    return _Prepared(checkpoint, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
+    return PreparedRouter(checkpoint, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
 
 
 def _worker(text: str) -> FrontWorker:

@@ -202,10 +202,22 @@ def require_free_doors(settings: Settings) -> None:
     """Of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
     network = settings.network
     require_free_port("--port", network.host, network.port)
+    admin = admin_address(settings)
+    if admin is not None:
+        flag = "--admin-port" if network.admin_port is not None else "admin port (one above --port)"
+        require_free_port(flag, *admin)
+
+
+def admin_address(settings: Settings) -> tuple[str, int] | None:
+    """Where the admin routes have a listener of their own; None: they are the API's."""
+    network = settings.network
+    host = network.admin_host or "127.0.0.1"
     if network.admin_port is not None:
-        require_free_port("--admin-port", network.admin_host or "127.0.0.1", network.admin_port)
-    elif settings.security.api_key_file is not None or network.admin_host is not None or not is_loopback(network.host):
-        require_free_port("admin port (one above --port)", network.admin_host or "127.0.0.1", network.port + 1)
+        return host, network.admin_port
+    has_keys = settings.security.api_key_file is not None
+    if has_keys or network.admin_host is not None or not is_loopback(network.host):
+        return host, network.port + 1
+    return None
 
 
 def require_free_port(flag: str, host: str, port: int) -> None:

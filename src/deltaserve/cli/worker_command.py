@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import ResolvedConfig, auto_values, resolve
@@ -18,7 +16,7 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
-from deltaserve.cli.net_devices import check_devices, net_devices
+from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import require_free_port, tell_resolved
 from deltaserve.engine.happenings import ChildStarts
@@ -32,7 +30,7 @@ _LOOPBACK = "127.0.0.0/8"
 
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Never returns when all is well: the process is replaced by the worker. Raises ConfigError."""
-    prepared = _prepare(settings)
+    prepared = prepare_worker(settings)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port("--disaggregation-bootstrap-port", host, port)
     name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
@@ -52,11 +50,11 @@ def run_worker_command(settings: Settings, role: Role) -> int:
 
 def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as the command does; whether ports are free is not looked at."""
-    return auto_values(settings, _prepare(settings).resolved, role.value)
+    return auto_values(settings, prepare_worker(settings).resolved, role.value)
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class PreparedWorker:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
@@ -66,7 +64,8 @@ class _Prepared:
     """For page transfers, as UCX_NET_DEVICES wants them."""
 
 
-def _prepare(settings: Settings) -> _Prepared:
+def prepare_worker(settings: Settings) -> PreparedWorker:
+    """Nothing is opened. Raises ConfigError."""
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
     secret_path = Path(settings.security.cluster_key_file).resolve()
@@ -79,8 +78,8 @@ def _prepare(settings: Settings) -> _Prepared:
     asked = settings.disaggregation.transfer_devices
     if asked is not None:
         check_devices(asked, net_devices())
-    devices = asked or data_devices(settings.security.trusted_data_network or _LOOPBACK, _addresses())
-    return _Prepared(checkpoint, resolved, secret_path, devices)
+    devices = asked or data_devices(settings.security.trusted_data_network or _LOOPBACK, interface_addresses())
+    return PreparedWorker(checkpoint, resolved, secret_path, devices)
 
 
 def num_workers_here(settings: Settings) -> int:
@@ -113,8 +112,3 @@ def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
         known = ", ".join(address for own in addresses.values() for address in own)
         raise ConfigError(f"--trusted-data-network {network}: this machine is not on it; its addresses are {known}")
     return ",".join(found)
-
-
-def _addresses() -> dict[str, list[str]]:
-    interfaces = psutil.net_if_addrs().items()
-    return {name: [entry.address for entry in own if entry.family == socket.AF_INET] for name, own in interfaces}

@@ -1,0 +1,62 @@
+"""`deltaserve doctor prefill|decode|router ARGV`: whether that command could run here now, and reach whom it needs."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError, one_line
+from deltaserve.cli.doctor_links import check_links, link_fault
+from deltaserve.cli.doctor_machine import check_device, check_listener, check_software
+from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.cli.doctor_transfer import check_transfer
+from deltaserve.cli.router import prepare_router
+from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.serve import admin_address, describe
+from deltaserve.cli.settings_merge import load
+from deltaserve.cli.worker_command import prepare_worker
+from deltaserve.link.security import LinkSecurity
+from deltaserve.transport.nixl import NixlOptions
+
+
+def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
+    """One line per finding, as it is found."""
+    yield from check_software()
+    yield from check_device()
+    try:
+        settings = load(command, f"whether `deltaserve {command}` could run here", argv, os.environ).settings
+        yield from _CHECKS[command](settings)
+    except ConfigError as error:
+        yield Line(Level.FAIL, "settings", one_line(error))
+
+
+def _check_worker(settings: Settings) -> Iterator[Line]:
+    prepared = prepare_worker(settings)
+    yield Line(Level.OK, "settings", describe(prepared.resolved))
+    yield _check_links_door(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+    yield Line(Level.OK, "door", f"any free port of {prepared.devices}: page transfers, which carry no authentication")
+    yield from check_transfer(NixlOptions(tls=prepared.resolved.transfer_tls, net_devices=prepared.devices))
+
+
+def _check_links_door(settings: Settings, security: LinkSecurity) -> Line:
+    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
+    line = check_listener(host, port, "links of this worker, for members of the cluster")
+    if line.level is Level.FAIL and link_fault(f"{host}:{port}", security) is None:
+        return Line(Level.WARN, "door", f"{host}:{port}: a worker with this cluster key listens there already")
+    return line
+
+
+def _check_router(settings: Settings) -> Iterator[Line]:
+    prepared = prepare_router(settings)
+    yield Line(Level.OK, "settings", f"model {prepared.checkpoint.name}, {len(prepared.workers)} workers")
+    yield check_listener(settings.network.host, settings.network.port, "API")
+    admin = admin_address(settings)
+    if admin is not None:
+        yield check_listener(*admin, "admin routes")
+    yield from check_links(prepared.workers, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+
+
+_CHECKS: dict[str, Callable[[Settings], Iterator[Line]]] = {
+    "prefill": _check_worker,
+    "decode": _check_worker,
+    "router": _check_router,
+}
