@@ -75,7 +75,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.ids import Namespace
 from deltaserve.cli.dispatch import COMMANDS
-from deltaserve.cli.doctor_machine import check_doors
+from deltaserve.cli.doctor_machine import check_listeners
 from deltaserve.cli.options import read_options
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.server.app import create_admin_app, create_app
@@ -228,7 +228,7 @@ async def test_only_listed_methods_and_no_origin_is_let_in(codec: TextCodec) -> 
 
 def test_doctor_prints_every_door() -> None:
     port = free_port()
-    doors = "\n".join(line.text for line in check_doors("127.0.0.1", port))
+    doors = "\n".join(line.text for line in check_listeners("127.0.0.1", port))
     by_hand = Settings().disaggregation.disaggregation_bootstrap_port
     for wanted in (
         f":{port}: API",

@@ -14,7 +14,7 @@ import pytest
 
 from deltaserve.base.config import Settings
 from deltaserve.cli import doctor_machine, doctor_transfer
-from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
+from deltaserve.cli.doctor_machine import check_device, check_listeners, check_software
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_server import check_server
@@ -36,7 +36,7 @@ def levels(lines: Iterator[Line]) -> list[Level]:
 def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tiny_models / "llama"), "--port", str(free_port())]) == 0
     out = capsys.readouterr().out
-    for subject in ("python", "library", "cpu", "door", "transfer", "model", "pages", "tokenizer", "template"):
+    for subject in ("python", "library", "cpu", "listener", "transfer", "model", "pages", "tokenizer", "template"):
         assert f"ok    {subject}" in out
     assert out.endswith("nothing stands in the way\n")
 
@@ -82,7 +82,7 @@ def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By something that does not even answer."""
     monkeypatch.setattr(doctor_machine, "_ASK_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        lines = list(check_doors("127.0.0.1", taken.getsockname()[1]))
+        lines = list(check_listeners("127.0.0.1", taken.getsockname()[1]))
     assert lines[0].level is Level.FAIL
     assert "in use" in lines[0].text
 
@@ -90,19 +90,19 @@ def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_door_that_another_http_server_took() -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.handle_request).start()
-        assert next(check_doors("127.0.0.1", other.server_port)).level is Level.FAIL
+        assert next(check_listeners("127.0.0.1", other.server_port)).level is Level.FAIL
 
 
 def test_doors_that_a_deltaserve_server_took() -> None:
     port = free_port()
     with answering(200, {}, None, port) as url, answering(404, {}, None, port + 1):
-        lines = list(check_doors("127.0.0.1", port))
+        lines = list(check_listeners("127.0.0.1", port))
     assert [line.level for line in lines[:2]] == [Level.WARN, Level.WARN]
     assert all(f"doctor --base-url {url}`" in line.text for line in lines[:2])
 
 
 def test_a_door_to_the_world_is_pointed_out() -> None:
-    assert list(check_doors("0.0.0.0", free_port()))[-1].level is Level.WARN
+    assert list(check_listeners("0.0.0.0", free_port()))[-1].level is Level.WARN
 
 
 def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

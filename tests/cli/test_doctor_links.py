@@ -45,7 +45,7 @@ def test_the_line_of_a_worker(tiny_models: Path, tmp_path: Path, capsys: pytest.
     line = [str(tiny_models / "llama"), "--cluster-key-file", key_file(tmp_path), "--num-pages", "100"]
     assert main(["doctor", "prefill", *line, "--disaggregation-bootstrap-port", port]) == 0
     out = capsys.readouterr().out
-    for text in ("settings      cpu, weights float32", f"door          127.0.0.1:{port}: links", "transfer      nixl"):
+    for text in ("settings      cpu, weights float32", f"listener      127.0.0.1:{port}: links", "transfer      nixl"):
         assert f"ok    {text}" in out
     assert main(["doctor", "decode", *line, "--host", "0.0.0.0"]) == 1
     assert "fail  settings      --host 0.0.0.0: nobody can dial that" in capsys.readouterr().out

@@ -47,7 +47,7 @@ COMMANDS = {
     "sim": Command("deltaserve.cli.sim", "the control planes in virtual time, under faults: prove it safe"),
     "doctor": Command(
         "deltaserve.cli.doctor",
-        "what this machine offers, every door that would be opened; `doctor prefill ...`: could that run here?",
+        "what this machine offers, where a server would listen; `doctor prefill ...`: could that run here?",
         commands=("prefill", "decode", "router"),
     ),
 }

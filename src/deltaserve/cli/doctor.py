@@ -1,4 +1,4 @@
-"""`deltaserve doctor [MODEL]`: what this machine offers, every door a server would open, what stands in the way."""
+"""`deltaserve doctor [MODEL]`: what this machine offers, where a server would listen, what stands in the way."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.doctor_command import look_at
-from deltaserve.cli.doctor_machine import check_device, check_doors, check_software
+from deltaserve.cli.doctor_machine import check_device, check_listeners, check_software
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line, verdict
 from deltaserve.cli.doctor_server import check_server
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=30000, help="port the API would listen on (default 30000)")
     sizes = parser.add_argument_group("memory that is planned for MODEL, as with `serve`")
     for option in map(option_of, _SIZES):
-        sizes.add_argument(option.flag, metavar="|".join(option.choices) or "N", help=describe(option))
-    parser.add_argument("--base-url", metavar="URL", help="a running server to look at; then no doors are tried")
+        sizes.add_argument(option.flag, metavar=option.metavar, help=describe(option))
+    parser.add_argument("--base-url", metavar="URL", help="a running server to look at; then no address is tried")
     parser.add_argument("--admin-url", metavar="URL", help="where it has its admin routes; with keys, one port above")
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first admin key is sent"
@@ -83,7 +83,7 @@ def _all_lines(arguments: argparse.Namespace, settings: Settings | None, keys: S
     yield from check_software()
     yield from check_device()
     if arguments.base_url is None:
-        yield from check_doors(arguments.host, arguments.port)
+        yield from check_listeners(arguments.host, arguments.port)
     yield from check_transfer()
     if settings is not None:
         yield from check_model(settings)

@@ -32,16 +32,18 @@ def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
 def _check_worker(settings: Settings) -> Iterator[Line]:
     prepared = prepare_worker(settings)
     yield Line(Level.OK, "settings", describe(prepared.resolved))
-    yield _check_links_door(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
-    yield Line(Level.OK, "door", f"any free port of {prepared.devices}: page transfers, which carry no authentication")
+    yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+    yield Line(
+        Level.OK, "listener", f"any free port of {prepared.devices}: page transfers, which carry no authentication"
+    )
     yield from check_transfer(NixlOptions(tls=prepared.resolved.transfer_tls, net_devices=prepared.devices))
 
 
-def _check_links_door(settings: Settings, security: LinkSecurity) -> Line:
+def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     line = check_listener(host, port, "links of this worker, for members of the cluster")
     if line.level is Level.FAIL and link_fault(f"{host}:{port}", security) is None:
-        return Line(Level.WARN, "door", f"{host}:{port}: a worker with this cluster key listens there already")
+        return Line(Level.WARN, "listener", f"{host}:{port}: a worker with this cluster key listens there already")
     return line
 
 

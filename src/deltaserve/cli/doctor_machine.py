@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, libraries, device, and every door a server would open."""
+"""Checks of this machine: Python, libraries, device, and every address a server would listen on."""
 
 import errno
 import platform
@@ -66,17 +66,17 @@ def check_device() -> Iterator[Line]:
         yield Line(Level.OK, "gpu", text)
 
 
-def check_doors(host: str, port: int) -> Iterator[Line]:
+def check_listeners(host: str, port: int) -> Iterator[Line]:
     """What `serve --host --port` would listen on, and whether it can."""
     yield check_listener(host, port, "API; without keys on this machine only, the admin routes too")
     yield check_listener("127.0.0.1", port + 1, "admin routes, when keys are set")
-    yield Line(Level.OK, "door", "127.0.0.1, any free port: links of each worker")
-    yield Line(Level.OK, "door", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
+    yield Line(Level.OK, "listener", "127.0.0.1, any free port: links of each worker")
+    yield Line(Level.OK, "listener", "127.0.0.1 (UCX_NET_DEVICES=lo), any free port: page transfers of each worker")
     by_hand = Settings().disaggregation.disaggregation_bootstrap_port
     text = "links of a worker that `deltaserve prefill` or `decode` starts, for members of the cluster"
-    yield Line(Level.OK, "door", f"127.0.0.1:{by_hand}: {text}")
+    yield Line(Level.OK, "listener", f"127.0.0.1:{by_hand}: {text}")
     if not is_loopback(host):
-        yield Line(Level.WARN, "door", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
+        yield Line(Level.WARN, "listener", f"{host} is reachable from elsewhere: keys are needed (--api-key-file)")
 
 
 def check_listener(host: str, port: int, purpose: str) -> Line:
@@ -91,11 +91,11 @@ def check_listener(host: str, port: int, purpose: str) -> Line:
         url = _server_at(host, port) if getattr(error, "errno", None) == errno.EADDRINUSE else None
         if url is not None:
             text = f"a deltaserve server is there: `deltaserve doctor --base-url {url}` looks at it"
-            return Line(Level.WARN, "door", f"{where}: {text}; another one needs another --port")
+            return Line(Level.WARN, "listener", f"{where}: {text}; another one needs another --port")
         return Line(
-            Level.FAIL, "door", f"{where}: {getattr(error, 'strerror', None) or error}{_hint(error)} ({purpose})"
+            Level.FAIL, "listener", f"{where}: {getattr(error, 'strerror', None) or error}{_hint(error)} ({purpose})"
         )
-    return Line(Level.OK, "door", f"{where}: {purpose}")
+    return Line(Level.OK, "listener", f"{where}: {purpose}")
 
 
 def _hint(error: Exception) -> str:

@@ -167,7 +167,7 @@ async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: S
         reason = engine.ready()
         if reason != told:
             told = reason
-            say(f"ready, serving at {url}/v1  (Ctrl-C ends it)" if reason is None else f"waiting for workers: {reason}")
+            say(f"ready, serving at {url}/v1  (Ctrl-C ends it)" if reason is None else f"not ready: {reason}")
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _READY_POLL_S)
     say(Stopping())

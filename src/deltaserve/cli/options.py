@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from deltaserve.base.config import Group, Name, Port, Settings, Text
+from deltaserve.base.config import Advertised, Devices, Group, Name, Port, Settings, Share, Text, Transports, WorkerList
 from deltaserve.base.errors import ConfigError
 
 _MAX_GUESSED = 80
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_METAVARS = ((Share, "X"), (WorkerList, "LIST"), (Advertised, "HOST[:PORT]"), (Devices, "LIST"), (Transports, "LIST"))
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -64,6 +65,12 @@ class Option:
     @property
     def is_count(self) -> bool:
         return int in set(_plain_types(self.annotation)) and self.annotation not in (Port, Port | None)
+
+    @property
+    def metavar(self) -> str:
+        """What --help writes for the value."""
+        named = next((text for kind, text in _METAVARS if kind in _members(self.annotation)), None)
+        return "|".join(self.choices) or named or ("N" if self.is_count else self.field.split("_")[-1].upper())
 
     @property
     def is_switch(self) -> bool:

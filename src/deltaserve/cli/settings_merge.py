@@ -223,8 +223,7 @@ def _add_option(group: argparse._ArgumentGroup, option: Option, text: str) -> No
     if option.is_switch:
         group.add_argument(option.flag, dest=option.field, action=_Once, nargs=0, help=text)
         return
-    metavar = "|".join(option.choices) or ("N" if option.is_count else option.field.split("_")[-1].upper())
-    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=metavar, help=text)
+    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=option.metavar, help=text)
 
 
 def describe(option: Option) -> str:

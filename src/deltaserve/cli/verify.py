@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help=f"allowed difference of log-probabilities (default {_TOLERANCES[DType.FLOAT32]:g} where --model-path has "
+        help=f"allowed difference of log-probabilities (default {_TOLERANCES[DType.FLOAT32]:g} where MODEL has "
         f"float32 weights, else {_LOOSE_TOLERANCE:g}; a server with --kv-cache-dtype fp8_e4m3 needs "
         f"{_FP8_KV_TOLERANCE:g})",
     )
@@ -190,7 +190,7 @@ def _show(console: Console, name: str, reference: Reference, cases: Sequence[Cas
     """Print a table (lengths in tokens; cached ones by side); the worst difference of each line."""
     table = Table(title=f"against {name}, tolerance {tolerance:g}", title_justify="left", box=box.SIMPLE)
     for heading in ("case", "prompt", "on decode", "on prefill", "output", "prompt error", "output error", ""):
-        table.add_column(heading, justify="left" if heading in ("case", "") else "right")
+        table.add_column(heading, justify="left" if heading in ("case", "") else "right", no_wrap=heading == "case")
     worst = []
     for case in cases:
         finding, answer = compare(case, reference), case.answer
