@@ -42,12 +42,12 @@ class LogPosition:
     """How far a log has come."""
 
     number: int = 0
-    digest: int = 0
+    checksum: int = 0
 
     def then(self, body: bytes) -> "LogPosition":
         number = self.number + 1
-        digest = xxhash.xxh3_64_intdigest(struct.pack("<QQ", number, self.digest) + body)
-        return LogPosition(number, digest)
+        checksum = xxhash.xxh3_64_intdigest(struct.pack("<QQ", number, self.checksum) + body)
+        return LogPosition(number, checksum)
 
 
 class LogEnd:
@@ -67,21 +67,21 @@ class LogEnd:
         """The frame of the next entry."""
         position = self._sent[-1].then(body)
         self._sent.append(position)
-        return _HEADER.pack(position.number, position.digest, self._taken.number, self._taken.digest) + body
+        return _HEADER.pack(position.number, position.checksum, self._taken.number, self._taken.checksum) + body
 
     def open(self, frame: bytes) -> bytes:
         """The body of the other side's next entry. Raises RankLogError when it is not that."""
         if len(frame) < _HEADER.size:
             raise RankLogError(f"an entry of {len(frame)} bytes")
-        number, digest, seen, seen_digest = _HEADER.unpack_from(frame)
+        number, checksum, seen, seen_checksum = _HEADER.unpack_from(frame)
         body = frame[_HEADER.size :]
         expected = self._taken.then(body)
         if number != expected.number:
             raise RankLogError(f"entry {number} came where entry {expected.number} was due")
-        if digest != expected.digest:
+        if checksum != expected.checksum:
             raise RankLogError(f"entry {number} differs from what was sent")
         self._taken = expected
-        self._compare(LogPosition(seen, seen_digest))
+        self._compare(LogPosition(seen, seen_checksum))
         return body
 
     def _compare(self, seen: LogPosition) -> None:
