@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import MachineFacts, ModelFacts, PoolFacts, ResolvedConfig, resolve
+from deltaserve.base.config_resolve import (
+    MachineFacts,
+    ModelFacts,
+    PoolFacts,
+    ResolvedConfig,
+    kv_bytes_per_token,
+    of_one_context,
+    resolve,
+)
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 
 MIB = 1 << 20
@@ -67,7 +76,6 @@ def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) ->
     assert (narrow.dtype, narrow.kv_cache_dtype, narrow.widened_from) == (dtype, dtype, None)
     assert (wide.dtype, wide.kv_cache_dtype, wide.widened_from) == ("float32", "float32", dtype)
     assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32") - 32 * MIB
-    assert wide.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
 
 
 def test_a_slow_type_that_was_asked_for_is_used() -> None:
@@ -80,18 +88,18 @@ def test_a_slow_type_that_was_asked_for_is_used() -> None:
 
 
 def test_workers_of_one_machine_share_cores_and_memory() -> None:
-    alone, shared = resolved(), resolved(machine=dataclasses.replace(MACHINE, num_workers=3))
+    alone, shared = resolved(), resolved(machine=dataclasses.replace(MACHINE, num_ranks=3))
     assert shared.num_threads == 2
     assert shared.num_pages[0] < alone.num_pages[0] // 3
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "num_workers", "num_threads"),
+    ("num_cores", "num_ranks", "num_threads"),
     [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 3), (4, 2, 1), (8, 1, 7), (8, 2, 3), (64, 2, 31), (2, 5, 1), (64, 100, 1)],
 )
-def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_workers: int, num_threads: int) -> None:
+def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_ranks: int, num_threads: int) -> None:
     """The threads of a step wait for each other: with one of them off its core all stand still."""
-    machine = dataclasses.replace(MACHINE, num_cores=num_cores, num_workers=num_workers, free_bytes=1 << 40)
+    machine = dataclasses.replace(MACHINE, num_cores=num_cores, num_ranks=num_ranks, free_bytes=1 << 40)
     assert resolved(machine=machine).num_threads == num_threads
     assert resolved(machine=machine, scheduling={"num_threads": 5}).num_threads == 5
 
@@ -105,7 +113,7 @@ def test_windows_and_states_get_what_running_requests_hold_and_full_pages_the_re
     assert window == min(full, 2 * 16 * (-(-(1023 + 512) // 64) + 1))
     assert states == min(full, 2 * 16 * 2)
     assert config.kv_bytes == (full + 3 * window + 3 * states) * page_bytes
-    assert config.kv_bytes_per_token == 2048
+    assert kv_bytes_per_token(settings(), facts) == 2048
     budget = int(free_bytes * 0.4) - 200 * MIB - 16 * MIB
     assert config.kv_bytes <= budget < config.kv_bytes + 7 * page_bytes
 
@@ -145,7 +153,7 @@ def test_an_automatic_pool_is_no_larger_than_useful() -> None:
         ({"scheduling": {"max_prefill_tokens": 100}}, "--max-prefill-tokens 100: must be at least the chunk of 512"),
         (
             {"memory": {"mem_fraction_static": 0.01}},
-            "0.01: 40 MiB for each of 1 workers do not hold 200 MiB of weights, 32 MiB for a step and one page",
+            "40 MiB for each of 1 worker processes do not hold 200 MiB of weights, 32 MiB for a step and one page",
         ),
     ],
 )
@@ -155,7 +163,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(groups: dict[str, Any], 
     assert message in str(caught.value)
 
 
-TOTAL = dataclasses.replace(MACHINE, num_workers=2, total_bytes=1000 * MIB)
+TOTAL = dataclasses.replace(MACHINE, num_ranks=2, total_bytes=1000 * MIB)
 """Two workers with 200 MiB of weights and 300 MiB for pages of 128 KiB each."""
 
 
@@ -176,7 +184,7 @@ def test_what_is_free_now_refuses_no_pool_that_was_asked_for() -> None:
 
 def test_weights_that_an_empty_machine_could_not_hold() -> None:
     with pytest.raises(ConfigError, match="not one page fits beside the weights"):
-        resolved(machine=dataclasses.replace(TOTAL, num_workers=5), memory={"num_pages": 1})
+        resolved(machine=dataclasses.replace(TOTAL, num_ranks=5), memory={"num_pages": 1})
 
 
 @given(
@@ -185,16 +193,16 @@ def test_weights_that_an_empty_machine_could_not_hold() -> None:
     share=st.just("auto") | st.floats(0.05, 0.95),
     running=st.just("auto") | st.integers(1, 1000),
     free=st.integers(600, 100_000),
-    num_workers=st.integers(1, 4),
+    num_ranks=st.integers(1, 4),
 )
 def test_whatever_resolves_is_consistent(
-    page_size: Any, num_pages: Any, share: Any, running: Any, free: int, num_workers: int
+    page_size: Any, num_pages: Any, share: Any, running: Any, free: int, num_ranks: int
 ) -> None:
     groups = {
         "memory": {"page_size": page_size, "num_pages": num_pages, "mem_fraction_static": share},
         "scheduling": {"max_running_requests": running},
     }
-    machine = dataclasses.replace(MACHINE, free_bytes=free * MIB, num_workers=num_workers)
+    machine = dataclasses.replace(MACHINE, free_bytes=free * MIB, num_ranks=num_ranks)
     try:
         config = resolve(settings(**groups), MODEL, machine)
     except ConfigError as error:
@@ -205,11 +213,11 @@ def test_whatever_resolves_is_consistent(
     assert config.step_len >= config.chunk_len
     if num_pages == "auto":
         step_bytes = config.max_running_requests * MIB
-        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype) + step_bytes) * num_workers <= machine.free_bytes
+        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype) + step_bytes) * num_ranks <= machine.free_bytes
 
 
 def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:
-    apart = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_workers=2, num_devices=2)
+    apart = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=2, num_devices=2)
     together = dataclasses.replace(apart, num_devices=1)
     assert resolved(machine=apart).num_threads == resolved(machine=together).num_threads == 4
     assert resolved(machine=apart).num_pages[0] > 2 * resolved(machine=together).num_pages[0]
@@ -226,3 +234,18 @@ def test_a_context_that_the_pool_shortens_is_remembered() -> None:
     short = resolved(memory={"num_pages": 2, "page_size": 16})
     assert (short.context_len, short.shortened_from) == (32, MODEL.context_len)
     assert resolved().shortened_from is None
+
+
+def test_each_rank_needs_a_gpu_of_its_own() -> None:
+    machine = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=4, num_devices=1)
+    with pytest.raises(ConfigError, match="--tp-size 2: each rank needs a GPU, 1 visible here"):
+        resolve(settings(), dataclasses.replace(MODEL, tp_size=2), machine)
+
+
+def test_no_role_takes_longer_requests_than_another() -> None:
+    large = resolved(machine=dataclasses.replace(MACHINE, free_bytes=1 << 36))
+    small = resolved(memory={"num_pages": 4})
+    both = of_one_context({Role.PREFILL: large, Role.DECODE: small})
+    assert [config.context_len for config in both.values()] == [256, 256]
+    assert both[Role.PREFILL].shortened_from == both[Role.DECODE].shortened_from == large.context_len
+    assert both[Role.PREFILL].num_pages == large.num_pages

@@ -152,11 +152,11 @@ class Cluster:
         wanted = self._wanted(self.port)
         checkpoint = Checkpoint.open(wanted.model.model_path)
         names = worker_names(wanted)
-        resolved = resolve_settings(wanted, checkpoint, len(names))
+        resolved = resolve_settings(wanted, checkpoint)
         secret = cluster_secret(wanted, self._folder)
         doors = []
         for (name, role), port in zip(names, self._worker_ports, strict=True):
-            made = worker_spec(name, role, wanted, checkpoint, resolved, secret)
+            made = worker_spec(name, role, wanted, checkpoint, resolved[role], secret)
             spec = msgspec.structs.replace(self._adjust(made), port=port)
             doors.append(FrontWorker(name=name, role=role, url=await self._open_proxy(name, port)))
             self._add(worker_child(spec, self._folder), f"tcp://127.0.0.1:{port}")

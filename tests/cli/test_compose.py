@@ -25,7 +25,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
 
 def test_a_cpu_has_the_memory_and_swap_of_the_machine() -> None:
     facts = machine_facts(Settings.model_validate({"model": {"device": "cpu"}}), 2)
-    assert (facts.device, facts.num_workers) == ("cpu", 2)
+    assert (facts.device, facts.num_ranks) == ("cpu", 2)
     assert facts.total_bytes == psutil.virtual_memory().total + psutil.swap_memory().total
 
 

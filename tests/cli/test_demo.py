@@ -76,9 +76,9 @@ def test_one_request_fits_the_pool_and_private_copies_of_all_do_not() -> None:
 def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
     settings = demo_settings(MODEL, 30000)
     checkpoint = Checkpoint.open(str(MODEL))
-    resolved = resolve_settings(settings, checkpoint, 2)
-    prefill = worker_spec("prefill-0", Role.PREFILL, settings, checkpoint, resolved, Path("key"))
-    decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved, Path("key"))
+    resolved = resolve_settings(settings, checkpoint)
+    prefill = worker_spec("prefill-0", Role.PREFILL, settings, checkpoint, resolved[Role.PREFILL], Path("key"))
+    decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved[Role.DECODE], Path("key"))
     for cache in DecodeCache:
         assert adjusted(cache)(prefill) == prefill
     assert (prefill.options.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))

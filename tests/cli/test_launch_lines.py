@@ -30,6 +30,9 @@ ACCEPTED = [
     ("prefill", ["--disable-overlap-schedule"]),
     ("decode", ["--chunked-prefill-size", "-1"]),
     ("decode", ["--tp-size", "1"]),
+    ("decode", ["--tp-size", "2"]),
+    ("prefill", ["--tp", "2"]),
+    ("prefill", ["--tensor-parallel-size", "4"]),
     ("decode", ["--nnodes", "1"]),
     ("prefill", ["--load-format", "auto"]),
     ("prefill", ["--disable-cuda-graph"]),
@@ -40,7 +43,6 @@ ACCEPTED = [
     ("router", ["--workers", "decode@localhost:1", "--pd-disaggregation"]),
 ]
 REFUSED = [
-    ("decode", ["--tp-size", "2"], "tensor parallelism is not built yet"),
     ("decode", ["--dp-size", "4"], "start more workers"),
     ("decode", ["--ep-size", "4"], "experts are not split"),
     ("prefill", ["--chunked-prefill-size", "-1"], "cannot be turned off"),

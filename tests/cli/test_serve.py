@@ -1,12 +1,16 @@
 """What `serve` writes for the processes it starts."""
 
+import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from deltaserve.base.config import Settings
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
 from deltaserve.cli.front_process import FrontSpec
-from deltaserve.cli.serve import compose, prepare, tell_resolved
+from deltaserve.cli.serve import compose, describe_ranks, prepare, tell_resolved
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
@@ -34,10 +38,51 @@ def test_a_pool_that_shortens_the_context_is_warned_of_with_both_lengths(tiny_mo
             "memory": {"num_pages": 4, "page_size": 16},
         }
     )
-    resolved = prepare(settings).resolved
+    resolved = prepare(settings).resolved[Role.DECODE]
     tell_resolved(resolved, lambda line: said.append(str(line)))
     assert said[-1].startswith(f"warning: context 64 instead of the model's {resolved.shortened_from}: 4 pages of 16")
     said.clear()
     enough = settings.model_copy(update={"memory": settings.memory.model_copy(update={"num_pages": 4096})})
-    tell_resolved(prepare(enough).resolved, lambda line: said.append(str(line)))
+    tell_resolved(prepare(enough).resolved[Role.DECODE], lambda line: said.append(str(line)))
     assert len(said) == 1
+
+
+def of_ranks(model: Path, **parallelism: int) -> Settings:
+    return Settings.model_validate(
+        {
+            "model": {"model_path": str(model), "device": "cpu"},
+            "memory": {"num_pages": 8, "page_size": 16},
+            "parallelism": parallelism,
+        }
+    )
+
+
+def test_workers_of_several_ranks_are_told_of_and_hold_a_part_of_each_page(tiny_models: Path) -> None:
+    resolved = prepare(of_ranks(tiny_models / "llama", decode_tp_size=2)).resolved
+    prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
+    assert (prefill.tp_size, decode.tp_size) == (1, 2)
+    assert prefill.kv_bytes == 2 * decode.kv_bytes
+    assert prefill.num_pages == decode.num_pages
+    assert describe_ranks(resolved) == ["each decode worker: 2 ranks"]
+
+
+def test_workers_of_both_roles_take_requests_of_one_length(tiny_models: Path) -> None:
+    settings = of_ranks(tiny_models / "llama", decode_tp_size=2)
+    settings = settings.model_copy(update={"memory": settings.memory.model_copy(update={"num_pages": "auto"})})
+    resolved = prepare(settings).resolved
+    assert len({config.context_len for config in resolved.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "message"),
+    [
+        ({"tp_size": 3}, "--tp-size 3: num_key_value_heads: 4 does not divide over 3 tensor-parallel ranks"),
+        ({"tp_size": 2, "decode_tp_size": 16}, "--decode-tp-size 16: num_attention_heads: 8 does not divide over"),
+        ({"prefill_tp_size": 16}, "--prefill-tp-size 16: num_attention_heads: 8 does not divide over 16"),
+    ],
+)
+def test_ranks_over_which_the_model_does_not_divide_are_refused_at_once(
+    tiny_models: Path, parallelism: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare(of_ranks(tiny_models / "llama", **parallelism))

@@ -7,7 +7,7 @@ import pytest
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import ACCEPTED, REFUSED, RENAMED, SWITCHES
+from deltaserve.cli.foreign import ACCEPTED, ALIASES, REFUSED, RENAMED, SWITCHES
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings_merge import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
@@ -41,6 +41,9 @@ EXAMPLES: dict[str, str] = {
     "stream-interval": "4",
     "request-timeout-s": "60.5",
     "slow-reader-timeout-s": "5.5",
+    "tp-size": "2",
+    "prefill-tp-size": "4",
+    "decode-tp-size": "2",
     "prefill": "3",
     "decode": "2",
     "disaggregation-mode": "null",
@@ -184,14 +187,22 @@ def test_foreign_flags_that_change_nothing_are_accepted(name: str) -> None:
 
 
 def test_foreign_flags_are_nobody_elses() -> None:
-    names = [*ACCEPTED, *REFUSED, *RENAMED]
+    names = [*ACCEPTED, *ALIASES, *REFUSED, *RENAMED]
     assert len(names) == len(set(names))
     assert not set(names) & set(OPTIONS)
-    assert set(RENAMED.values()) <= set(OPTIONS)
+    assert {*RENAMED.values(), *ALIASES.values()} <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_other_words_for_a_flag_are_accepted_in_all_forms(alias: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"{alias}: 2")
+    for argv in ([f"--{alias}", "2"], ["--config", str(file)]):
+        assert settings_of("serve", M, *argv).parallelism.tp_size == 2
 
 
 def test_a_switch_that_changes_nothing_says_so() -> None:
-    line = load("serve", "", [M, "--enable-metrics", "--enable-prefix-caching", "--tp", "1"], {})
+    line = load("serve", "", [M, "--enable-metrics", "--enable-prefix-caching"], {})
     assert len(line.notes) == 2
     assert line.notes[0] == "--enable-metrics changes nothing: metrics are always on, at /metrics"
     assert "the prefix cache is always on" in line.notes[1]

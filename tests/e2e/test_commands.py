@@ -135,7 +135,7 @@ def test_a_pool_that_cannot_hold_what_was_asked(tiny_models: Path, folder: Path)
 
 def test_a_pool_that_no_memory_can_hold(tiny_models: Path, folder: Path) -> None:
     argv = ["serve", str(tiny_models / "llama"), "--num-pages", "1000000000"]
-    assert_refused(folder, argv, "--num-pages 1000000000", "each of 2 workers", "at most ")
+    assert_refused(folder, argv, "--num-pages 1000000000", "each of 2 worker processes", "at most ")
 
 
 def test_a_wrong_key_file(tiny_models: Path, folder: Path) -> None:

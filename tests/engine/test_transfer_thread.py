@@ -75,7 +75,7 @@ class Side:
         self.num_polls += 1
         return self.endpoint.poll(now)
 
-    def expect(self, is_active: bool) -> None:
+    def expect(self, is_active: bool, now: float) -> None:
         pass
 
     def is_idle(self) -> bool:

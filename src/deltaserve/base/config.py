@@ -34,6 +34,7 @@ CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer 
 Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
 Threads = Annotated[int, Field(ge=1, le=1024, description="an integer from 1 to 1024")]
 Workers = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
+Ranks = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
 PageSize = Annotated[
     int,
     Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
@@ -209,7 +210,7 @@ class SchedulingSettings(Group):
     )
     num_threads: Threads | Auto = option(
         "auto",
-        "compute threads per worker; auto is 1 below 4 cores, else it divides all but one among the workers here",
+        "compute threads of a rank; auto is 1 below 4 cores, else it divides all but one among the ranks here",
         commands=COMPUTING,
     )
     max_queued_requests: Count = option(1024, "requests that may wait for their first token; more get 429")
@@ -230,6 +231,22 @@ class SchedulingSettings(Group):
         "a stream is cut whose client takes nothing for so long",
         commands=ROUTING,
         use="rare",
+    )
+
+
+class ParallelSettings(Group):
+    title: ClassVar[str] = "parallelism"
+
+    tp_size: Ranks = option(
+        1,
+        "tensor-parallel ranks of a worker: processes that hold the model and every page together",
+        commands=COMPUTING,
+    )
+    prefill_tp_size: Ranks | None = option(
+        None, "ranks of a prefill worker; by default --tp-size", commands=("serve",), use="rare"
+    )
+    decode_tp_size: Ranks | None = option(
+        None, "ranks of a decode worker; by default --tp-size", commands=("serve",), use="rare"
     )
 
 
@@ -364,6 +381,7 @@ class Settings(Group):
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    parallelism: ParallelSettings = ParallelSettings()
     disaggregation: DisaggregationSettings = DisaggregationSettings()
     network: NetworkSettings = NetworkSettings()
     security: SecuritySettings = SecuritySettings()

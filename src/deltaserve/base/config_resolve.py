@@ -7,6 +7,7 @@ from typing import Literal
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL, Retention
 
 Device = Literal["cpu", "cuda"]
@@ -39,12 +40,14 @@ class ModelFacts:
     dtype: str
     """Of the weights, as in --dtype."""
     weight_bytes: Callable[[str], int]
-    """dtype |-> bytes of all weights this worker loads."""
+    """dtype |-> bytes of all weights that a rank loads."""
     context_len: int
     pools: Callable[[int, str], tuple[PoolFacts, ...]]
     """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
     scratch_bytes: Callable[[StepSizes], int]
     """Memory of one step beside weights and pages, at most."""
+    tp_size: int = 1
+    """Ranks of a worker. All bytes here are of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,10 @@ class MachineFacts:
     num_cores: int
     free_bytes: int
     """Of the device's memory."""
-    num_workers: int = 1
-    """Workers that share these cores, this one included."""
+    num_ranks: int = 1
+    """Ranks of all workers that share these cores, this one's included."""
     num_devices: int = 1
-    """That the workers are spread over, each with memory like this."""
+    """That the ranks are spread over, each with memory like this."""
     total_bytes: int | None = None
     """Of the device's memory, swap included: more can never be there. None: unknown."""
     slow_dtypes: frozenset[str] = frozenset()
@@ -66,8 +69,8 @@ class MachineFacts:
 
     @property
     def num_on_device(self) -> int:
-        """Workers that share the memory of one device."""
-        return -(-self.num_workers // self.num_devices)
+        """Ranks that share the memory of one device."""
+        return -(-self.num_ranks // self.num_devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,17 @@ class ResolvedConfig:
     """Prompt tokens per step over all requests."""
     split_tokens: int
     """Attention reads keys in splits of so many tokens."""
+    tp_size: int
+    """Ranks of a worker."""
     num_threads: int
+    """Of a rank."""
     num_cores: int
     """Of this machine, as far as this process may use them."""
     num_devices: int
     transfer_tls: str
     """UCX_TLS."""
     kv_bytes: int
-    """Of all pools."""
-    kv_bytes_per_token: float
-    """What each further token of a prompt adds."""
+    """Of all pools, on one rank."""
     shortened_from: int | None = None
     """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
     widened_from: str | None = None
@@ -141,6 +145,8 @@ class _Pools:
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
+    if device == "cuda" and model.tp_size > machine.num_devices:
+        raise ConfigError(f"--tp-size {model.tp_size}: each rank needs a GPU, {machine.num_devices} visible here")
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
@@ -168,15 +174,26 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         chunk_len=chunk_len,
         step_len=_step_len(settings, chunk_len),
         split_tokens=_split_tokens(settings, page_size),
+        tp_size=model.tp_size,
         num_threads=_num_threads(settings, machine),
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
         transfer_tls=_transfer_tls(settings, device),
         kv_bytes=pools.num_bytes(num_pages),
-        kv_bytes_per_token=_token_bytes(pools.facts, page_size),
         shortened_from=wanted_len if context_len < wanted_len else None,
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
+
+
+def of_one_context(configs: Mapping[Role, ResolvedConfig]) -> dict[Role, ResolvedConfig]:
+    """Workers of several roles that serve the same requests: none takes a longer one than another."""
+    shortest = min(config.context_len for config in configs.values())
+    return {
+        role: config
+        if config.context_len == shortest
+        else replace(config, context_len=shortest, shortened_from=config.shortened_from or config.context_len)
+        for role, config in configs.items()
+    }
 
 
 def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict[str, str]:
@@ -275,9 +292,7 @@ def _num_threads(settings: Settings, machine: MachineFacts) -> int:
     left to the front and whatever else runs, and where cores are few there is one thread.
     """
     few = machine.num_cores < _MANY_CORES
-    return _or_auto(
-        settings.scheduling.num_threads, 1 if few else max(1, (machine.num_cores - 1) // machine.num_workers)
-    )
+    return _or_auto(settings.scheduling.num_threads, 1 if few else max(1, (machine.num_cores - 1) // machine.num_ranks))
 
 
 def _transfer_tls(settings: Settings, device: Device) -> str:
@@ -302,7 +317,7 @@ def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
 
 
 def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFacts) -> None:
-    """Raises ConfigError when the workers could not be held even by an empty machine: what is free now is luck."""
+    """Raises ConfigError when the ranks could not be held even by an empty machine: what is free now is luck."""
     if machine.total_bytes is None:
         return
     largest = pools.num_full(machine.total_bytes // machine.num_on_device - weights)
@@ -311,14 +326,15 @@ def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFac
         mib = pools.num_bytes(num_pages) >> 20
         raise ConfigError(
             f"--num-pages {num_pages}: {mib} MiB of pages and {weights >> 20} MiB of weights "
-            f"for each of {machine.num_on_device} workers, {machine.total_bytes >> 20} MiB of memory here; {hint}"
+            f"for each of {machine.num_on_device} worker processes, {machine.total_bytes >> 20} MiB of memory here; "
+            f"{hint}"
         )
 
 
 def _affordable_pages(
     settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[StepSizes, str], pools: _Pools
 ) -> int:
-    """Pages that fit beside weights and scratch into this worker's share of memory, at least one.
+    """Pages that fit beside weights and scratch into this rank's share of memory, at least one.
 
     `kind`: sizes of a step, type of the weights.
     """
@@ -332,7 +348,7 @@ def _affordable_pages(
     num_pages = pools.num_full(budget - weights - scratch)
     if num_pages < 1:
         raise ConfigError(
-            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} workers "
+            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} worker processes "
             f"do not hold {weights >> 20} MiB of weights, {scratch >> 20} MiB for a step "
             f"and one page of {pools.num_bytes(1)} bytes"
         )

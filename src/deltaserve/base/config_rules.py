@@ -54,6 +54,12 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
     if command == "serve" and mode == "null" and settings.disaggregation.prefill > 1:
         count = settings.disaggregation.prefill
         yield f"--prefill {count}: with --disaggregation-mode null no prefill worker is started"
+    for flag, size in (
+        ("--prefill-tp-size", settings.parallelism.prefill_tp_size),
+        ("--decode-tp-size", settings.parallelism.decode_tp_size),
+    ):
+        if command == "serve" and mode == "null" and size is not None:
+            yield f"{flag} {size}: one worker does both (mode null); use --tp-size"
     if command == "serve" and mode == "null" and settings.memory.disable_decode_radix_cache:
         yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
     if command == "router" and settings.network.workers is None:

@@ -14,7 +14,16 @@ from random import Random
 import psutil
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import Device, MachineFacts, ModelFacts, PoolFacts, ResolvedConfig, resolve
+from deltaserve.base.config_resolve import (
+    Device,
+    MachineFacts,
+    ModelFacts,
+    PoolFacts,
+    ResolvedConfig,
+    StepSizes,
+    of_one_context,
+    resolve,
+)
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.cgroup import read_limits, usable_cores
@@ -25,12 +34,13 @@ from deltaserve.engine.worker_spec import WorkerSpec, worker_environment, write_
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import family_of, spec_of
 from deltaserve.models.files import GGUF_SUFFIX
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
-from deltaserve.models.tensors import Inventory, as_stored, check_weights
+from deltaserve.models.tensors import Inventory, as_stored, check_weights, rank_weight_bytes
 from deltaserve.runner.scratch import scratch_bytes
 
 _PORTS = range(20_000, 32_000, 2)
@@ -48,6 +58,8 @@ class Checkpoint:
     """Of all weight files."""
     num_values: int
     """Elements of all weights."""
+    stored: ModelSpec
+    """As the files have it: see `as_stored`."""
     overrides: str | None = None
 
     @classmethod
@@ -70,42 +82,44 @@ class Checkpoint:
         spec = spec_of(source, overrides)
         fingerprint = model_fingerprint(path)
         family = family_of(source.config())
-        inventory = Inventory.of(family, as_stored(spec, family, source.headers()), source.index)
+        stored = as_stored(spec, family, source.headers())
+        inventory = Inventory.of(family, stored, source.index)
         check_weights(source.headers(), inventory)
-        return cls(path.resolve(), spec, fingerprint, num_bytes, inventory.num_values, overrides)
+        return cls(path.resolve(), spec, fingerprint, num_bytes, inventory.num_values, stored, overrides)
 
     @property
     def name(self) -> str:
         """What clients call it: a GGUF file's name without its suffix."""
         return self.path.name.removesuffix(GGUF_SUFFIX)
 
-    def facts(self) -> ModelFacts:
-        spec = self.spec
+    def facts(self, tp_size: int = 1) -> ModelFacts:
+        """Of a worker with so many ranks. Raises ConfigError when the model does not divide over them."""
+        spec, shard = self.spec, Shard(0, tp_size)
+        local = spec.local(shard)
 
         def weight_bytes(dtype: str) -> int:
-            # On most CPUs a tied output matrix is packed into a second copy, but for float16 (models/packing.py).
-            packed = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and dtype != "float16" else 0
-            return (self.num_values + packed) * DType(dtype).itemsize
+            return rank_weight_bytes(self.stored, DType(dtype), shard)
 
         def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
             cache = spec.cache_spec(page_size, DType(kv_dtype))
-            return tuple(map(PoolFacts, pool_page_bytes(cache), cache.pools))
+            return tuple(map(PoolFacts, pool_page_bytes(cache, shard), cache.pools))
 
-        return ModelFacts(
-            spec.dtype.value, weight_bytes, spec.max_position, pools, lambda sizes: scratch_bytes(spec, sizes)
-        )
+        def scratch(sizes: StepSizes) -> int:
+            return scratch_bytes(local, sizes)
+
+        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, pools, scratch, tp_size)
 
 
-def machine_facts(settings: Settings, num_workers: int) -> MachineFacts:
-    """What there is to use now."""
+def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
+    """What there is to use now, for so many ranks of all workers."""
     device = _visible_device() if settings.model.device != "cpu" else "cpu"
     cores = usable_cores(read_limits())
     if device == "cuda":
-        gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_workers]
+        gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_ranks]
         free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
-        return MachineFacts(device, cores, free, num_workers, len(gpus), total)
+        return MachineFacts(device, cores, free, num_ranks, len(gpus), total)
     free, total = cpu_bytes()
-    return MachineFacts(device, cores, free, num_workers, 1, total, slow_dtypes(read_cpuinfo()))
+    return MachineFacts(device, cores, free, num_ranks, 1, total, slow_dtypes(read_cpuinfo()))
 
 
 def _visible_device() -> Device:
@@ -141,9 +155,13 @@ def _is_called(name: str, index: str, uuid: str) -> bool:
     return name == index or (name.startswith("GPU-") and uuid.startswith(name))
 
 
-def device_of(resolved: ResolvedConfig, number: int) -> str:
-    """Of the `number`th worker of this machine: each has a GPU to itself while there are enough."""
-    return "cpu" if resolved.device == "cpu" else f"cuda:{number % resolved.num_devices}"
+def device_of(resolved: ResolvedConfig, first: int) -> str:
+    """Of rank 0 of a worker; `first`: ranks of the workers before it on this machine. While there are enough GPUs, each
+    rank has one to itself; the ranks of a worker always have different ones."""
+    if resolved.device == "cpu":
+        return "cpu"
+    number = first % resolved.num_devices
+    return f"cuda:{number if number + resolved.tp_size <= resolved.num_devices else 0}"
 
 
 def free_port() -> int:
@@ -170,8 +188,32 @@ def _has_room(port: int) -> bool:
     return True
 
 
-def resolve_settings(settings: Settings, checkpoint: Checkpoint, num_workers: int) -> ResolvedConfig:
-    return resolve(settings, checkpoint.facts(), machine_facts(settings, num_workers))
+def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, ResolvedConfig]:
+    """For the workers that `serve` starts. Raises ConfigError."""
+    roles = [role for _, role in worker_names(settings)]
+    facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
+    machine = machine_facts(settings, sum(facts[role].tp_size for role in roles))
+    return of_one_context({role: resolve(settings, of_role, machine) for role, of_role in facts.items()})
+
+
+def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
+    """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
+    flag, tp_size = tp_size_of(settings, role)
+    try:
+        return checkpoint.facts(tp_size)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {tp_size}: {error}") from None
+
+
+def tp_size_of(settings: Settings, role: Role) -> tuple[str, int]:
+    """The flag that says it, and how many ranks a worker of this role has."""
+    asked = settings.parallelism
+    own = {
+        Role.PREFILL: ("--prefill-tp-size", asked.prefill_tp_size),
+        Role.DECODE: ("--decode-tp-size", asked.decode_tp_size),
+    }
+    flag, tp_size = own.get(role, ("", None))
+    return ("--tp-size", asked.tp_size) if tp_size is None else (flag, tp_size)
 
 
 def worker_spec(
@@ -207,6 +249,7 @@ def worker_spec(
         ),
         transport_tls=resolved.transfer_tls,
         transport_fenced=disaggregation.transfer_fenced,
+        tp_size=resolved.tp_size,
         num_threads=resolved.num_threads,
         drain_grace_s=settings.process.shutdown_grace_s,
         log=log_spec(settings),

@@ -22,6 +22,7 @@ _SIZES = (
     "--page-size",
     "--num-pages",
     "--mem-fraction-static",
+    "--tp-size",
     "--kv-cache-dtype",
     "--max-running-requests",
     "--context-length",

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError, one_line
+from deltaserve.base.ids import Role
 from deltaserve.cli.doctor_links import check_links, link_fault
 from deltaserve.cli.doctor_machine import check_device, check_listener, check_software
 from deltaserve.cli.doctor_report import Level, Line
@@ -29,8 +31,8 @@ def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
         yield Line(Level.FAIL, "settings", one_line(error))
 
 
-def _check_worker(settings: Settings) -> Iterator[Line]:
-    prepared = prepare_worker(settings)
+def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
+    prepared = prepare_worker(settings, role)
     yield Line(Level.OK, "settings", describe(prepared.resolved))
     yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
     yield Line(
@@ -58,7 +60,7 @@ def _check_router(settings: Settings) -> Iterator[Line]:
 
 
 _CHECKS: dict[str, Callable[[Settings], Iterator[Line]]] = {
-    "prefill": _check_worker,
-    "decode": _check_worker,
+    "prefill": partial(_check_worker, Role.PREFILL),
+    "decode": partial(_check_worker, Role.DECODE),
     "router": _check_router,
 }

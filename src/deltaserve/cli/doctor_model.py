@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_names
+from deltaserve.cli.compose import Checkpoint, resolve_settings
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.text.text_codec import TextCodec
@@ -29,9 +29,8 @@ def check_model(settings: Settings) -> Iterator[Line]:
 
 def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
     """What `serve` would choose now."""
-    num_workers = len(worker_names(settings))
     try:
-        resolved = resolve_settings(settings, checkpoint, num_workers)
+        *_, resolved = resolve_settings(settings, checkpoint).values()
     except ConfigError as error:
         return Line(Level.FAIL, "pages", str(error))
     num_pages = resolved.num_pages[0]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from deltaserve.base.errors import ConfigError
 
 _CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
-_RANKS = "tensor parallelism is not built yet: a worker has one rank; start more workers with --prefill and --decode"
 _MORE_WORKERS = "start more workers with --prefill and --decode"
 _LAYERS = "layers are not split over workers"
 _NO_GRAPHS = "there are no CUDA graphs to turn off"
@@ -38,9 +37,6 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "load-format": (("auto", "safetensors", "gguf"), _READERS),
     "attention-backend": (("torch", "torch_native"), _TORCH),
     "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
-    "tp-size": (("1",), _RANKS),
-    "tp": (("1",), _RANKS),
-    "tensor-parallel-size": (("1",), _RANKS),
     "dp-size": (("1",), _MORE_WORKERS),
     "dp": (("1",), _MORE_WORKERS),
     "data-parallel-size": (("1",), _MORE_WORKERS),
@@ -55,6 +51,9 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
 """name |-> the only values that mean what happens anyway, and why no other one does."""
 
 SWITCHES = frozenset(name for name, (values, _) in ACCEPTED.items() if values == ("true",))
+
+ALIASES = {"tp": "tp-size", "tensor-parallel-size": "tp-size"}
+"""name |-> one of ours that it is another word for."""
 
 RENAMED = {
     "model": "model-path",

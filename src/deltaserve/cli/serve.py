@@ -6,8 +6,9 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import ResolvedConfig, auto_values, kv_bytes_per_token
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
 from deltaserve.cli.compose import (
     Checkpoint,
     device_of,
@@ -43,7 +45,7 @@ class Deployment:
     """Everything `serve` starts."""
 
     children: tuple[ChildSpec, ...]
-    resolved: ResolvedConfig
+    resolved: Mapping[Role, ResolvedConfig]
     base_url: str
 
 
@@ -54,7 +56,10 @@ def run(settings: Settings) -> int:
         tell = speaker(settings)
         log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
         cluster = compose(settings, folder)
-        tell_resolved(cluster.resolved, tell)
+        for config in dict.fromkeys(cluster.resolved.values()):
+            tell_resolved(config, tell)
+        for line in describe_ranks(cluster.resolved):
+            tell(line)
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -99,7 +104,8 @@ def keep_logs(folder: Path) -> Path:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
-    return auto_values(settings, prepare(settings).resolved, "prefill and decode apart")
+    *_, resolved = prepare(settings).resolved.values()
+    return auto_values(settings, resolved, "prefill and decode apart")
 
 
 def as_resolved(spec: WorkerSpec) -> WorkerSpec:
@@ -116,20 +122,18 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     require_free_doors(settings)
     secret_path = cluster_secret(settings, folder)
     names = worker_names(settings)
+    first_ranks = accumulate((resolved[role].tp_size for _, role in names), initial=0)
     specs = [
         msgspec.structs.replace(
-            worker_spec(name, role, settings, checkpoint, resolved, secret_path), device=device_of(resolved, number)
+            worker_spec(name, role, settings, checkpoint, resolved[role], secret_path),
+            device=device_of(resolved[role], first),
         )
-        for number, (name, role) in enumerate(names)
+        for (name, role), first in zip(names, first_ranks, strict=False)
     ]
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(FrontWorker(name=name, role=role) for name, role in names)  # each listens on any port, and says so
     children = [worker_child(adjust(spec), folder) for spec in specs]
-    children.append(
-        front_child(
-            msgspec.structs.replace(front, workers=workers, kv_bytes_per_token=resolved.kv_bytes_per_token), folder
-        )
-    )
+    children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
     return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}")
@@ -140,13 +144,13 @@ class Prepared:
     """What the settings amount to, before anything is opened or started."""
 
     checkpoint: Checkpoint
-    resolved: ResolvedConfig
+    resolved: Mapping[Role, ResolvedConfig]
 
 
 def prepare(settings: Settings) -> Prepared:
     """Everything that can be found wrong by reading. Raises ConfigError."""
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    resolved = resolve_settings(settings, checkpoint, len(worker_names(settings)))
+    resolved = resolve_settings(settings, checkpoint)
     check_front(settings, checkpoint)
     if settings.security.cluster_key_file is not None:
         read_cluster_key(Path(settings.security.cluster_key_file))
@@ -243,13 +247,20 @@ def tell_resolved(r: ResolvedConfig, tell: Say) -> None:
 
 def describe(r: ResolvedConfig) -> str:
     """What was decided for the workers of this machine, in one line."""
+    per_rank = " on each rank" if r.tp_size > 1 else ""
     widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
     return (
         f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
-        f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB), context {r.context_len}, "
-        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per worker "
+        f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
+        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per {'rank' if per_rank else 'worker'} "
         f"(--num-threads; {r.num_cores} cores here)"
     )
+
+
+def describe_ranks(roles: Mapping[Role, ResolvedConfig]) -> list[str]:
+    """How many processes a worker is, where it is several."""
+    several = ((role.value, config.tp_size) for role, config in roles.items() if config.tp_size > 1)
+    return [f"each {role} worker: {tp_size} ranks" for role, tp_size in several]
 
 
 def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:

@@ -14,6 +14,7 @@ from deltaserve.base.config_rules import check_rules
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.foreign import (
     ACCEPTED,
+    ALIASES,
     REFUSED,
     RENAMED,
     SWITCHES,
@@ -123,8 +124,10 @@ def _build(command: str, options: Iterable[Option], values: Mapping[str, object]
 def _from_yaml(command: str, options: Iterable[Option], path: Path) -> dict[str, object]:
     known = {option.key: option for option in options}
     values: dict[str, object] = {}
-    for key, value in read_yaml(path).items():
-        where = f"{key} in {path}:"
+    for given, value in read_yaml(path).items():
+        where, key = f"{given} in {path}:", ALIASES.get(given, given)
+        if key in values:
+            raise ConfigError(f"{key} in {path}: given twice, as {given} too")
         if key in known:
             if not check_value(command, key, str(value), where):
                 values[key] = known[key].check(value, where)
@@ -181,7 +184,7 @@ def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn
     name = flag.lstrip("-")
     if name in REFUSED or name in RENAMED:
         check_foreign(name, "", flag)
-    if name in ACCEPTED:  # with one dash
+    if name in ACCEPTED or name in ALIASES:  # with one dash
         raise ConfigError(f"{flag}: is written --{name} here")
     for option in options:
         if option.key == name:
@@ -212,6 +215,10 @@ def _make_parser(command: str, description: str, options: Sequence[Option], uses
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         _add_option(groups[option.group], option, describe(option) if option.use in uses else argparse.SUPPRESS)
+    for alias, key in ALIASES.items():
+        for option in own:
+            if option.key == key:
+                parser.add_argument(f"--{alias}", dest=option.field, action=_Once, help=argparse.SUPPRESS)
     for name in ACCEPTED:
         nargs = 0 if name in SWITCHES else None
         parser.add_argument(f"--{name}", dest=name, action=_Once, nargs=nargs, help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ from deltaserve.base.config_resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.cli.compose import Checkpoint, machine_facts, worker_spec
+from deltaserve.cli.compose import Checkpoint, divided, machine_facts, worker_spec
 from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import require_free_port, tell_resolved
@@ -30,7 +30,7 @@ _LOOPBACK = "127.0.0.0/8"
 
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Never returns when all is well: the process is replaced by the worker. Raises ConfigError."""
-    prepared = prepare_worker(settings)
+    prepared = prepare_worker(settings, role)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port("--disaggregation-bootstrap-port", host, port)
     name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
@@ -50,7 +50,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
 
 def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as the command does; whether ports are free is not looked at."""
-    return auto_values(settings, prepare_worker(settings).resolved, role.value)
+    return auto_values(settings, prepare_worker(settings, role).resolved, role.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,18 @@ class PreparedWorker:
     """For page transfers, as UCX_NET_DEVICES wants them."""
 
 
-def prepare_worker(settings: Settings) -> PreparedWorker:
+def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     """Nothing is opened. Raises ConfigError."""
     if settings.security.cluster_key_file is None:
         raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    facts = machine_facts(settings, num_workers_here(settings))
-    if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each worker its own
-        facts = dataclasses.replace(facts, num_devices=facts.num_workers)
-    resolved = resolve(settings, checkpoint.facts(), facts)
+    model = divided(settings, checkpoint, role)
+    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size)
+    if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
+        facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
+    resolved = resolve(settings, model, facts)
     asked = settings.disaggregation.transfer_devices
     if asked is not None:
         check_devices(asked, net_devices())

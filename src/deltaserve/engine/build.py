@@ -7,15 +7,18 @@ from pathlib import Path
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.engine.rank_group import RankProcesses
+from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.rank_process import RankParts, RankSeat
+from deltaserve.engine.rank_spec import meeting_point, rank_device
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.engine.worker_process import WorkerParts
 from deltaserve.engine.worker_spec import WorkerSpec, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.core import EngineCore
+from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.models.collective import ALONE, Collective, GlooCollective
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
@@ -38,25 +41,47 @@ def build_worker(
     model = load_spec(path, spec.model_overrides)
     cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     fingerprint = model_fingerprint(path)
-    progress(f"loading {path.name} ({spec.dtype.value}) on {spec.device}")
+    collective: Collective = ALONE
+    if ranks is not None:
+        collective = _join(spec, Shard(0, spec.tp_size), ranks.folder)
+    executor = _load(spec, model, collective, progress)
+    config = instance_config(spec, boot, model, fingerprint)
+
+    def open_plane() -> DataPlane:
+        return _open_plane(spec, boot, executor, cache)
+
+    if ranks is None:
+        return WorkerParts(make_instance(config), executor, open_plane)
+    if spec.role is not Role.UNIFIED:
+        raise ConfigError("--tp-size: pages of workers with several ranks are not moved yet")
+    group = GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
+    return WorkerParts(make_instance(config), group, open_plane)
+
+
+def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
+    """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
+    model = load_spec(Path(spec.model_path), spec.model_overrides)
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    executor = _load(spec, model, _join(spec, seat.shard, seat.folder), progress)
+    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, cache))
+
+
+def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
+    """Waits for all ranks."""
+    return GlooCollective.join(shard, meeting_point(folder), spec.step_stuck_after_s)
+
+
+def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: Callable[[str], None]) -> TorchExecutor:
+    path, device = Path(spec.model_path), rank_device(spec.device, collective.shard)
+    progress(f"loading {path.name} ({spec.dtype.value}) on {device}")
     sizes = ExecutorSizes(
         num_pages=spec.num_pages,
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         num_threads=spec.num_threads,
     )
-    executor = TorchExecutor.load(path, model, cache, sizes, spec.device, spec.dtype)
-    config = instance_config(spec, boot, model, fingerprint)
-
-    def open_plane() -> DataPlane:
-        return _open_plane(spec, boot, executor, cache)
-
-    return WorkerParts(make_instance(config), executor, open_plane)
-
-
-def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
-    """A further rank of the worker. Raises ConfigError."""
-    raise ConfigError(f"rank {seat.shard.rank}: workers have one rank in this version")
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, collective)
 
 
 def make_instance(config: InstanceConfig) -> Instance:
@@ -132,7 +157,7 @@ class _Plane:
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()
 
-    def expect(self, is_active: bool) -> None:
+    def expect(self, is_active: bool, now: float) -> None:
         pass
 
     def close(self) -> None:

@@ -105,7 +105,9 @@ def _move(open_plane: Callable[[], DataPlane], channel: RankChannel, parent: Par
         end_refused(error, parent)
     parent.ready(name, 0)
     _log.info("ready")
-    follow_transfers(plane, channel)
+    turns = RankTurns(plane, channel)
+    while True:
+        turns.turn(take_entries(channel, turns.wait_s))
 
 
 def follow_steps(executor: Executor, channel: RankChannel) -> NoReturn:
@@ -118,23 +120,33 @@ def follow_steps(executor: Executor, channel: RankChannel) -> NoReturn:
             channel.send(encode_done_step(StepDone(plan.step)))
 
 
-def follow_transfers(plane: DataPlane, channel: RankChannel) -> NoReturn:
-    """Perform what rank 0 asks; tell what happened. What is told also says how far this rank has read."""
-    turns = PlaneTurns(plane)
-    was_idle = True
-    while True:
-        bodies = _take(channel, turns.wait_s)
+class RankTurns:
+    """Performs what rank 0 asks and tells it what happened; what is told also says how far this rank has read."""
+
+    def __init__(self, plane: DataPlane, channel: RankChannel) -> None:
+        self._plane = plane
+        self._turns = PlaneTurns(plane)
+        self._channel = channel
+        self._told_idle = True
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long the next turn may be put off while nothing is asked. None: until something is."""
+        return self._turns.wait_s
+
+    def turn(self, bodies: Sequence[bytes]) -> None:
+        """`bodies`: of the entries that came."""
         orders: list[TransferOrder] = [order for body in bodies for order in ORDERS.decode(body)]
-        news: list[RankNews] = [*turns.turn(orders)]
-        is_idle = plane.is_idle()
-        if is_idle != was_idle:
-            was_idle = is_idle
+        news: list[RankNews] = [*self._turns.turn(orders)]
+        is_idle = self._plane.is_idle()
+        if is_idle != self._told_idle:
+            self._told_idle = is_idle
             news.append(Idleness(is_idle))
         if news or bodies:
-            channel.send(NEWS.encode(news))
+            self._channel.send(NEWS.encode(news))
 
 
-def _take(channel: RankChannel, wait_s: float | None) -> list[bytes]:
+def take_entries(channel: RankChannel, wait_s: float | None) -> list[bytes]:
     """All entries that are there; waits for one."""
     bodies: list[bytes] = []
     while (body := channel.receive(0.0 if bodies else wait_s)) is not None:

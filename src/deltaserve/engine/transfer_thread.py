@@ -34,7 +34,7 @@ class DataPlane(Protocol):
 
     def is_idle(self) -> bool: ...
 
-    def expect(self, is_active: bool) -> None:
+    def expect(self, is_active: bool, now: float) -> None:
         """Whether the control plane has a ticket open: then it is polled although it waits for nothing of its own."""
         ...
 
@@ -99,7 +99,7 @@ class PlaneTurns:
         for order in orders:
             if isinstance(order, Polling):
                 self._is_active = order.is_active
-                self._plane.expect(order.is_active)
+                self._plane.expect(order.is_active, time.monotonic())
             else:
                 reports += self._plane.perform(order, time.monotonic())
         reports += self._plane.poll(time.monotonic())

@@ -175,7 +175,7 @@ class EchoPlane:
     def is_idle(self) -> bool:
         return True
 
-    def expect(self, is_active: bool) -> None:
+    def expect(self, is_active: bool, now: float) -> None:
         pass
 
     def close(self) -> None:
