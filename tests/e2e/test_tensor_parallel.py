@@ -1,47 +1,148 @@
-"""Workers of several rank processes: answers are those of transformers, and they die and come back whole."""
+"""Workers of several rank processes: answers are those of transformers, and they die and come back whole.
 
+Pages move over NIXL from each rank to those that hold its heads on the other side. `make test` runs four launches,
+`make test-full` pairs of every two settings.
+"""
+
+import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import psutil
+import pytest
 
+from deltaserve.engine.exits import Exit
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
+from tests.e2e.test_deaths import short_prompt, stream_tokens, wait_back
 
-PAGE = 4
-FLAGS = (
-    "--page-size",
-    str(PAGE),
-    "--num-pages",
-    "512",
-    "--chunked-prefill-size",
-    str(2 * PAGE),
-    "--context-length",
-    "256",
+UNIT = 16
+"""Lengths of prompts are counted in these: a multiple of every page size."""
+
+
+class Launch(NamedTuple):
+    """One `serve`."""
+
+    family: str
+    prefill_ranks: int
+    decode_ranks: int
+    page_size: int
+    decode_cache: bool
+
+    @property
+    def flags(self) -> list[str]:
+        size = str(self.page_size)
+        flags = ["--page-size", size, "--num-pages", str(2048 // self.page_size), "--context-length", "512"]
+        flags += ["--chunked-prefill-size", str(UNIT), "--attention-split-tokens", "32"]
+        flags += ["--prefill-tp-size", str(self.prefill_ranks), "--decode-tp-size", str(self.decode_ranks)]
+        return flags if self.decode_cache else [*flags, "--disable-decode-radix-cache"]
+
+    @property
+    def name(self) -> str:
+        cache = "cache" if self.decode_cache else "off"
+        return f"{self.family}-P{self.prefill_ranks}-D{self.decode_ranks}-page{self.page_size}-{cache}"
+
+
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
+VALUES: tuple[tuple[object, ...], ...] = (FAMILIES, (1, 2, 4), (1, 2, 4), (1, 16), (True, False))
+QUICK = (
+    Launch("deepseek_v3", 2, 1, 4, True),
+    Launch("minimax_m2", 1, 2, 16, True),
+    Launch("qwen3_moe", 2, 2, 16, False),
 )
+"""And the pair of workers whose ranks are killed."""
+
+
+def covering_launches() -> list[Launch]:
+    """Few launches, among which any two values of two settings meet; greedily, in a fixed order."""
+    rows = list(product(*VALUES))
+    pairs = {(i, a, j, b) for i, j in combinations(range(len(VALUES)), 2) for a in VALUES[i] for b in VALUES[j]}
+    chosen: list[tuple[object, ...]] = []
+    while pairs:
+        best = max(rows, key=lambda row: len(pairs & pairs_of(row)))
+        chosen.append(best)
+        pairs -= pairs_of(best)
+    return [Launch(*row) for row in chosen]  # type: ignore[arg-type]
+
+
+def pairs_of(row: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
+    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
 
 
 def ranks_of(server: Server, name: str) -> list[psutil.Process]:
     """Ranks 1 and following of a worker."""
-    return psutil.Process(server.pids()[name]).children()
+    return psutil.Process(server.pid(name)).children()
 
 
-def check_answers(server: Server, model: Path) -> None:
-    """Cold, cut into chunks, with prompt log-probabilities, cached, and several at once."""
-    whole = random_prompt(7 * PAGE + 1, seed=1)
-    assert_true(model, whole, server.complete(whole, 6, prompt_logprobs=0))
-    assert_true(model, [*whole, 7], server.complete([*whole, 7], 6))
-    assert_true(model, whole, server.complete(whole, 6))
-    prompts = [whole[: 4 * PAGE] + random_prompt(3 + i, seed=2 + i) for i in range(4)]
+def check_answers(server: Server, model: Path, decode_cache: bool) -> None:
+    """Cold, cut into chunks, with prompt log-probabilities; no, a part and all of it cached; several at once."""
+    whole = random_prompt(3 * UNIT, seed=1)
+
+    def expect(prompt: list[int], hit: int, **fields: object) -> None:
+        answer = server.complete(prompt, 6, **fields)
+        assert_true(model, prompt, answer)
+        assert answer.timings["decode_cached_tokens"] == (hit if decode_cache else 0)
+
+    expect(whole, 0, prompt_logprobs=0)
+    expect(whole[: 2 * UNIT] + random_prompt(UNIT + 3, seed=2), 2 * UNIT)
+    expect(whole, 3 * UNIT)
+    prompts = [whole[:UNIT] + random_prompt(5 + 7 * i, seed=3 + i) for i in range(4)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda prompt: server.complete(prompt, 8), prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
         assert_true(model, prompt, answer)
 
 
-def test_one_worker_of_two_ranks(tiny_models: Path, folder: Path) -> None:
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS, "--disaggregation-mode", "null", "--tp-size", "2") as server:
-        assert "each unified worker: 2 ranks" in server.log()
-        assert len(ranks_of(server, "unified-0")) == 1
-        check_answers(server, model)
+@pytest.mark.parametrize(
+    "launch",
+    [
+        *(pytest.param(launch, id=launch.name) for launch in QUICK),
+        *(pytest.param(launch, id=launch.name, marks=pytest.mark.slow) for launch in covering_launches()),
+    ],
+)
+def test_answers_are_those_of_transformers(tiny_models: Path, folder: Path, launch: Launch) -> None:
+    model = tiny_models / launch.family
+    with serving(folder, model, *launch.flags) as server:
+        check_answers(server, model, launch.decode_cache)
+
+
+# ---------------------------------------------------------------- deaths
+
+PAIR = Launch("llama", 2, 2, 4, True)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_models: Path) -> Iterator[Server]:
+    """One server whose ranks die one after the other."""
+    with (
+        TemporaryDirectory(prefix="e2e-") as folder,
+        serving(Path(folder), tiny_models / PAIR.family, *PAIR.flags, deaths=2) as server,
+    ):
+        yield server
+
+
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+def test_a_rank_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server, name: str) -> None:
+    """The worker ends at once, and comes back with as many ranks as before; the client sees at most a pause."""
+    prompt = short_prompt(1)
+    undisturbed = stream_tokens(pair, prompt, 200, lambda count: None)
+    [rank] = ranks_of(pair, name)
+    killed: list[int] = []
+
+    def on_token(count: int) -> None:
+        if count >= 10 and not killed:
+            killed.append(rank.pid)
+            rank.kill()
+
+    assert stream_tokens(pair, prompt, 200, on_token) == undisturbed
+    assert killed
+    wait_back(pair, name)
+    assert pair.deaths()[-1] == f"{name}: ended with exit code {Exit.RANK_ENDED.value}"
+    assert f"rank 1 (process {rank.pid}) ended with signal {signal.SIGKILL.name}" in pair.log()
+    [again] = ranks_of(pair, name)
+    assert again.pid != rank.pid
+    assert_true(tiny_models / PAIR.family, prompt, pair.complete(prompt, 4))

@@ -8,6 +8,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
+from deltaserve.engine.rank_plane import RankPlane
 from deltaserve.engine.rank_process import RankParts, RankSeat
 from deltaserve.engine.rank_spec import meeting_point, rank_device
 from deltaserve.engine.transfer_thread import DataPlane
@@ -39,31 +40,24 @@ def build_worker(
     """Loads the weights and allocates the pools. Raises ConfigError."""
     path = Path(spec.model_path)
     model = load_spec(path, spec.model_overrides)
-    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     fingerprint = model_fingerprint(path)
-    collective: Collective = ALONE
-    if ranks is not None:
-        collective = _join(spec, Shard(0, spec.tp_size), ranks.folder)
-    executor = _load(spec, model, collective, progress)
+    shard = Shard(0, spec.tp_size)
+    executor = _load(spec, model, ALONE if ranks is None else _join(spec, shard, ranks.folder), progress)
     config = instance_config(spec, boot, model, fingerprint)
 
     def open_plane() -> DataPlane:
-        return _open_plane(spec, boot, executor, cache)
+        own = _open_plane(spec, boot, executor, shard)
+        return own if ranks is None else RankPlane(own, ranks.transfers, spec.step_stuck_after_s)
 
-    if ranks is None:
-        return WorkerParts(make_instance(config), executor, open_plane)
-    if spec.role is not Role.UNIFIED:
-        raise ConfigError("--tp-size: pages of workers with several ranks are not moved yet")
-    group = GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
-    return WorkerParts(make_instance(config), group, open_plane)
+    several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
+    return WorkerParts(make_instance(config), several or executor, open_plane)
 
 
 def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
     model = load_spec(Path(spec.model_path), spec.model_overrides)
-    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     executor = _load(spec, model, _join(spec, seat.shard, seat.folder), progress)
-    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, cache))
+    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, seat.shard))
 
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
@@ -108,6 +102,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         fingerprint=fingerprint,
         transport=TRANSPORT,
         options=spec.options,
+        tp_size=spec.tp_size,
     )
 
 
@@ -164,7 +159,7 @@ class _Plane:
         self.transport.close()
 
 
-def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: CacheSpec) -> DataPlane:
+def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard) -> DataPlane:
     options = NixlOptions(
         tls=spec.transport_tls,
         net_devices=spec.transport_devices,
@@ -172,7 +167,7 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
     )
     regions = executor.memory.regions()
     try:
-        transport = NixlTransport(PeerName(spec.name), boot, options)
+        transport = NixlTransport(PeerName(f"{spec.name}.{shard.rank}"), boot, options)
         for _, region in regions:
             transport.register(region)
         transport.open(_WARM_UP)  # loads the library's plugins: half a second that the first request would wait for
@@ -180,7 +175,8 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, cache: Ca
     except TransportError as error:
         raise ConfigError(str(error)) from None
     config = EndpointConfig(
-        cache=cache,
+        cache=executor.memory.kv.cache,
+        shard=shard,
         regions=tuple(_announce(component, region) for component, region in regions),
         checksums=spec.options.verify_checksums,
     )
