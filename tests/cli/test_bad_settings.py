@@ -298,7 +298,7 @@ def test_a_secret_given_by_mistake_is_not_repeated() -> None:
 
 @pytest.mark.parametrize("flag", ["--bogus", "--no-such-thing", "--x"])
 def test_nothing_is_suggested_where_nothing_is_near(flag: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown flag$"):
+    with pytest.raises(ConfigError, match=r"unknown flag; `deltaserve serve --help-all` lists those there are$"):
         load("serve", "", [M, flag], {})
 
 

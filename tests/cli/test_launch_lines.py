@@ -101,6 +101,13 @@ def test_a_flag_is_refused_with_a_reason(command: str, flags: list[str], reason:
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("flag", ["--disable-outlines-disk-cache", "--kv-cache-memory-bytes", "--ubatch-size"])
+def test_a_flag_of_elsewhere_is_not_taken_for_a_misspelt_one_of_ours(flag: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load("decode", "", [M, flag, "1"], {})
+    assert str(refused.value) == f"{flag}: unknown flag; `deltaserve decode --help-all` lists those there are"
+
+
 def test_no_chunking_is_what_decode_does_and_a_line_says_so(tmp_path: Path) -> None:
     line = load("decode", "", [M, "--chunked-prefill-size", "-1"], {})
     assert line.settings == load("decode", "", [M], {}).settings

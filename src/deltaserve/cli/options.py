@@ -14,6 +14,8 @@ from deltaserve.base.config import Advertised, Devices, Group, Name, Port, Setti
 from deltaserve.base.errors import ConfigError
 
 _MAX_GUESSED = 80
+MISSPELT = 0.8
+"""Likeness of a slip of the fingers. Below it lie the flags of other servers, which mean something else."""
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _METAVARS = ((Share, "X"), (WorkerList, "LIST"), (Advertised, "HOST[:PORT]"), (Devices, "LIST"), (Transports, "LIST"))
@@ -104,10 +106,10 @@ def option_of(flag: str) -> Option:
     return found
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     """`; did you mean X?` for an unknown name, or nothing. What all names begin with makes none of them nearer."""
     full = {_bare(known): known for known in names}
-    found = difflib.get_close_matches(_bare(name)[:_MAX_GUESSED], list(full), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(_bare(name)[:_MAX_GUESSED], list(full), n=1, cutoff=likeness)
     return f"; did you mean {full[found[0]]}?" if found else ""
 
 

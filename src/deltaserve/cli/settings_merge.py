@@ -23,7 +23,7 @@ from deltaserve.cli.foreign import (
     check_value,
     foreign_notes,
 )
-from deltaserve.cli.options import ENV_PREFIX, Option, nearest, read_options
+from deltaserve.cli.options import ENV_PREFIX, MISSPELT, Option, nearest, read_options
 from deltaserve.cli.yaml_file import read_yaml
 
 _CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -132,7 +132,7 @@ def _from_yaml(command: str, options: Iterable[Option], path: Path) -> dict[str,
             if not check_value(command, key, str(value), where):
                 values[key] = known[key].check(value, where)
         elif not check_foreign(key, str(value), where.rstrip(":")):
-            raise ConfigError(f"{where} unknown key{nearest(key, known)}")
+            raise ConfigError(f"{where} unknown key{nearest(key, known, MISSPELT)}")
     return values
 
 
@@ -190,7 +190,8 @@ def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn
         if option.key == name:
             raise ConfigError(f"{flag}: {advice_elsewhere(command, name, option.commands)}")
     flags = [option.flag for option in options if _has_flag(option, command)]
-    raise ConfigError(f"{flag}: unknown flag{nearest(flag, [*flags, '--config', '--dump-config', _HELP_ALL])}")
+    near = nearest(flag, [*flags, "--config", "--dump-config", _HELP_ALL], MISSPELT)
+    raise ConfigError(f"{flag}: unknown flag{near or f'; `deltaserve {command} {_HELP_ALL}` lists those there are'}")
 
 
 def _has_flag(option: Option, command: str) -> bool:

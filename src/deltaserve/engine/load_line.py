@@ -1,6 +1,6 @@
 """One line of the log about what a worker does: requests, memory, and what has happened since the line before."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from deltaserve.base.metrics import read_samples
 
@@ -38,11 +38,19 @@ class LoadLine:
         self._told_at, self._told = now, totals
         return "; ".join(
             [
-                ", ".join(f"{totals[name]:.0f} {text}" for name, text in _GAUGES.items() if name in totals),
+                ", ".join(_told(totals, _GAUGES)),
                 *_pools(metrics),
-                "since the last line " + ", ".join(f"{count:.0f} {_EVENTS[name]}" for name, count in since.items()),
+                "since the last line " + ", ".join(_told(since, _EVENTS)),
             ]
         )
+
+
+def _told(values: Mapping[str, float], words: Mapping[str, str]) -> Iterator[str]:
+    """The first two always, of the others those that are not zero."""
+    always = list(words)[:2]
+    for name, text in words.items():
+        if name in values and (values[name] or name in always):
+            yield f"{values[name]:.0f} {text}"
 
 
 def _by_name(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -54,15 +62,15 @@ def _by_name(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _pools(metrics: Mapping[str, float]) -> list[str]:
-    """`pool 0: 93 % used, 20 free, ...`"""
+    """`pool 0: 93 % used, 20 free, ...`, without the states that no page is in."""
     usage: dict[str, float] = {}
     pages: dict[str, list[str]] = {}
     for sample in read_samples(metrics):
         pool = sample.labels.get("pool", "")
         if sample.name == "deltaserve_pages_usage":
             usage[pool] = sample.value
-        elif sample.name == "deltaserve_pages":
+        elif sample.name == "deltaserve_pages" and (sample.value or sample.labels["state"] == "free"):
             pages.setdefault(pool, []).append(f"{sample.value:.0f} {sample.labels['state']}")
-        elif sample.name in ("deltaserve_pages_evictable", "deltaserve_pages_protected"):
+        elif sample.value and sample.name in ("deltaserve_pages_evictable", "deltaserve_pages_protected"):
             pages.setdefault(pool, []).append(f"{sample.value:.0f} {sample.name.rpartition('_')[2]}")
     return [f"pool {pool}: {share:.0%} used, {', '.join(pages.get(pool, ()))}" for pool, share in usage.items()]
