@@ -25,6 +25,8 @@ _PREFIX = "dsnet"
 _OURS = re.compile(rf"{_PREFIX}(\d+)-\w+")
 _FOLDER = Path("/run/netns")
 _DEVICE = "eth0"
+_RANDOM = 0xFFFFF000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM, where classic BPF reads a random number."""
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -107,8 +109,8 @@ class Machine:
             _ip("-n", self._hub, *port, "forwarding", tool="bridge")
 
     @contextmanager
-    def dropping(self, what: "Unwanted") -> Iterator[None]:
-        """Silently, of what arrives, as a firewall does."""
+    def dropping(self, what: "Unwanted | Unlucky") -> Iterator[None]:
+        """Silently, of what arrives, as a firewall or a bad cable does."""
         where = ("dev", _DEVICE)
         _ip("-n", self.namespace, "qdisc", "add", *where, "clsact", tool="tc")
         try:
@@ -142,6 +144,22 @@ class Unwanted:
             "72 0 0 16",  # A = destination port
             f"53 0 2 {self.first}",  # below: last line
             f"37 1 0 {self.last}",  # above: last line
+            "6 0 0 2",  # TC_ACT_SHOT
+            "6 0 0 0",  # TC_ACT_OK
+        ]
+        return f"{len(code)}," + ",".join(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlucky:
+    """Any packet, with this probability."""
+
+    share: float
+
+    def bytecode(self) -> str:
+        code = [
+            f"32 0 0 {_RANDOM}",  # A = 32 random bits
+            f"53 1 0 {int(self.share * 2**32)}",  # not below: last line
             "6 0 0 2",  # TC_ACT_SHOT
             "6 0 0 0",  # TC_ACT_OK
         ]

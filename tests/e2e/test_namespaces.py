@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.machines import ClientOn, Ended, Machine, Network, NotPermittedError, Unwanted, commands_of
+from tests.e2e.machines import ClientOn, Ended, Machine, Network, NotPermittedError, Unlucky, Unwanted, commands_of
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import in_the_middle, stream_tokens
@@ -32,7 +32,7 @@ class Cluster(Api):
         self.model_path = model
         self.machines = {role: network.add(role, address) for role, address in ROLES.items()}
         self.client = network.add("client", "10.0.0.4")
-        self.keys = make_keys(folder, list(self.machines.values()))
+        self.keys = make_keys(folder, [*self.machines.values(), self.client])
         self.commands = commands_of(DOCUMENT, HEADING)
         self.processes: dict[str, Process] = {}
         super().__init__(f"http://{ROLES['router']}:30000", model.name)
@@ -185,6 +185,48 @@ def test_a_firewall_that_lets_links_through_and_no_pages(cluster: Cluster) -> No
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "transfer_failed")
     assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
     cluster.wait_quiet()
+
+
+@pytest.mark.slow
+def test_a_network_that_loses_packets(cluster: Cluster) -> None:
+    """One in a hundred, of all that reaches a worker: TCP repeats them, and every answer is right."""
+    lossy = Unlucky(0.01)
+    with cluster.machines["prefill"].dropping(lossy), cluster.machines["decode"].dropping(lossy):
+        check_hits(cluster, cluster.model_path, PAGE, True)
+        check_batch(cluster, cluster.model_path, PAGE)
+        prompt = random_prompt(3000, seed=7)
+        assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
+    cluster.wait_quiet()
+
+
+@pytest.mark.slow
+def test_routers_on_two_machines(cluster: Cluster) -> None:
+    """Both serve over the same workers and caches; what one of them had running when it died is given up."""
+    argv = ["10.0.0.4" if word == ROLES["router"] else word for word in cluster.argv("router")]
+    second = cluster.client.start(*argv, name="second")
+    with cluster.http_on(cluster.client, "http://10.0.0.4:30000") as http, ThreadPoolExecutor(4) as pool:
+        try:
+            other = Api("http://10.0.0.4:30000", cluster.model)
+            other.http = http
+            wait_until(other.is_ready, "readiness", second)
+            prompts = [random_prompt(60, seed=100 + number % 4) for number in range(16)]
+            fronts = [cluster, other] * 8
+            answers = pool.map(lambda front, prompt: front.complete(prompt, 12), fronts, prompts)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                assert_true(cluster.model_path, prompt, answer)
+            running = pool.submit(other.complete, random_prompt(40, seed=200), 3000)
+            wait_until(lambda: is_running(cluster), "the second router's request to run")
+        finally:
+            second.kill()
+        with pytest.raises(httpx.TransportError):
+            running.result()
+    assert_true(cluster.model_path, prompts[0], cluster.complete(prompts[0], 4))
+    cluster.wait_quiet()
+
+
+def is_running(front: Api) -> bool:
+    """Anything, of any front, on any worker."""
+    return any(m.get("deltaserve_num_running_reqs", 0.0) for m in front.metrics().values())
 
 
 # ---------------------------------------------------------------- doctor

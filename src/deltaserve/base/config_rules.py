@@ -27,7 +27,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _is_any(host: str) -> bool:
+def is_any(host: str) -> bool:
     """Whether a listener on `host` has every address of this machine, and none to be called by. A lone 0 is one too."""
     return set(host) <= set("0.:")
 
@@ -101,7 +101,7 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
     host, security = settings.network.host, settings.security
     is_worker = command in WORKER_COMMANDS
     is_local = is_loopback(host)
-    if is_worker and _is_any(host) and settings.network.advertise is None:
+    if is_worker and is_any(host) and settings.network.advertise is None:
         yield f"--host {host}: nobody can dial that, and a worker is known by its address; add --advertise HOST"
     if not is_local and is_worker and security.trusted_data_network is None:
         yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"

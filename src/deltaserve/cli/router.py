@@ -9,6 +9,7 @@ import msgspec
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_resolve import shared_auto_values
+from deltaserve.base.config_rules import is_any, is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
@@ -30,8 +31,12 @@ def run(settings: Settings) -> int:
 
 
 def front_name(settings: Settings) -> str:
-    """The same after a restart, so that workers know whose requests are over; no other front listens there."""
-    return f"front-{socket.gethostname()}:{settings.network.port}"
+    """The same after a restart, so that workers know whose requests are over; no other front listens there.
+
+    Machines may share a name, where nobody gave them one; the address on which others reach this one is its own.
+    """
+    host, port = settings.network.host, settings.network.port
+    return f"front-{socket.gethostname() if is_loopback(host) or is_any(host) else host}:{port}"
 
 
 def rehearse(settings: Settings) -> dict[str, str]:
