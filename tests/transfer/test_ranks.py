@@ -63,8 +63,8 @@ class Scene:
         self.chance = Random(seed) if seed is not None else None
         self.fabric = Fabric(self.fate)
         self.cache = spec(kv_heads)
-        self.writer = RankedWorker(P, self.fabric, self.cache, num_writers, window_bytes=700, chance=self.chance)
-        self.reader = RankedWorker(D, self.fabric, self.cache, num_readers, window_bytes=700, chance=self.chance)
+        self.writer = self.worker(P, num_writers)
+        self.reader = self.worker(D, num_readers)
         self.heard: list[TransferReport] = []
         self.said: list[TransferReport] = []
         self.reader_does(OpenEndpoint(P, 1))
@@ -75,6 +75,9 @@ class Scene:
         assert len(ours.ends) == num_writers
         self.reader_does(AttachEndpoint(P, 1, ours.ends))
         self.until_heard(EndpointAttached)
+
+    def worker(self, name: PeerName, num_ranks: int) -> RankedWorker:
+        return RankedWorker(name, self.fabric, self.cache, num_ranks, window_bytes=700, chance=self.chance)
 
     def fate(self, posted: Posted) -> Fate:
         if self.chance is None:

@@ -4,7 +4,7 @@ Called from one thread only (the transfer thread; the simulator's loop). It deci
 are the control plane's; here are gates, windows and notifications. See gate.py for the write gate.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +15,7 @@ from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
 from deltaserve.layout.copy_plan import CachePlan, PageSlice, PlacedPages, RankPair, Route, plan_cache
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
+from deltaserve.layout.staged_route import StagedRoute
 from deltaserve.transfer.commands import (
     AttachEndpoint,
     ChunkSent,
@@ -38,7 +39,17 @@ from deltaserve.transfer.commands import (
     VerifyPages,
     WriteFailed,
 )
-from deltaserve.transfer.gate import ChunkJob, ChunkTotal, Gate, cut_windows
+from deltaserve.transfer.gate import ChunkJob, ChunkTotal, Gate, bytes_of, cut_windows
+from deltaserve.transfer.staging import (
+    STAGING,
+    StagedPart,
+    StagedTransport,
+    StagedWindow,
+    Staging,
+    Window,
+    choose,
+    cut_staged,
+)
 from deltaserve.transport.base import (
     Evidence,
     FenceResult,
@@ -123,14 +134,26 @@ class _Link:
 class Endpoint:
     """All links of one rank over one transport."""
 
-    def __init__(self, config: EndpointConfig, transport: Transport, memory: Memory) -> None:
+    def __init__(
+        self, config: EndpointConfig, transport: Transport, memory: Memory, staging: Staging | None = None
+    ) -> None:
+        """`staging`: its region is one of `config.regions`, named STAGING. None: all writes are direct.
+
+        So they are where a notification does not say that its bytes are there: a scatter would move what was there
+        before.
+        """
         self._config = config
-        self._transport = transport
         self._memory = memory
         self._links: dict[PeerName, _Link] = {}
         self._regions = {region.component: RegionId(region.id) for region in config.regions}
         self.counters: Counter[str] = Counter()
-        """bytes_sent, writes_posted, writes_failed, malformed_notifications."""
+        """bytes_sent, writes_posted, writes_failed, malformed_notifications; and those of staging.py."""
+        self._staging = staging if transport.evidence is Evidence.COMPLETION else None
+        self.staged: StagedTransport | None = None
+        """Between this and the transport."""
+        if self._staging is not None:
+            self.staged = StagedTransport(transport, self._staging, config.shard.rank, self.counters)
+        self._transport: Transport = self.staged or transport
 
     # ------------------------------------------------------------ commands
 
@@ -157,6 +180,8 @@ class Endpoint:
     def poll(self, now: float) -> list[TransferReport]:
         """Drive progress: completions, further windows, notifications."""
         reports: list[TransferReport] = []
+        if self.staged is not None:
+            self.staged.advance(now)
         for peer in list(self._links):
             reports += self._advance(peer, now)
         for peer, data, rank in self._transport.notifications():
@@ -195,6 +220,8 @@ class Endpoint:
             return [EndpointFailed(peer, greeting, str(error))]
         link = self._links.setdefault(peer, _Link())
         link.readers, link.incoming = readers, incoming
+        if self.staged is not None:
+            self.staged.expect(peer, incoming)
         return [EndpointAttached(peer, greeting)]
 
     def _readers(self, peer: PeerName, theirs: Sequence[RankEnd]) -> tuple[_FarReader, ...]:
@@ -240,10 +267,31 @@ class Endpoint:
         return []
 
     def _job(self, command: PostChunk, reader: _FarReader) -> ChunkJob:
-        copies = self._copies(reader, command)
-        windows = cut_windows(copies, self._config.window_bytes)
-        num_bytes = sum(c.src.num_bytes for c in copies) + len(command.payload or b"")
+        windows = self._windows(reader, command)
+        num_bytes = sum(map(bytes_of, windows)) + len(command.payload or b"")
         return ChunkJob(command, reader.rank, windows, encode_done(self._done(reader, command)), num_bytes)
+
+    def _windows(self, reader: _FarReader, command: PostChunk) -> deque[Window]:
+        copies = self._copies(reader, command)
+        region = reader.regions.get(STAGING)
+        if self._staging is not None and region is not None:
+            num_bytes = sum(copy.src.num_bytes for copy in copies)
+            if choose(self._staging.config.mode, list(reader.routes.values()), len(copies), num_bytes):
+                pools = [self._staged_parts(reader, pair) for pair in command.pairs]
+                return cut_staged(region, pools, self._config.window_bytes)
+        return deque(cut_windows(copies, self._config.window_bytes))
+
+    def _staged_parts(self, reader: _FarReader, pair: PagePairs) -> list[StagedPart]:
+        return [
+            StagedPart(
+                group.name,
+                StagedRoute.of(reader.routes[group.name]),
+                PlacedPages(self._regions[group.name], pair.first, pair.src),
+                PlacedPages(reader.regions[group.name], pair.first, pair.dst),
+            )
+            for group in self._config.cache.groups_of(pair.pool)
+            if not reader.routes[group.name].has_nothing
+        ]
 
     def _copies(self, reader: _FarReader, command: PostChunk) -> list[Copy]:
         copies: list[Copy] = []
@@ -344,22 +392,31 @@ class Endpoint:
 
     def _post_next(self, link: _Link, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         closes = len(job.windows) <= 1
-        copies = job.windows.popleft() if job.windows else ()
+        window = job.windows.popleft() if job.windows else ()
         gate.has_posted = True
         try:
             notification = job.notification if closes else None
-            write = self._transport.write(job.command.peer, copies, notification, job.reader)
+            write = self._post(job, window, notification)
         except TransportError as error:
             self._failed(link, job, str(error), reports)
             return
         self.counters["writes_posted"] += 1
-        num_bytes = sum(copy.src.num_bytes for copy in copies)
+        num_bytes = bytes_of(window)
         gate.num_in_flight += 1
         gate.bytes_in_flight += num_bytes
         job.announced = closes
         job.in_flight.add(write)
         allowed_s = self._config.stall_s + num_bytes / self._config.slow_bytes_per_s
+        if self._staging is not None and isinstance(window, StagedWindow):
+            allowed_s += 2 * self._staging.config.patience_s  # it may wait for memory on either side
         link.writes[write] = _Posted(job, num_bytes, now + allowed_s)
+
+    def _post(self, job: ChunkJob, window: Window, notification: bytes | None) -> WriteId:
+        if not isinstance(window, StagedWindow):
+            return self._transport.write(job.command.peer, window, notification, job.reader)
+        if self.staged is None:
+            raise TransportError("no staging memory here")
+        return self.staged.write_staged(job.command.peer, window, notification, job.reader)
 
     def _close_gate(self, command: CloseGate, now: float) -> list[TransferReport]:
         link = self._links.get(command.peer)

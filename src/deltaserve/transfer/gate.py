@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from deltaserve.base.extents import Copy, Span
 from deltaserve.transfer.commands import PostChunk, TicketId
+from deltaserve.transfer.staging import StagedWindow, Window
 from deltaserve.transport.base import WriteId
+
+
+def bytes_of(window: Window) -> int:
+    if isinstance(window, StagedWindow):
+        return window.num_bytes
+    return sum(copy.src.num_bytes for copy in window)
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +27,7 @@ class ChunkJob:
     command: PostChunk
     reader: int
     """Rank of the peer that it goes to."""
-    windows: deque[tuple[Copy, ...]]
+    windows: deque[Window]
     notification: bytes
     num_bytes: int
     in_flight: set[WriteId] = field(default_factory=set)

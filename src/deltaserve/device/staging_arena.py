@@ -1,0 +1,48 @@
+"""A rank's staging region, and the pages beside it that are gathered from and scattered to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltaserve.device.staged_copies import StagedCopies
+from deltaserve.layout.copy_plan import PlacedPages
+from deltaserve.layout.staged_route import StagedRoute
+
+
+@dataclass(frozen=True, slots=True)
+class PagesOfGroup:
+    """A page group's arena."""
+
+    arena: Tensor
+    """[pages * page_bytes] uint8"""
+    num_pages: int
+
+
+class StagingArena:
+    """Used by the transfer thread alone, for pages that no step writes."""
+
+    def __init__(self, buffer: Tensor, groups: dict[str, PagesOfGroup]) -> None:
+        """`buffer` [num_bytes] uint8: the region as it is registered."""
+        self._buffer = buffer
+        self._groups = groups
+        self._copies = StagedCopies(buffer.device)
+
+    def gather(self, group: str, staged: StagedRoute, src: PlacedPages, tokens: range, offset: int) -> Iterator[int]:
+        part = self._buffer[offset : offset + staged.num_bytes(len(tokens))]
+        yield from self._copies.gather(staged, self._groups[group].arena, src, tokens, part)
+        self._wait()
+
+    def scatter(self, group: str, staged: StagedRoute, offset: int, dst: PlacedPages, tokens: range) -> Iterator[int]:
+        part = self._buffer[offset : offset + staged.num_bytes(len(tokens))]
+        yield from self._copies.scatter(staged, part, self._groups[group].arena, dst, tokens)
+        self._wait()
+
+    def num_pages(self, group: str) -> int:
+        return self._groups[group].num_pages
+
+    def _wait(self) -> None:
+        """A device's copies are over before anybody is told so."""
+        if self._buffer.device.type == "cuda":
+            torch.cuda.current_stream(self._buffer.device).synchronize()

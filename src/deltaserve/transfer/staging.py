@@ -1,0 +1,577 @@
+"""The staged path: gather -> one bulk write for each window and pair of ranks -> scatter, below the ticket protocol.
+
+A staged write is a write like any other to whoever posts it (endpoint.py): it has an id, it reads PENDING until every
+byte is in its page, then DONE, and the notification bound to it is heard after that. So gates, drains, coverage and
+fences hold as they are, and no page of a ticket is written after its clean drain:
+
+- DONE is the reader's word that it has *scattered* (StageAck). A clean Drained, which needs every write seen DONE,
+  hence says that no scatter of the ticket is left. A chunk counts when its notification is heard: after the scatter,
+  from every writing rank (coverage.py), the last one after all others.
+- A fence drops the peer's scatters in the same call that destroys the endpoint: nothing is scattered after it, and
+  what still lands, lands in nobody's lease. Where a fence is impossible its leases stay taken, as the pages do.
+
+The writer cuts the plan of a window once: page lists and page groups. It asks for memory first and gathers meanwhile;
+the plan travels with the bytes. The reader derives from its own plan of the pair how many bytes that is, and scatters
+only what fits the lease that it gave, into pages that exist.
+
+Each rank has one staging region: one half is its ring for what it receives, the other for what it sends (ring.py). A
+lease belongs to one write of one pair of ranks, so nobody holds one while waiting for another. A wait for memory ends:
+the reader refuses with a reason after `patience_s`; then, as when a window never fits, the writer gives back what it
+has and writes directly, counts it and keeps the reason. Where elements must be converted there is no direct write: that
+write ends with an error.
+
+Over a transport whose notifications prove nothing (Evidence.CONTENTS) nothing is staged: see Endpoint.
+
+`choose` is the one place that says which path a chunk takes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from deltaserve.base.errors import ProtocolError
+from deltaserve.base.extents import Copy, Region, Span
+from deltaserve.base.ids import PageId, PeerName, RegionId
+from deltaserve.base.tokens import pack_u32, unpack_u32
+from deltaserve.layout.copy_plan import CachePlan, PlacedPages, Route
+from deltaserve.layout.staged_route import StagedRoute
+from deltaserve.transfer.ring import ALIGNMENT, RingLease, StagingRing, StagingTooSmall
+from deltaserve.transport.base import (
+    Evidence,
+    FenceResult,
+    Notification,
+    RemoteRank,
+    Transport,
+    TransportError,
+    WriteId,
+    WriteState,
+)
+from deltaserve.wire.staged_frames import (
+    StageAck,
+    StageAsk,
+    StagedData,
+    StagedPages,
+    StageFrame,
+    StageLease,
+    StageRefusal,
+    StageRelease,
+    decode_stage,
+    encode_stage,
+    is_stage_frame,
+)
+
+STAGING = "staging"
+"""Component of the region that holds a rank's staging memory: the last one it announces, if it has any."""
+SHORT_RUN_BYTES = 20 << 10
+"""A descriptor costs as much as gathering and scattering so many bytes (benchmarks/bench_staging.py)."""
+_SLICES_PER_TURN = 4
+"""Of gathers and scatters, between two turns of whoever polls."""
+
+
+class StagingMode(Enum):
+    AUTO = "auto"
+    """Staged where it is cheaper."""
+    ON = "on"
+    """Staged wherever two ranks hold different heads."""
+
+
+class StagedPart(NamedTuple):
+    """Pages of one page group that go from one rank to another."""
+
+    group: str
+    staged: StagedRoute
+    src: PlacedPages
+    dst: PlacedPages
+
+    @property
+    def tokens(self) -> range:
+        return self.staged.tokens(self.src, self.dst)
+
+    @property
+    def num_bytes(self) -> int:
+        """In a buffer, where the next part starts at whole elements of any dtype."""
+        return -(-self.staged.num_bytes(len(self.tokens)) // ALIGNMENT) * ALIGNMENT
+
+
+class StagedWindow(NamedTuple):
+    """What one bulk write moves."""
+
+    region: RegionId
+    """The reader's staging memory."""
+    parts: tuple[StagedPart, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def can_be_direct(self) -> bool:
+        return not any(part.staged.route.needs_staging for part in self.parts)
+
+    def direct(self) -> list[Copy]:
+        return [copy for part in self.parts for copy in part.staged.route.copies(part.src, part.dst)]
+
+
+Window = tuple[Copy, ...] | StagedWindow
+"""What one post moves."""
+
+
+class StagingMemory(Protocol):
+    """A rank's pages and its staging region. Each step of an iterator moves a few MiB."""
+
+    def gather(self, group: str, staged: StagedRoute, src: PlacedPages, tokens: range, offset: int) -> Iterator[int]:
+        """From pages to the bytes of the staging region from `offset` on."""
+        ...
+
+    def scatter(self, group: str, staged: StagedRoute, offset: int, dst: PlacedPages, tokens: range) -> Iterator[int]:
+        """From the staging region to pages."""
+        ...
+
+    def num_pages(self, group: str) -> int:
+        """That the arena of a page group has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagingConfig:
+    region: RegionId
+    num_bytes: int
+    """Of the region: one half to receive, one to send."""
+    mode: StagingMode = StagingMode.AUTO
+    patience_s: float = 2.0
+    """A wait for memory may take so long. Less than a write may, or that ends it."""
+    setting: str = "--staging-memory-mib"
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.num_bytes // (2 * ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    config: StagingConfig
+    memory: StagingMemory
+
+
+def choose(mode: StagingMode, routes: Sequence[Route], num_copies: int, num_bytes: int) -> bool:
+    """Whether a chunk between two ranks that both have staging memory is staged; a direct write takes `num_copies`."""
+    if any(route.needs_staging for route in routes):
+        return True
+    if all(route.is_whole or route.has_nothing for route in routes):  # equal sizes, or a latent: runs of whole pages
+        return False
+    return mode is StagingMode.ON or num_bytes < num_copies * SHORT_RUN_BYTES
+
+
+def cut_staged(region: RegionId, pools: Sequence[Sequence[StagedPart]], window_bytes: int) -> deque[Window]:
+    """Windows of at most `window_bytes`, or a page. `pools`: parts of one pool have the same pages in all groups."""
+    windows: deque[Window] = deque()
+    for parts in pools:
+        num_pages = len(parts[0].src.pages) if parts else 0
+        page_bytes = sum(part.staged.num_bytes(len(part.tokens)) for part in parts) // max(1, num_pages)
+        pages = max(1, window_bytes // max(1, page_bytes))
+        for first in range(0, num_pages, pages):
+            windows.append(StagedWindow(region, tuple(_pages_of(part, first, first + pages) for part in parts)))
+    return windows
+
+
+def _pages_of(part: StagedPart, first: int, end: int) -> StagedPart:
+    src, dst = (
+        PlacedPages(placed.region, placed.first + first, placed.pages[first:end]) for placed in (part.src, part.dst)
+    )
+    return part._replace(src=src, dst=dst)
+
+
+class _Plain(NamedTuple):
+    """A write that only passes through."""
+
+    peer: PeerName
+    posted: WriteId
+
+
+class _Sender(NamedTuple):
+    """A rank of a peer, in one life of our endpoint for it."""
+
+    peer: PeerName
+    life: int
+    rank: int
+
+
+class _LeaseKey(NamedTuple):
+    sender: _Sender
+    write: int
+
+
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    """A staged write of ours."""
+
+    write: WriteId
+    peer: PeerName
+    rank: int
+    window: StagedWindow
+    note: bytes | None
+    gather: Iterator[int] | None = None
+    """Under way. None: not begun, or over."""
+    offset: int | None = None
+    """Of its buffer in our region, once it has one."""
+    is_gathered: bool = False
+    lease: StageLease | None = None
+    posted: WriteId | None = None
+    """The bulk write, or the direct one that took its place."""
+    is_direct: bool = False
+    is_written: bool = False
+    is_scattered: bool = False
+    has_failed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Incoming:
+    """Bytes that arrived."""
+
+    key: _LeaseKey
+    data: StagedData
+    slices: Iterator[int]
+
+
+@dataclass(slots=True)
+class _Peer:
+    life: int
+    incoming: CachePlan | None = None
+
+
+class StagedTransport:
+    """A Transport, over another one, that can also write by way of staging memory. For one thread."""
+
+    def __init__(self, transport: Transport, staging: Staging, rank: int, counters: Counter[str]) -> None:
+        """`rank`: of this side. `counters`: staged_writes, staged_bytes, staging_fallbacks, staging_malformed."""
+        self._transport = transport
+        self._memory = staging.memory
+        self._config = staging.config
+        self._rank = rank
+        self._now = 0.0
+        self._writes = count(1)
+        self._plain: dict[WriteId, _Plain] = {}
+        self._outgoing: dict[WriteId, _Outgoing] = {}
+        self._incoming: deque[_Incoming] = deque()
+        self._peers: dict[PeerName, _Peer] = {}
+        self._lives = count(1)
+        self._frames: deque[WriteId] = deque()
+        """Of ours that are not seen DONE."""
+        config = staging.config
+        self.receiving: StagingRing[_LeaseKey] = StagingRing(config.ring_bytes, config.patience_s, config.setting)
+        self.sending: StagingRing[WriteId] = StagingRing(config.ring_bytes, config.patience_s, config.setting)
+        self.counters = counters
+        self.last_reason = ""
+        """Why a write went directly, the last time."""
+
+    # ------------------------------------------------------------ the transport below
+
+    @property
+    def name(self) -> str:
+        return self._transport.name
+
+    @property
+    def evidence(self) -> Evidence:
+        return self._transport.evidence
+
+    def register(self, region: Region) -> None:
+        self._transport.register(region)
+
+    def open(self, peer: PeerName) -> bytes:
+        metadata = self._transport.open(peer)
+        self._peers[peer] = _Peer(next(self._lives))
+        return metadata
+
+    def attach(self, peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
+        self._transport.attach(peer, ranks)
+
+    def expect(self, peer: PeerName, incoming: CachePlan) -> None:
+        """What the ranks of an attached peer send ours."""
+        self._peers[peer].incoming = incoming
+
+    def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
+        posted = self._transport.write(peer, copies, notification, rank)
+        write = WriteId(next(self._writes))
+        self._plain[write] = _Plain(peer, posted)
+        return write
+
+    def poll(self, write: WriteId) -> WriteState:
+        outgoing = self._outgoing.get(write)
+        if outgoing is not None:
+            return self._poll_staged(outgoing)
+        plain = self._plain.get(write)
+        if plain is None:
+            return WriteState.ERROR
+        state = self._transport.poll(plain.posted)
+        if state is not WriteState.PENDING:
+            del self._plain[write]
+        return state
+
+    def fence(self, peer: PeerName) -> FenceResult:
+        result = self._transport.fence(peer)
+        self._peers.pop(peer, None)
+        self._plain = {write: plain for write, plain in self._plain.items() if plain.peer != peer}
+        self._incoming = deque(i for i in self._incoming if i.key.sender.peer != peer)
+        for outgoing in [o for o in self._outgoing.values() if o.peer == peer]:
+            del self._outgoing[outgoing.write]
+            if result is FenceResult.CLOSED:
+                self._free_buffer(outgoing)
+        if result is FenceResult.CLOSED:
+            for key in [key for key in self.receiving if key.sender.peer == peer]:
+                self.receiving.give_back(key)
+        return result
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # ------------------------------------------------------------ turns
+
+    def advance(self, now: float) -> None:
+        """Time goes on; what waits is looked at with the next `notifications`."""
+        self._now = now
+
+    def notifications(self) -> list[Notification]:
+        """Drives gathers, scatters and waits, and the transport below between their slices."""
+        heard: list[Notification] = []
+        for _ in range(_SLICES_PER_TURN):
+            for notification in self._transport.notifications():
+                if is_stage_frame(notification.data):
+                    self._hear(notification)
+                else:
+                    heard.append(notification)
+            self._wait()
+            if not self._move_a_slice(heard):
+                break
+        self._frames = deque(w for w in self._frames if self._transport.poll(w) is WriteState.PENDING)
+        return heard
+
+    def _move_a_slice(self, heard: list[Notification]) -> bool:
+        """Of the oldest scatter and of the oldest gather. False: there was nothing to move."""
+        is_busy = False
+        if self._incoming:
+            is_busy = True
+            incoming = self._incoming[0]
+            if next(incoming.slices, None) is None:
+                self._incoming.popleft()
+                self._scattered(incoming, heard)
+        gathering = next((o for o in self._outgoing.values() if o.gather is not None), None)
+        if gathering is not None and gathering.gather is not None:
+            is_busy = True
+            if next(gathering.gather, None) is None:
+                gathering.gather, gathering.is_gathered = None, True
+                self._post(gathering)
+        return is_busy
+
+    def _wait(self) -> None:
+        now = self._now
+        for owner, reason in self.receiving.give_up(now):
+            self._tell(owner.sender.peer, owner.sender.rank, StageRefusal(write=owner.write, reason=reason))
+        for owner, lease in self.receiving.admit(now):
+            self._lend(owner, lease)
+        for write, reason in self.sending.give_up(now):
+            self._withdraw(self._outgoing[write], reason)
+        for write, lease in self.sending.admit(now):
+            self._begin(self._outgoing[write], lease.offset)
+
+    def _hear(self, notification: Notification) -> None:
+        peer = self._peers.get(notification.peer)
+        if peer is None:
+            return
+        sender = _Sender(notification.peer, peer.life, notification.rank)
+        try:
+            frame = decode_stage(notification.data)
+        except ProtocolError:
+            self.counters["staging_malformed"] += 1
+            return
+        match frame:
+            case StageAsk():
+                self._answer(_LeaseKey(sender, frame.write), frame.num_bytes)
+            case StagedData():
+                self._arrived(_LeaseKey(sender, frame.write), frame, peer.incoming)
+            case StageRelease():
+                self._released(_LeaseKey(sender, frame.write))
+            case StageLease() | StageRefusal() | StageAck():
+                outgoing = self._outgoing.get(WriteId(frame.write))
+                if outgoing is not None and (outgoing.peer, outgoing.rank) == (sender.peer, sender.rank):
+                    self._answered(outgoing, frame)
+
+    def _tell(self, peer: PeerName, rank: int, frame: StageFrame) -> None:
+        try:
+            self._frames.append(self._transport.write(peer, (), encode_stage(frame), rank))
+        except TransportError:  # the peer is gone: its writes fail, and so do ours
+            return
+
+    # ------------------------------------------------------------ the writer's side
+
+    def write_staged(self, peer: PeerName, window: StagedWindow, notification: bytes | None, rank: int) -> WriteId:
+        """Start a staged write. Raises TransportError if nothing was started."""
+        write = WriteId(next(self._writes))
+        ask = StageAsk(write=write, num_bytes=window.num_bytes)
+        self._frames.append(self._transport.write(peer, (), encode_stage(ask), rank))
+        outgoing = self._outgoing[write] = _Outgoing(write, peer, rank, window, notification)
+        self.counters["staged_writes"] += 1
+        try:
+            lease = self.sending.ask(write, window.num_bytes, self._now)
+        except StagingTooSmall as error:
+            self._withdraw(outgoing, str(error))
+            return write
+        if lease is not None:
+            self._begin(outgoing, lease.offset)
+        return write
+
+    def _begin(self, outgoing: _Outgoing, offset: int) -> None:
+        outgoing.offset = self._config.ring_bytes + offset
+        outgoing.gather = self._gather(outgoing.window.parts, outgoing.offset)
+
+    def _gather(self, parts: Sequence[StagedPart], offset: int) -> Iterator[int]:
+        for part in parts:
+            yield from self._memory.gather(part.group, part.staged, part.src, part.tokens, offset)
+            offset += part.num_bytes
+
+    def _answered(self, outgoing: _Outgoing, frame: StageLease | StageRefusal | StageAck) -> None:
+        match frame:
+            case StageLease():
+                if outgoing.lease is None and not outgoing.is_direct:
+                    outgoing.lease = frame
+                    self._post(outgoing)
+            case StageRefusal():
+                if outgoing.lease is None and not outgoing.is_direct:
+                    self._fall_back(outgoing, frame.reason)
+            case StageAck():
+                outgoing.is_scattered = outgoing.posted is not None and not outgoing.is_direct
+
+    def _post(self, outgoing: _Outgoing) -> None:
+        """The bulk write, when both its buffer and its lease are there."""
+        if outgoing.lease is None or not outgoing.is_gathered or outgoing.offset is None:
+            return
+        window, lease = outgoing.window, outgoing.lease
+        plan = StagedData(
+            write=outgoing.write,
+            round=lease.round,
+            offset=lease.offset,
+            parts=tuple(
+                StagedPages(group=part.group, first=part.dst.first, pages=pack_u32(part.dst.pages))
+                for part in window.parts
+            ),
+            note=outgoing.note or b"",
+        )
+        here = Span(self._config.region, outgoing.offset, window.num_bytes)
+        copy = Copy(here, Span(window.region, lease.offset, window.num_bytes))
+        try:
+            outgoing.posted = self._transport.write(outgoing.peer, [copy], encode_stage(plan), outgoing.rank)
+            self.counters["staged_bytes"] += window.num_bytes
+        except TransportError:
+            outgoing.has_failed = True
+
+    def _withdraw(self, outgoing: _Outgoing, reason: str) -> None:
+        """There is no memory here: the reader's lease, given or not yet, is not needed."""
+        self._tell(outgoing.peer, outgoing.rank, StageRelease(write=outgoing.write))
+        self._fall_back(outgoing, reason)
+
+    def _fall_back(self, outgoing: _Outgoing, reason: str) -> None:
+        """Write directly, with no memory of this write left here or there."""
+        self.counters["staging_fallbacks"] += 1
+        self.last_reason = reason
+        outgoing.is_direct = True
+        self._free_buffer(outgoing)
+        if not outgoing.window.can_be_direct:
+            outgoing.has_failed = True
+            return
+        try:
+            copies = outgoing.window.direct()
+            outgoing.posted = self._transport.write(outgoing.peer, copies, outgoing.note, outgoing.rank)
+        except TransportError:
+            outgoing.has_failed = True
+
+    def _poll_staged(self, outgoing: _Outgoing) -> WriteState:
+        """ERROR keeps its buffer until the fence: bytes of it may still be read."""
+        if outgoing.has_failed:
+            return WriteState.ERROR
+        if outgoing.posted is not None and not outgoing.is_written:
+            state = self._transport.poll(outgoing.posted)
+            outgoing.has_failed = state is WriteState.ERROR
+            if state is not WriteState.DONE:
+                return state
+            outgoing.is_written = True
+            self._free_buffer(outgoing)
+        if not outgoing.is_written or not (outgoing.is_scattered or outgoing.is_direct):
+            return WriteState.PENDING
+        del self._outgoing[outgoing.write]
+        return WriteState.DONE
+
+    def _free_buffer(self, outgoing: _Outgoing) -> None:
+        outgoing.gather = None
+        if self.sending.lease_of(outgoing.write) is not None or self.sending.is_waiting(outgoing.write):
+            self.sending.give_back(outgoing.write)
+
+    # ------------------------------------------------------------ the reader's side
+
+    def _answer(self, key: _LeaseKey, num_bytes: int) -> None:
+        try:
+            lease = self.receiving.ask(key, num_bytes, self._now)
+        except StagingTooSmall as error:
+            self._tell(key.sender.peer, key.sender.rank, StageRefusal(write=key.write, reason=str(error)))
+            return
+        if lease is not None:
+            self._lend(key, lease)
+
+    def _lend(self, key: _LeaseKey, lease: RingLease) -> None:
+        frame = StageLease(write=key.write, round=lease.round, offset=lease.offset)
+        self._tell(key.sender.peer, key.sender.rank, frame)
+
+    def _arrived(self, key: _LeaseKey, data: StagedData, plan: CachePlan | None) -> None:
+        lease = self.receiving.lease_of(key)
+        if lease is None or plan is None or any(incoming.key == key for incoming in self._incoming):
+            return  # over, or said before
+        parts = self._parts(key.sender.rank, data, plan)
+        is_sound = (data.round, data.offset) == (lease.round, lease.offset) and parts is not None
+        if parts is None or not is_sound or sum(part.num_bytes for part in parts) > lease.num_bytes:
+            self.counters["staging_malformed"] += 1  # never answered: the writer's write fails
+            return
+        self._incoming.append(_Incoming(key, data, self._scatter(parts, lease.offset)))
+
+    def _parts(self, writer: int, data: StagedData, plan: CachePlan) -> list[StagedPart] | None:
+        """What the writer says it sent, by our plan of the pair. None: it cannot be."""
+        parts = []
+        for said in data.parts:
+            if said.group not in plan.routes or writer >= plan.num_writers or len(said.pages) % 4 or said.first < 0:
+                return None
+            route = plan.route(said.group, writer, self._rank)
+            pages = unpack_u32(said.pages)
+            if any(page >= self._memory.num_pages(said.group) for page in pages):
+                return None
+            placed = PlacedPages(RegionId(0), said.first, tuple(map(PageId, pages)))
+            parts.append(StagedPart(said.group, StagedRoute.of(route), placed, placed))
+        return parts
+
+    def _scatter(self, parts: Sequence[StagedPart], offset: int) -> Iterator[int]:
+        for part in parts:
+            yield from self._memory.scatter(part.group, part.staged, offset, part.dst, part.tokens)
+            offset += part.num_bytes
+
+    def _scattered(self, incoming: _Incoming, heard: list[Notification]) -> None:
+        self.receiving.give_back(incoming.key)
+        sender = incoming.key.sender
+        if incoming.data.note:
+            heard.append(Notification(sender.peer, incoming.data.note, sender.rank))
+        self._tell(sender.peer, sender.rank, StageAck(write=incoming.key.write))
+
+    def _released(self, key: _LeaseKey) -> None:
+        has_any = self.receiving.lease_of(key) is not None or self.receiving.is_waiting(key)
+        if has_any and not any(incoming.key == key for incoming in self._incoming):
+            self.receiving.give_back(key)
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is leased, waits or moves."""
+        rings = (self.receiving, self.sending)
+        return not (self._incoming or self._outgoing or any(r.num_leased_bytes or r.num_waiting for r in rings))
+
+    def check_integrity(self) -> None:
+        self.receiving.check_integrity()
+        self.sending.check_integrity()

@@ -1,0 +1,278 @@
+"""The staged path below the ticket protocol: all heads arrive, nothing is scattered late, every wait ends."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltaserve.base.ids import PageId, PeerName, PoolId
+from deltaserve.layout.copy_plan import HeadBlock, PageFormat, Route, plan_cache, plan_routes
+from deltaserve.layout.dtype import DType
+from deltaserve.transfer.commands import (
+    ChunkSent,
+    CloseGate,
+    FencePeer,
+    GateDrained,
+    Landed,
+    OpenGate,
+    PageCheck,
+    PagesVerified,
+    PeerFenced,
+    VerifyPages,
+)
+from deltaserve.transfer.coverage import Coverage, Landing
+from deltaserve.transfer.staging import SHORT_RUN_BYTES, StagingMode, choose
+from deltaserve.transport.base import FenceResult
+from deltaserve.wire.messages import Drain
+from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, encode_stage
+from tests.transfer.ranked import RankedWorker
+from tests.transfer.staged import StagedScene, StagedWorker
+from tests.transfer.test_ranks import SIZES, TICKET, D, P, Scene
+
+SRC, DST = [3, 4, 9, 1, 7, 12, 13, 14], [0, 5, 6, 11, 2, 15, 8, 10]
+
+
+def fill(scene: Scene, pages: Sequence[int] = SRC) -> None:
+    for index, page in enumerate(pages):
+        for memory in scene.writer.memories:
+            memory.fill(page, index)
+
+
+def problems(scene: Scene, pages: Sequence[int] = DST) -> list[str]:
+    return [
+        problem
+        for index, page in enumerate(pages)
+        for memory in scene.reader.memories
+        for problem in memory.problems(page, index)
+    ]
+
+
+def transfer(scene: Scene) -> None:
+    """Three chunks, the last with the first token; everything arrives, is verified and counted once."""
+    fill(scene)
+    pairs = plan_cache(scene.cache, len(scene.writer.memories), scene.cache, len(scene.reader.memories)).pairs
+    coverage = Coverage([range(len(SRC))] * scene.cache.num_pools, pairs)
+    scene.writer_does(OpenGate(D, TICKET))
+    scene.post(0, 0, SRC[:4], DST[:4])
+    scene.post(1, 4, SRC[4:6], DST[4:6])
+    scene.post(2, 6, SRC[6:], DST[6:], b"first token")
+    for _ in range(3 * len(pairs)):
+        landed = scene.until_heard(Landed)
+        assert coverage.land(landed.done, landed.pair) is Landing.ACCEPTED
+    assert coverage.is_complete
+    assert problems(scene) == []
+    checks = tuple(
+        PageCheck(pair, PoolId(piece.pool), tuple(map(PageId, DST[piece.first : piece.end])), piece.checksums)
+        for pair, done in coverage.dones()
+        for piece in done.pieces
+    )
+    scene.reader_does(VerifyPages(P, TICKET, checks))
+    assert scene.until_heard(PagesVerified).problem is None
+    assert sorted(scene.until_said(ChunkSent).chunk for _ in range(3)) == [0, 1, 2]
+    for _ in range(30):
+        scene.turn()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize(("num_writers", "num_readers"), SIZES)
+def test_every_head_arrives_and_is_verified(num_writers: int, num_readers: int, kv_heads: int) -> None:
+    scene = StagedScene(num_writers, num_readers, kv_heads, seed=num_writers * 100 + num_readers)
+    transfer(scene)
+    plan = plan_cache(scene.cache, num_writers, scene.cache, num_readers)
+    between = [[plan.route(group, *pair) for group in plan.routes] for pair in plan.pairs]
+    is_staged = any(choose(StagingMode.ON, of_pair, 1, 1) for of_pair in between)
+    assert (scene.writer.count("staged_writes") > 0) is is_staged
+    assert scene.writer.count("staging_fallbacks") == scene.reader.count("staging_malformed") == 0
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_writers", "num_readers"), [(1, 2), (2, 1), (4, 2)])
+def test_a_ring_of_one_window_is_enough(num_writers: int, num_readers: int, seed: int) -> None:
+    """Leases are waited for, and nobody holds one while waiting for another."""
+    scene = StagedScene(num_writers, num_readers, seed=seed, num_bytes=2 * 1536)
+    transfer(scene)
+    assert scene.writer.count("staged_writes") > 0
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+class HalfStagedScene(Scene):
+    """The reader has no staging memory, the writer has."""
+
+    writer: StagedWorker
+
+    def worker(self, name: PeerName, num_ranks: int) -> RankedWorker:
+        if name == D:
+            return super().worker(name, num_ranks)
+        return StagedWorker(name, self.fabric, self.cache, num_ranks, 1 << 14)
+
+
+def test_a_reader_without_staging_memory_is_written_to_directly() -> None:
+    scene = HalfStagedScene(1, 2)
+    transfer(scene)
+    assert scene.writer.count("staged_writes") == 0
+
+
+def test_a_page_larger_than_the_ring_goes_directly_and_the_reason_names_the_setting() -> None:
+    scene = StagedScene(1, 2, num_bytes=512, reader_bytes=1 << 14)
+    transfer(scene)
+    assert scene.writer.count("staging_fallbacks") == scene.writer.count("staged_writes") > 0
+    (staged,) = scene.writer.staged()
+    assert "raise --staging-memory-mib" in staged.last_reason
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+def test_a_reader_that_has_no_memory_for_long_is_written_to_directly() -> None:
+    scene = StagedScene(1, 2)
+    for staged in scene.reader.staged():
+        assert staged.receiving.ask("somebody", staged.receiving.num_bytes, 0.0) is not None  # type: ignore[arg-type]
+    transfer(scene)
+    assert scene.writer.count("staging_fallbacks") > 0
+    (staged,) = scene.writer.staged()
+    assert "waited 20" in staged.last_reason
+    assert scene.writer.is_unstaged
+    for staged in scene.reader.staged():
+        assert [*staged.receiving] == ["somebody"]
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_scattered_after_a_clean_drain(seed: int) -> None:
+    scene = StagedScene(2, 4, kv_heads=8, seed=seed)
+    chance = Random(seed)
+    fill(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+    for chunk in range(chance.randint(1, 4)):
+        where = slice(2 * chunk, 2 * chunk + 2)
+        scene.post(chunk, 2 * chunk, SRC[where], DST[where], b"t" if chunk == 3 else None)
+        for _ in range(chance.randint(0, 30)):
+            scene.turn()
+    scene.writer_does(CloseGate(D, TICKET))
+    before: list[bytes] | None = None
+    for _ in range(200):
+        scene.turn()
+        drained = [report for report in scene.said if isinstance(report, GateDrained)]
+        if drained and before is None:
+            assert drained == [GateDrained(TICKET, Drain.CLEAN)]
+            before = contents(scene)
+    is_through = any(isinstance(report, ChunkSent) and report.is_last for report in scene.said)
+    assert before is not None or is_through
+    assert before is None or contents(scene) == before
+    assert scene.writer.is_quiet
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_scattered_after_a_fence_and_its_leases_are_free(seed: int) -> None:
+    scene = StagedScene(4, 2, kv_heads=8, seed=seed)
+    chance = Random(seed)
+    fill(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+    for chunk in range(3):
+        where = slice(2 * chunk, 2 * chunk + 2)
+        scene.post(chunk, 2 * chunk, SRC[where], DST[where])
+        for _ in range(chance.randint(0, 12)):
+            scene.turn()
+    scene.reader_does(FencePeer(P))
+    assert scene.until_heard(PeerFenced).result is FenceResult.CLOSED
+    before = contents(scene)
+    for _ in range(100):
+        scene.turn()
+    assert contents(scene) == before
+    assert scene.reader.is_unstaged
+    scene.writer_does(FencePeer(D))
+    for _ in range(20):
+        scene.turn()
+    assert scene.writer.is_unstaged
+
+
+def contents(scene: Scene) -> list[bytes]:
+    return [bytes(arena) for memory in scene.reader.memories for arena in memory.arenas.values()]
+
+
+# ---------------------------------------------------------------- what a writer may not say
+
+
+def pages(group: str = "kv", first: int = 0, packed: bytes = b"\x01\0\0\0") -> StagedPages:
+    return StagedPages(group=group, first=first, pages=packed)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (pages(group="other"),),
+        (pages(packed=b"\xff\0\0\0"),),
+        (pages(packed=b"\x01\0\0"),),
+        (pages(first=-1),),
+        (pages(packed=b"\x01\0\0\0" * 15),),
+    ],
+    ids=["group", "page", "packed", "first", "larger than its lease"],
+)
+def test_a_plan_that_cannot_be_is_counted_and_nothing_is_scattered(parts: tuple[StagedPages, ...]) -> None:
+    scene = StagedScene(1, 2)
+    reader = next(scene.reader.staged())
+    say(scene, ASK)
+    before = contents(scene)
+    lease = reader.receiving.lease_of(next(iter(reader.receiving)))
+    assert lease is not None
+    say(scene, StagedData(write=77, round=lease.round, offset=lease.offset, parts=parts, note=b"n"))
+    assert scene.reader.count("staging_malformed") == 1
+    assert contents(scene) == before
+    assert not any(isinstance(report, Landed) for report in scene.heard)
+
+
+def test_data_for_another_lease_or_none_is_not_scattered() -> None:
+    scene = StagedScene(1, 2)
+    say(scene, StagedData(write=5, round=0, offset=0, parts=(pages(),), note=b""))
+    say(scene, ASK)
+    say(scene, StagedData(write=77, round=1, offset=0, parts=(pages(),), note=b""))
+    assert scene.reader.count("staging_malformed") == 1
+    assert not any(any(content) for content in contents(scene))
+
+
+def test_frames_that_are_none_are_counted() -> None:
+    scene = StagedScene(1, 2)
+    scene.writer.transports[0].write(D, (), b"dGxx", 0)
+    scene.turn()
+    assert scene.reader.count("staging_malformed") == 1
+
+
+ASK = StageAsk(write=77, num_bytes=300)
+
+
+def say(scene: StagedScene, frame: StageFrame) -> None:
+    """The writing rank tells the first reading rank."""
+    scene.writer.transports[0].write(D, (), encode_stage(frame), 0)
+    scene.turn()
+
+
+# ---------------------------------------------------------------- which path
+
+
+def routes(num_writers: int, num_readers: int, heads: int = 8, dst: DType = DType.BFLOAT16) -> list[Route]:
+    block = (HeadBlock(heads, 4, 64),)
+    plan = plan_routes(PageFormat(block, 16, DType.BFLOAT16, num_writers), PageFormat(block, 16, dst, num_readers))
+    return [route for row in plan for route in row]
+
+
+@pytest.mark.parametrize(
+    ("of", "mode", "run_bytes", "is_staged"),
+    [
+        (routes(2, 2), StagingMode.AUTO, 100, False),  # equal sizes
+        (routes(2, 2), StagingMode.ON, 100, False),
+        (routes(1, 4, heads=1), StagingMode.ON, 100, False),  # a latent
+        (routes(1, 2), StagingMode.AUTO, SHORT_RUN_BYTES - 1, True),
+        (routes(1, 2), StagingMode.AUTO, SHORT_RUN_BYTES, False),
+        (routes(1, 2), StagingMode.ON, 1 << 20, True),
+        (routes(1, 1, dst=DType.FP8_E4M3), StagingMode.AUTO, 1 << 20, True),
+    ],
+)
+def test_one_rule_chooses_the_path(of: list[Route], mode: StagingMode, run_bytes: int, is_staged: bool) -> None:
+    assert choose(mode, of, 10, 10 * run_bytes) is is_staged
