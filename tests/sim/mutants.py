@@ -22,6 +22,8 @@ _RECEIVER = "deltaserve.transfer.receiver"
 _SENDER = "deltaserve.transfer.sender"
 _ENDPOINT = "deltaserve.transfer.endpoint"
 _GATE = "deltaserve.transfer.gate"
+_RANKS = "deltaserve.transfer.ranks"
+_PLAN = "deltaserve.layout.copy_plan"
 _COVERAGE = "deltaserve.transfer.coverage"
 _CORE = "deltaserve.instance.core"
 _SERVING = "deltaserve.instance.serving"
@@ -472,4 +474,37 @@ MUTANTS = (
         "told.frames.popleft()",
     ),
     Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),
+    # ranks of a worker
+    Mutant("one_rank_has_sent", "T7", _RANKS, "        if chunk.waiting:\n", "        if False:\n"),
+    Mutant("one_rank_has_drained", "A3", _RANKS, "        if ticket.undrained:\n", "        if False:\n"),
+    Mutant("one_rank_has_fenced", "A12", _RANKS, "        if fence.waiting:\n", "        if False:\n"),
+    Mutant("one_rank_verifies", "T7", _RANKS, "        if check.waiting:\n", "        if False:\n"),
+    Mutant(
+        "one_pair_covers",
+        "T7",
+        _COVERAGE,
+        "        return self._num_incomplete == 0\n",
+        "        return self._num_incomplete < len(self._of_pair)\n",
+    ),
+    Mutant(
+        "writers_by_ratio",
+        "T3",
+        _PLAN,
+        "RankPair(w, r) for r in range(self.num_readers) for w in self.writers_of(r)",
+        "RankPair(w, r) for r in range(self.num_readers) for w in range(max(1, self.num_writers // self.num_readers))",
+    ),
+    Mutant(
+        "replica_answers_nothing",
+        "B10",
+        _ENDPOINT,
+        "            return [self._sent(link, gate, command, 0)]\n",
+        "            return []\n",
+    ),
+    Mutant(
+        "ranks_report_of_old_greeting",
+        "E1",
+        _RANKS,
+        "if opening is not None and opening.number == number else None",
+        "",
+    ),
 )

@@ -66,6 +66,10 @@ class Shape:
     load_balance_method: str = "ttft"
     conditional_prefill: bool = False
     assumed_output_len: int = 16
+    num_heads: int = 1
+    prefill_ranks: int = 1
+    decode_ranks: int = 1
+    """Of unified workers, too."""
 
     def roles(self) -> dict[PeerName, Role]:
         """Every worker."""
@@ -79,7 +83,7 @@ class Shape:
 
     @property
     def cache(self) -> CacheSpec:
-        return stamp_spec(self.page_size, self.num_pools, self.window_len)
+        return stamp_spec(self.page_size, self.num_pools, self.window_len, self.num_heads)
 
     def num_pages(self, role: Role) -> tuple[int, ...]:
         """Of each pool of a worker."""
@@ -122,6 +126,7 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         fingerprint=FINGERPRINT,
         transport="loopback",
         evidence=shape.evidence,
+        tp_size=shape.prefill_ranks if role is Role.PREFILL else shape.decode_ranks,
         options=InstanceOptions(
             max_queued_requests=shape.max_queued,
             chunked_prefill_size=shape.chunk_len,

@@ -179,7 +179,14 @@ def _worker_state(worker: SimWorker) -> tuple[object, ...]:
     rooms: list[tuple[Room, Enum, Request]] = [(r.room, r.state, r.request) for r in serving.rooms]
     rooms += [(r.room, r.state, r.request) for r in outflow.rooms.values()]
     books = [(room, state, request.num_tokens, request.num_computed) for room, state, request in rooms]
-    return pages, peers, tickets, books, len(parts.scheduler.running), worker.endpoint.is_idle()
+    return (
+        pages,
+        peers,
+        tickets,
+        books,
+        len(parts.scheduler.running),
+        all(rank.endpoint.is_idle() for rank in worker.ranks),
+    )
 
 
 def run_small(strikes: tuple[Strike, ...]) -> Report:

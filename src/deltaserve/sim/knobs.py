@@ -91,6 +91,8 @@ class Knobs:
     """The only process that anything befalls; None: all of them."""
     slowness: float = 10.0
     """How much slower a process computes that SLOW_PROCESS strikes."""
+    rank_lag_s: float = 0.0
+    """What every rank behind the first is later than the one before it, each way."""
     fence_s: float = 0.0
     """How long an endpoint takes to be gone."""
     mixes_pages: bool = False
@@ -112,7 +114,20 @@ def draw_knobs(seed: int) -> Knobs:
     if networks.hits(_SLOW_NETWORKS):
         return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
-    return _with_changes(knobs, Chance(seed, "roles"))
+    return _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
+
+
+def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
+    """Workers of several ranks, which are not in step, in a tenth of the runs; more ranks than heads, too."""
+    if not chance.hits(0.1):
+        return knobs
+    shape = replace(
+        knobs.shape,
+        num_heads=chance.choose((1, 2, 4)),
+        prefill_ranks=chance.choose((1, 2, 4)),
+        decode_ranks=chance.choose((1, 2, 4)),
+    )
+    return replace(knobs, shape=shape, rank_lag_s=chance.choose((0.0, chance.log_uniform(0.0005, 0.1))))
 
 
 def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:

@@ -23,7 +23,7 @@ from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory
+from deltaserve.sim.rank_memory import STAMP_BYTES, SplitMemory, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")
 _NAN = b"\xff" * 8
@@ -32,11 +32,15 @@ _UNWRITTEN = b"\xbe" * STAMP_BYTES
 """What a step that runs may leave for the moment."""
 
 
-def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9) -> CacheSpec:
-    """A model of one layer that keeps every stamp, beside it one with a window, beside those a recurrent one."""
+def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9, num_heads: int = 1) -> CacheSpec:
+    """A model of one layer that keeps every stamp, beside it one with a window, beside those a recurrent one.
+
+    `num_heads`: pieces that a stamp is cut into, which ranks share.
+    """
     retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, window_len), Retention(Lifetime.STATE))[:num_pools]
+    head_dim = STAMP_BYTES // DType.FLOAT32.itemsize // num_heads
     groups = tuple(
-        PageGroup(f"stamps-{kept.lifetime.value}", 1, 1, STAMP_BYTES // 4, DType.FLOAT32, kept, planes=1)
+        PageGroup(f"stamps-{kept.lifetime.value}", 1, num_heads, head_dim, DType.FLOAT32, kept, planes=1)
         for kept in retentions
     )
     return CacheSpec(page_size, groups)
@@ -160,7 +164,7 @@ class _Row:
 class OracleExecutor:
     """The Executor of a simulated rank. Raises IntegrityError when a page it reads holds anything but its row's KV."""
 
-    def __init__(self, cache: CacheSpec, memory: StampMemory, vocab_size: int) -> None:
+    def __init__(self, cache: CacheSpec, memory: StampMemory | SplitMemory, vocab_size: int) -> None:
         self._cache, self._pools = cache, cache.pools
         self._memory = memory
         self._vocab_size = vocab_size

@@ -1,7 +1,6 @@
 """The processes of a simulated cluster: a worker (control plane, executor, transfer thread) and the front."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +10,7 @@ from deltaserve.base.ids import Boot, PeerName, Role, Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import DrainRequested, Event, InstanceConfig
 from deltaserve.instance.core import EngineCore
+from deltaserve.layout.shard import Shard
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
 from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
@@ -18,21 +18,16 @@ from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
 from deltaserve.sim.attempts import Attempts
 from deltaserve.sim.oracle import OracleExecutor
-from deltaserve.sim.rank_memory import StampMemory, region_infos
+from deltaserve.sim.rank_memory import region_infos, stamp_memory
+from deltaserve.sim.sim_rank import SimRank
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import EndpointConfig
+from deltaserve.transfer.ranks import RankGroup
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Offer, Submit
-
-POLL_S = 0.002
-"""How long a transfer thread may sleep while something is open."""
-_LOOK_S = 0.5
-"""How often it looks at writes of which nothing is heard."""
-_DRAIN_LOOK_S = 0.05
-"""The same, while it has to say that it drains."""
 
 
 class Surroundings(Protocol):
@@ -63,6 +58,8 @@ class Pace:
     clock_s: float = 0.0
     """Its clock minus the world's."""
     slowness: float = 1.0
+    rank_lag_s: float = 0.0
+    """The same, the more for every rank behind the first."""
     fence_s: float = 0.0
     """How long its transfer thread waits for an endpoint to be gone, and does nothing else."""
 
@@ -172,22 +169,12 @@ class SimWorker(SimProcess):
         stall_s: float = 5.0,
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
-        self.memory = StampMemory(config.cache, config.num_pages)
+        self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size)
         self.config = config
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
-        self.transport = SimTransport(config.name, world.fabric, self.memory.memory, fence_result, config.evidence)
-        self.transport.on_news = self._news
-        for _, region in self.memory.regions:
-            self.transport.register(region)
-        endpoint_config = EndpointConfig(
-            cache=config.cache,
-            regions=region_infos(self.memory),
-            checksums=config.options.verify_checksums,
-            window_bytes=4 * self.memory.page_bytes,
-            stall_s=stall_s,
-        )
-        self.endpoint = TaggedEndpoint(endpoint_config, self.transport, self.memory)
+        self.ranks = [self._rank(shard, fence_result, stall_s) for shard in _shards(config.tp_size)]
+        self._group = RankGroup(config.tp_size) if config.tp_size > 1 else None
         self.instance = EngineCore(config)
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
@@ -195,12 +182,34 @@ class SimWorker(SimProcess):
         self._is_computing = False
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
-        self._commands: deque[TransferCommand] = deque()
-        self._turn_at: float | None = None
-        self._fenced_at: float | None = None
-        """When the fence that the transfer thread waits for is over."""
-        self._reported_at = 0.0
         self.later(0.0, self._tick)
+
+    def _rank(self, shard: Shard, fence_result: FenceResult, stall_s: float) -> SimRank:
+        config, memory = self.config, self.memory.ranks[shard.rank]
+        transport = SimTransport(config.name, self.world.fabric, memory.memory, fence_result, config.evidence)
+        for _, region in memory.regions:
+            transport.register(region)
+        endpoint_config = EndpointConfig(
+            cache=config.cache,
+            regions=region_infos(memory),
+            shard=shard,
+            checksums=config.options.verify_checksums,
+            window_bytes=4 * self.memory.page_bytes,
+            stall_s=stall_s,
+        )
+        endpoint = TaggedEndpoint(endpoint_config, transport, memory)
+        lag_s = self.pace.lag_s + shard.rank * self.pace.rank_lag_s
+        return SimRank(self, shard.rank, endpoint, transport, lag_s, self.pace.fence_s)
+
+    @property
+    def endpoint(self) -> TaggedEndpoint:
+        """Of the first rank."""
+        return self.ranks[0].endpoint
+
+    @property
+    def transport(self) -> SimTransport:
+        """Of the first rank."""
+        return self.ranks[0].transport
 
     def handle(self, event: Event) -> None:
         if self.is_alive:
@@ -224,9 +233,9 @@ class SimWorker(SimProcess):
                 case command:
                     if isinstance(command, FencePeer):
                         self.num_fences += bool(self.instance.serving.receiver.of_peer(command.peer))
-                    self._commands.append(command)
-        if self._commands:
-            self._turn_after(self.pace.lag_s)
+                    self._submit(command)
+        for rank in self.ranks:
+            rank.wake()
         if self.instance.may_hand_over():
             self._hand_over()
             return
@@ -235,6 +244,12 @@ class SimWorker(SimProcess):
         if timer is not None:
             self._tick_at(timer)
         self.world.touched(self)
+
+    def _submit(self, command: TransferCommand) -> None:
+        of_ranks = [command] if self._group is None else self._group.fan_out(command)
+        for rank, of_rank in zip(self.ranks, of_ranks, strict=True):
+            if of_rank is not None:
+                rank.submit(of_rank)
 
     def _hand_over(self) -> None:
         """An engine of another role goes on, over the same memory, executor and transport."""
@@ -267,48 +282,17 @@ class SimWorker(SimProcess):
         self.instance.commit(self.executor.execute(plan), self.now)
         self._take_turn()
 
-    # ------------------------------------------------------------ transfer thread
+    # ------------------------------------------------------------ transfer threads
 
-    def _turn_after(self, delay: float) -> None:
-        """The transfer thread takes a turn then, unless it takes one sooner."""
-        when = max(self.world.now + delay, self._fenced_at or 0.0)
-        if self._turn_at is None or when < self._turn_at:
-            self._turn_at = when
-            self.later(when - self.world.now, lambda: self._turn(when))
+    @property
+    def world_now(self) -> float:
+        return self.world.now
 
-    def _news(self) -> None:
-        self._turn_after(POLL_S)
-
-    def _turn(self, when: float) -> None:
-        if self._turn_at != when:
-            return  # it took one sooner
-        self._turn_at = None
-        reports: list[TransferReport] = []
-        while self._commands and not self._waits_for_fence(self._commands[0]):
-            reports += self.endpoint.perform(self._commands.popleft(), self.now)
-        if self._fenced_at is None:
-            reports += self.endpoint.poll(self.now)
-        if not self.endpoint.is_idle():
-            self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
-        if reports:
-            at = self._reported_at = max(self._reported_at, self.world.now + self.pace.lag_s)
-            self.later(at - self.world.now, lambda: self._report(reports))
-
-    def _waits_for_fence(self, command: TransferCommand) -> bool:
-        """Whether the thread has to wait before this command is done."""
-        if not isinstance(command, FencePeer) or not self.pace.fence_s:
-            return False
-        if self._fenced_at is None:
-            self._fenced_at = self.world.now + self.pace.fence_s
-            self._turn_after(self.pace.fence_s)
-            return True
-        self._fenced_at = None
-        return False
-
-    def _report(self, reports: list[TransferReport]) -> None:
-        for report in reports:
-            self.world.trace.note(self.world.now, self.name, "hears", type(report).__name__)
-            self.handle(report)
+    def hear(self, rank: int, reports: list[TransferReport]) -> None:
+        for of_rank in reports:
+            self.world.trace.note(self.world.now, self.name, "hears", type(of_rank).__name__)
+            for report in [of_rank] if self._group is None else self._group.reduce(rank, of_rank):
+                self.handle(report)
 
     # ------------------------------------------------------------ time
 
@@ -319,6 +303,10 @@ class SimWorker(SimProcess):
             self._take_turn()
         elif timer is not None:
             self._tick_at(timer)
+
+
+def _shards(size: int) -> list[Shard]:
+    return [Shard(rank, size) for rank in range(size)]
 
 
 class SimFront(SimProcess):

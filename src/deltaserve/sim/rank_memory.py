@@ -9,6 +9,7 @@ from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.shard import Shard, holders
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.wire.messages import RegionInfo
 
@@ -16,22 +17,43 @@ STAMP_BYTES = 16
 _POISON = b"\xdb" * STAMP_BYTES
 
 
-class StampMemory:
-    """The transfer.endpoint.Memory of a simulated rank."""
+class HeadMemory:
+    """The transfer.endpoint.Memory of a simulated rank: its heads of every page."""
 
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], shard: Shard = Shard()) -> None:
         self.regions: list[tuple[str, Region]] = []
         self.memory: dict[RegionId, bytearray] = {}
-        self.page_bytes = cache.page_size * STAMP_BYTES
+        self.rank_page_bytes = KvLayout(cache.groups[0], cache.page_size, shard).page_bytes
         for pool, group in enumerate(cache.groups):
-            self._add(group.name, KvLayout(group, cache.page_size).arena_bytes(num_pages[pool]))
-        self._page_size = cache.page_size
-        self._poison = _POISON * cache.page_size
+            self._add(group.name, KvLayout(group, cache.page_size, shard).arena_bytes(num_pages[pool]))
 
     def _add(self, component: str, num_bytes: int) -> None:
         region = RegionId(len(self.regions))
         self.memory[region] = bytearray(num_bytes)
         self.regions.append((component, Region(region, 0, num_bytes, "cpu")))
+
+    def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
+        (of_group,) = slices
+        size, arena = self.rank_page_bytes, self.memory[RegionId(pool)]
+        return pack_u32(
+            xxhash.xxh32_intdigest(b"".join(arena[page * size + at : page * size + at + num] for at, num in of_group))
+            for page in pages
+        )
+
+
+class StampMemory(HeadMemory):
+    """All stamps of a worker of one rank."""
+
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
+        super().__init__(cache, num_pages)
+        self.page_bytes = self.rank_page_bytes
+        self._page_size = cache.page_size
+        self._poison = _POISON * cache.page_size
+
+    @property
+    def ranks(self) -> tuple[HeadMemory, ...]:
+        """Itself alone."""
+        return (self,)
 
     def pages(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
         """Bytes of `pages`, one after the other."""
@@ -57,16 +79,78 @@ class StampMemory:
         """What stood there is of no use to anybody any more."""
         self.memory[RegionId(pool)][page * self.page_bytes : (page + 1) * self.page_bytes] = self._poison
 
-    def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
-        (of_group,) = slices
-        size, arena = self.page_bytes, self.memory[RegionId(pool)]
-        return pack_u32(
-            xxhash.xxh32_intdigest(b"".join(arena[page * size + at : page * size + at + num] for at, num in of_group))
-            for page in pages
-        )
+
+class SplitMemory:
+    """All stamps of a worker of several ranks, cut into heads that each rank has its share of."""
+
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> None:
+        self.ranks = tuple(HeadMemory(cache, num_pages, Shard(rank, num_ranks)) for rank in range(num_ranks))
+        self.rank_page_bytes = self.ranks[0].rank_page_bytes
+        self.page_bytes = cache.page_size * STAMP_BYTES
+        self._page_size = cache.page_size
+        self._num_heads = cache.groups[0].num_kv_heads
+        self._head_bytes = STAMP_BYTES // self._num_heads
+        """Of one stamp."""
+        firsts = [Shard(rank, num_ranks).heads(self._num_heads)[0] for rank in range(num_ranks)]
+        self._places = [
+            [(rank, head - firsts[rank]) for rank in holders(self._num_heads, head, num_ranks)]
+            for head in range(self._num_heads)
+        ]
+        """Of each head: the ranks that hold it, and as which of theirs."""
+
+    def pages(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
+        """Stamps of `pages`, one after the other."""
+        return b"".join([self._page(pool, page) for page in pages])
+
+    def _page(self, pool: PoolId, page: PageId) -> bytes:
+        size, heads = self._head_bytes, [self._head(pool, page, head) for head in range(self._num_heads)]
+        ends = range(0, self._page_size * size, size)
+        return b"".join([head[at : at + size] for at in ends for head in heads])
+
+    def _head(self, pool: PoolId, page: PageId, head: int) -> bytes:
+        """Where ranks hold unequal copies it is nobody's: who reads that is found out."""
+        size = self._page_size * self._head_bytes
+        starts = [(rank, page * self.rank_page_bytes + place * size) for rank, place in self._places[head]]
+        first, *others = [bytes(self.ranks[rank].memory[RegionId(pool)][at : at + size]) for rank, at in starts]
+        return first if all(copy == first for copy in others) else _common(first, others)
+
+    def write_stamp(self, pool: PoolId, page: PageId, offset: int, stamp: bytes) -> None:
+        size = self._head_bytes
+        for head, places in enumerate(self._places):
+            for rank, place in places:
+                at = page * self.rank_page_bytes + (place * self._page_size + offset) * size
+                self.ranks[rank].memory[RegionId(pool)][at : at + size] = stamp[head * size : (head + 1) * size]
+
+    def write_stamps(self, pool: PoolId, table: Mapping[int, PageId], start: int, stamps: bytes) -> None:
+        """As of StampMemory."""
+        size = self._page_size
+        for index in range(len(stamps) // STAMP_BYTES):
+            stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]
+            self.write_stamp(pool, table[(start + index) // size], (start + index) % size, stamp)
+
+    def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
+        """As of StampMemory."""
+        for offset in range(self._page_size):
+            self.write_stamp(pool, slot, offset, stamp)
+
+    def poison(self, pool: PoolId, page: PageId) -> None:
+        """As of StampMemory."""
+        for offset in range(self._page_size):
+            self.write_stamp(pool, page, offset, _POISON)
 
 
-def region_infos(memory: StampMemory) -> tuple[RegionInfo, ...]:
+def _common(first: bytes, others: Sequence[bytes]) -> bytes:
+    """The bytes that are equal in all; elsewhere what no stamp has."""
+    return bytes(0xEE if any(copy[at] != byte for copy in others) else byte for at, byte in enumerate(first))
+
+
+def stamp_memory(cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> StampMemory | SplitMemory:
+    """Of a worker."""
+    is_whole = num_ranks == cache.groups[0].num_kv_heads == 1
+    return StampMemory(cache, num_pages) if is_whole else SplitMemory(cache, num_pages, num_ranks)
+
+
+def region_infos(memory: HeadMemory) -> tuple[RegionInfo, ...]:
     return tuple(
         RegionInfo(id=r.id, base=r.base, num_bytes=r.num_bytes, device=r.device, component=component)
         for component, r in memory.regions

@@ -421,7 +421,8 @@ class Run:
         worker = SimWorker(self.world, config, url, pace, fence, self.knobs.shape.stall_s)
         worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
         if self.knobs.sick in (None, name):
-            worker.transport.refuses = self._endpoints.refuses
+            for rank in worker.ranks:
+                rank.transport.refuses = self._endpoints.refuses
         if self.knobs.mixes_pages:
             mix_pages(worker)
         if name in self._unregistered or self._chance.hits(0.5) or self.knobs.moves:
@@ -476,7 +477,8 @@ class Run:
 
     def _pace(self) -> Pace:
         clock_s = self._chance.uniform(0.0, 1e6)
-        return Pace(self.knobs.step_s, self.knobs.lag_s, clock_s, fence_s=self.knobs.fence_s)
+        knobs = self.knobs
+        return Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
 
     # ------------------------------------------------------------ the report
 

@@ -73,7 +73,7 @@ class Watch:
         if known is None:
             parts = worker.instance.parts
             known = self._pools[worker] = [_Pages(pool) for pool in parts.pools]
-            self._workers[worker.transport] = worker
+            self._workers |= {rank.transport: worker for rank in worker.ranks}
         for index, pages in enumerate(known):
             if pages.num_moved != pages.pool.num_moved:
                 pages.num_moved = pages.pool.num_moved
@@ -147,7 +147,7 @@ def _holds(ticket: Ticket, reader: SimWorker, span: Span) -> bool:
 
 
 def _pages_of(worker: SimWorker, span: Span) -> range:
-    size = worker.memory.page_bytes
+    size = worker.memory.rank_page_bytes
     return range(span.offset // size, -(-(span.offset + span.num_bytes) // size))
 
 

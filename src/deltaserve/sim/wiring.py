@@ -7,7 +7,7 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.rank_memory import StampMemory
+from deltaserve.sim.rank_memory import HeadMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.gate import ChunkJob, Gate
@@ -56,7 +56,7 @@ class SimTransport(LoopbackTransport):
 class TaggedEndpoint(Endpoint):
     """Says under which ticket it posts, and checks that a ticket's chunks are handed over once each, in order (I20)."""
 
-    def __init__(self, config: EndpointConfig, transport: SimTransport, memory: StampMemory) -> None:
+    def __init__(self, config: EndpointConfig, transport: SimTransport, memory: HeadMemory) -> None:
         super().__init__(config, transport, memory)
         self._labels = transport
         self._chunks: Counter[TicketId] = Counter()

@@ -179,7 +179,8 @@ class World:
             self._tell_break(other, name)
         if isinstance(process, SimWorker):
             del self.workers[name]
-            self.fabric.sever(process.transport, still_lands_s)
+            for rank in process.ranks:
+                self.fabric.sever(rank.transport, still_lands_s)
 
     def tell_death(self, name: PeerName) -> None:
         """Everybody who is there learns that a process of that name has ended."""

@@ -1,0 +1,98 @@
+"""The transfer thread of one simulated rank: performs commands in order, polls when there is something to see."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
+from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
+
+POLL_S = 0.002
+"""How long a transfer thread may sleep while something is open."""
+_LOOK_S = 0.5
+"""How often it looks at writes of which nothing is heard."""
+_DRAIN_LOOK_S = 0.05
+"""The same, while it has to say that it drains."""
+
+
+class RankHost(Protocol):
+    """The worker that a rank is one of."""
+
+    @property
+    def now(self) -> float:
+        """On the worker's clock."""
+        ...
+
+    @property
+    def world_now(self) -> float: ...
+
+    def later(self, delay: float, call: Callable[[], None]) -> None: ...
+
+    def hear(self, rank: int, reports: list[TransferReport]) -> None:
+        """What the rank reports arrives at the loop."""
+        ...
+
+
+class SimRank:
+    """One of a worker's ranks, `lag_s` away from its loop, each way."""
+
+    def __init__(
+        self, host: RankHost, rank: int, endpoint: TaggedEndpoint, transport: SimTransport, lag_s: float, fence_s: float
+    ) -> None:
+        """`fence_s`: how long it waits for an endpoint to be gone, and does nothing else."""
+        self.rank = rank
+        self.endpoint = endpoint
+        self.transport = transport
+        transport.on_news = self._news
+        self._host = host
+        self._lag_s = lag_s
+        self._fence_s = fence_s
+        self._commands: deque[TransferCommand] = deque()
+        self._turn_at: float | None = None
+        self._fenced_at: float | None = None
+        """When the fence that it waits for is over."""
+        self._reported_at = 0.0
+
+    def submit(self, command: TransferCommand) -> None:
+        self._commands.append(command)
+
+    def wake(self) -> None:
+        """Commands were submitted."""
+        if self._commands:
+            self._turn_after(self._lag_s)
+
+    def _turn_after(self, delay: float) -> None:
+        """It takes a turn then, unless it takes one sooner."""
+        when = max(self._host.world_now + delay, self._fenced_at or 0.0)
+        if self._turn_at is None or when < self._turn_at:
+            self._turn_at = when
+            self._host.later(when - self._host.world_now, lambda: self._turn(when))
+
+    def _news(self) -> None:
+        self._turn_after(POLL_S)
+
+    def _turn(self, when: float) -> None:
+        if self._turn_at != when:
+            return  # it took one sooner
+        self._turn_at = None
+        reports: list[TransferReport] = []
+        while self._commands and not self._waits_for_fence(self._commands[0]):
+            reports += self.endpoint.perform(self._commands.popleft(), self._host.now)
+        if self._fenced_at is None:
+            reports += self.endpoint.poll(self._host.now)
+        if not self.endpoint.is_idle():
+            self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
+        if reports:
+            at = self._reported_at = max(self._reported_at, self._host.world_now + self._lag_s)
+            self._host.later(at - self._host.world_now, lambda: self._host.hear(self.rank, reports))
+
+    def _waits_for_fence(self, command: TransferCommand) -> bool:
+        """Whether it has to wait before this command is done."""
+        if not isinstance(command, FencePeer) or not self._fence_s:
+            return False
+        if self._fenced_at is None:
+            self._fenced_at = self._host.world_now + self._fence_s
+            self._turn_after(self._fence_s)
+            return True
+        self._fenced_at = None
+        return False
