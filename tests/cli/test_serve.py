@@ -10,7 +10,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.front_process import FrontSpec
-from deltaserve.cli.serve import compose, describe_ranks, prepare, tell_resolved
+from deltaserve.cli.serve import by_config, compose, prepare, tell_resolved
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
@@ -63,7 +63,14 @@ def test_workers_of_several_ranks_are_told_of_and_hold_a_part_of_each_page(tiny_
     assert (prefill.tp_size, decode.tp_size) == (1, 2)
     assert prefill.kv_bytes == 2 * decode.kv_bytes
     assert prefill.num_pages == decode.num_pages
-    assert describe_ranks(resolved) == ["each decode worker: 2 ranks"]
+    said: list[str] = []
+    for who, config in by_config(resolved):
+        tell_resolved(config, lambda line: said.append(str(line)), who)
+    lines = [line for line in said if "warning" not in line]
+    assert [line.split(":")[0] for line in lines] == ["prefill", "decode"]
+    assert ["2 ranks per worker" in line for line in lines] == [False, True]
+    (alike,) = by_config(prepare(of_ranks(tiny_models / "llama", tp_size=2)).resolved)
+    assert alike[0] == ""
 
 
 def test_workers_of_both_roles_take_requests_of_one_length(tiny_models: Path) -> None:

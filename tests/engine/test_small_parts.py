@@ -137,9 +137,10 @@ def test_the_tail_of_a_log_is_what_says_why() -> None:
     ordinary = "2026-01-02 03:04:05,678 decode-0 INFO MainThread deltaserve.engine.loop: 3 run, 0 wait"
     in_json = '{"time": "2026-01-02T03:04:05.678Z", "level": "info", "process": "decode-0", "message": "3 run"}'
     warning = ordinary.replace("INFO", "WARNING")
+    of_a_rank = ordinary.replace("decode-0", "decode-0 rank 1")
     trace = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "MemoryError")
     for code in (1, -9):
-        assert telling((ordinary, warning, in_json, ordinary, *trace), code) == (warning, *trace)
+        assert telling((ordinary, warning, in_json, of_a_rank, *trace), code) == (warning, *trace)
     assert telling((ordinary,) * 10, 1) == (ordinary,) * 3
     assert telling((ordinary,) * 10, -9) == (), "what it did in passing says nothing about a signal"
     assert telling((), 1) == ()

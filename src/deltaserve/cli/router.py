@@ -14,7 +14,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontWorker, run_front, write_front_spec
-from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.cli.serve import check_front, front_spec, require_free_doors
 from deltaserve.engine.private_folder import private_folder
 
@@ -58,7 +58,7 @@ def prepare_router(settings: Settings) -> PreparedRouter:
     if settings.network.workers is None:
         raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
     if settings.security.cluster_key_file is None:
-        raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
+        raise ConfigError(NO_CLUSTER_KEY)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)

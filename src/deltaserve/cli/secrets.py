@@ -10,6 +10,10 @@ from deltaserve.server.settings import ApiKey, Right
 
 MAX_KEY_BYTES = 4096
 _MAX_KEY_FILE_BYTES = 1 << 20
+NO_CLUSTER_KEY = (
+    "--cluster-key-file: missing; the router and its workers must share one key: "
+    "(umask 077; head -c 48 /dev/random | base64 > cluster.key)"
+)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 

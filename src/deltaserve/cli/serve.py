@@ -56,10 +56,8 @@ def run(settings: Settings) -> int:
         tell = speaker(settings)
         log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
         cluster = compose(settings, folder)
-        for config in dict.fromkeys(cluster.resolved.values()):
-            tell_resolved(config, tell)
-        for line in describe_ranks(cluster.resolved):
-            tell(line)
+        for who, config in by_config(cluster.resolved):
+            tell_resolved(config, tell, who)
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -234,13 +232,21 @@ def require_free_port(flag: str, host: str, port: int) -> None:
         raise ConfigError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from None
 
 
-def tell_resolved(r: ResolvedConfig, tell: Say) -> None:
+def by_config(roles: Mapping[Role, ResolvedConfig]) -> list[tuple[str, ResolvedConfig]]:
+    """Each of the configurations once, with words for whose it is where there are several."""
+    configs = list(dict.fromkeys(roles.values()))
+    if len(configs) == 1:
+        return [("", configs[0])]
+    return [(" and ".join(role.value for role in roles if roles[role] == config) + ": ", config) for config in configs]
+
+
+def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
     """What was decided, and what may not be what was wanted."""
-    tell(describe(r))
+    tell(f"{who}{describe(r)}")
     if r.shortened_from is not None:
         tell(
-            f"warning: context {r.context_len} instead of the model's {r.shortened_from}: {r.num_pages[0]} pages of "
-            f"{r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
+            f"{who}warning: context {r.context_len} instead of the model's {r.shortened_from}: {r.num_pages[0]} pages "
+            f"of {r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
             "--mem-fraction-static; --context-length says how much is wanted)"
         )
 
@@ -248,19 +254,14 @@ def tell_resolved(r: ResolvedConfig, tell: Say) -> None:
 def describe(r: ResolvedConfig) -> str:
     """What was decided for the workers of this machine, in one line."""
     per_rank = " on each rank" if r.tp_size > 1 else ""
+    ranks = f"{r.tp_size} ranks per worker, " if per_rank else ""
     widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
     return (
         f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
-        f"{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
+        f"{ranks}{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
         f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per {'rank' if per_rank else 'worker'} "
         f"(--num-threads; {r.num_cores} cores here)"
     )
-
-
-def describe_ranks(roles: Mapping[Role, ResolvedConfig]) -> list[str]:
-    """How many processes a worker is, where it is several."""
-    several = ((role.value, config.tp_size) for role, config in roles.items() if config.tp_size > 1)
-    return [f"each {role} worker: {tp_size} ranks" for role, tp_size in several]
 
 
 def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:

@@ -31,7 +31,12 @@ _FULL_EVERY = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=("faults", "exhaustive"), help="random chaos, or one small run taken apart")
+    parser.add_argument(
+        "what",
+        choices=("faults", "exhaustive"),
+        metavar="faults|exhaustive",
+        help="random chaos, or one small run taken apart",
+    )
     parser.add_argument("--seeds", type=int, default=2000, metavar="N", help="number of seeds (default 2000)")
     parser.add_argument("--from", type=int, dest="first", metavar="S", help="first seed (default: fresh, by the clock)")
     parser.add_argument("--seed", type=int, metavar="S", help="run this seed only")

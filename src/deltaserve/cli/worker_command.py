@@ -17,7 +17,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, divided, machine_facts, worker_spec
 from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
-from deltaserve.cli.secrets import read_cluster_key
+from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.cli.serve import require_free_port, tell_resolved
 from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.interrupts import hold_for_successor
@@ -67,7 +67,7 @@ class PreparedWorker:
 def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     """Nothing is opened. Raises ConfigError."""
     if settings.security.cluster_key_file is None:
-        raise ConfigError("--cluster-key-file: missing; the router and its workers must share one key")
+        raise ConfigError(NO_CLUSTER_KEY)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)

@@ -12,7 +12,7 @@ _TAIL_BYTES = 4096
 _COPY_BYTES = 1 << 20
 
 
-_ORDINARY = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ \S+ (INFO|DEBUG) |\{.*\"level\": \"(info|debug)\"")
+_ORDINARY = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ \S+ (rank \d+ )?(INFO|DEBUG) |\{.*\"level\": \"(info|debug)\"")
 _FEW_LINES = 3
 
 

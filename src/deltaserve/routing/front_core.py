@@ -140,7 +140,7 @@ class FrontCore:
         live = self.rooms.get(room)
         if live is not None:
             self._cancel_at_decode(live, reason, now)
-            self._end(live, reason, f"request ended: {reason.value}")
+            self._end(live, reason, f"ended by the front: {reason.name.lower()}")
         return self._flush()
 
     def finish(self, room: Room, output_len: int) -> list[FrontAction]:
