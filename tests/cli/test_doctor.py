@@ -14,6 +14,7 @@ import pytest
 
 from deltaserve.base.config import Settings
 from deltaserve.cli import doctor_machine, doctor_transfer
+from deltaserve.cli.doctor_admin import admin_places
 from deltaserve.cli.doctor_machine import check_device, check_listeners, check_software
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line
@@ -275,3 +276,18 @@ def test_doctor_suggests_no_flag_where_none_is_near(capsys: pytest.CaptureFixtur
 
 def test_doctor_rejects_a_second_folder() -> None:
     assert main(["doctor", "a", "b"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "places"),
+    [
+        ("http://10.0.0.3:30000/v1", ["http://10.0.0.3:30000", "http://10.0.0.3:30001", "http://127.0.0.1:30001"]),
+        ("http://10.0.0.4:30000", ["http://10.0.0.4:30000", "http://10.0.0.4:30001"]),
+        ("http://127.0.0.1:30000", ["http://127.0.0.1:30000", "http://127.0.0.1:30001"]),
+        ("http://10.0.0.3", ["http://10.0.0.3"]),
+    ],
+)
+def test_admin_routes_of_a_server_that_listens_elsewhere_are_on_this_machines_loopback(
+    url: str, places: list[str]
+) -> None:
+    assert admin_places(url, {"127.0.0.1", "10.0.0.3"}) == places

@@ -109,6 +109,19 @@ class Machine:
             _ip("-n", self._hub, *port, "forwarding", tool="bridge")
 
     @contextmanager
+    def far_away(self, delay: str, loss: str) -> Iterator[None]:
+        """What it sends takes so long, and so much of it is lost. Raises NotPermittedError where the kernel cannot."""
+        where = ("dev", _DEVICE, "root")
+        try:
+            _ip("-n", self.namespace, "qdisc", "add", *where, "netem", "delay", delay, "loss", loss, tool="tc")
+        except OSError as error:
+            raise NotPermittedError(str(error)) from None
+        try:
+            yield
+        finally:
+            _ip("-n", self.namespace, "qdisc", "del", *where, tool="tc")
+
+    @contextmanager
     def dropping(self, what: "Unwanted | Unlucky") -> Iterator[None]:
         """Silently, of what arrives, as a firewall or a bad cable does."""
         where = ("dev", _DEVICE)
@@ -176,7 +189,7 @@ class Network:
         self._folder = folder
         self._machines: list[Machine] = []
         try:
-            _remove_leftovers()
+            remove_leftovers()
             _ip("netns", "add", self.hub)
             _ip("-n", self.hub, "link", "add", "name", "switch", "type", "bridge")
             _ip("-n", self.hub, "link", "set", "dev", "switch", "up")
@@ -199,7 +212,7 @@ def _names() -> list[str]:
     return sorted(path.name for path in _FOLDER.glob(f"{_PREFIX}*"))
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
     """Of processes that are gone."""
     matches = filter(None, map(_OURS.fullmatch, _names()))
     _remove(match[0] for match in matches if not Path(f"/proc/{match[1]}").exists())

@@ -10,7 +10,17 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.machines import ClientOn, Ended, Machine, Network, NotPermittedError, Unlucky, Unwanted, commands_of
+from tests.e2e.machines import (
+    ClientOn,
+    Ended,
+    Machine,
+    Network,
+    NotPermittedError,
+    Unlucky,
+    Unwanted,
+    commands_of,
+    remove_leftovers,
+)
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import in_the_middle, stream_tokens
@@ -188,6 +198,35 @@ def test_a_firewall_that_lets_links_through_and_no_pages(cluster: Cluster) -> No
 
 
 @pytest.mark.slow
+def test_requests_while_decode_cannot_be_reached(cluster: Cluster) -> None:
+    """They wait until their deadline, and probes say for whom; afterwards all is as it was."""
+    prompt = random_prompt(40, seed=8)
+    body = cluster.body(prompt, max_tokens=4)
+    with cluster.machines["decode"].swallowed():
+        wait_until(lambda: not cluster.is_ready(), "the loss to be noticed")
+        assert "decode-10.0.0.2:8998" in cluster.http.get("/readyz").text
+        reply = cluster.http.post("/v1/completions", json=body, headers={"X-Deadline-Seconds": "3"})
+        assert reply.status_code == 504, reply.text
+    wait_until(cluster.is_ready, "readiness")
+    assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
+    cluster.wait_quiet()
+
+
+@pytest.mark.slow
+def test_machines_that_are_far_apart(cluster: Cluster) -> None:
+    """20 ms each way, and one packet in a hundred lost."""
+    with ExitStack() as stack:
+        try:
+            for role in ROLES:
+                stack.enter_context(cluster.machines[role].far_away("20ms", "1%"))
+        except NotPermittedError as error:
+            pytest.skip(f"needs a kernel with netem: {error}")
+        check_hits(cluster, cluster.model_path, PAGE, True)
+        check_batch(cluster, cluster.model_path, PAGE)
+    cluster.wait_quiet()
+
+
+@pytest.mark.slow
 def test_a_network_that_loses_packets(cluster: Cluster) -> None:
     """One in a hundred, of all that reaches a worker: TCP repeats them, and every answer is right."""
     lossy = Unlucky(0.01)
@@ -298,3 +337,54 @@ def test_doctor_finds_a_firewall(cluster: Cluster) -> None:
     assert ended.code == 1
     assert "decode-10.0.0.2:8998: no answer within 3 s: a firewall drops what is sent there" in ended.text
     assert "prefill-10.0.0.1:8998: listens" in ended.text
+
+
+@pytest.mark.slow
+def test_doctor_tells_of_workers_that_do_not_fit(cluster: Cluster, tiny_models: Path) -> None:
+    """A second router has two decode workers more, one with another page size, one with another model."""
+    argv = cluster.argv("decode")
+    argv[argv.index("--host") + 1] = "10.0.0.4"
+    other_page = ["--page-size", "8", "--chunked-prefill-size", "8", "--disaggregation-bootstrap-port", "8997"]
+    other_model = [str(tiny_models / "llama_bias_mha") if word == str(cluster.model_path) else word for word in argv]
+    front = ["10.0.0.4" if word == ROLES["router"] else word for word in cluster.argv("router")]
+    front[front.index("--workers") + 1] += ",decode@10.0.0.4:8997,decode@10.0.0.4:8998"
+    with ExitStack() as stack:
+        for name, line in {"page": without(argv, other_page), "model": other_model, "front": front}.items():
+            process = cluster.client.start(*line, name=f"unfit-{name}")
+            stack.callback(process.kill)
+        http = stack.enter_context(cluster.http_on(cluster.client, "http://127.0.0.1:30001"))
+        wait_until(lambda: num_refused(http) == 2, "both refusals", process)
+        ended = cluster.client.run("doctor", "--base-url", "http://10.0.0.4:30000", "--api-key-file", "api.keys")
+    assert ended.code == 1
+    lines = [line for line in ended.text.splitlines() if " worker " in line]
+    assert sum(": fits, " in line for line in lines) == 2
+    page, model = sorted(line for line in lines if line.startswith("fail  worker        decode-10.0.0.4:899"))
+    assert "8997: does not fit prefill-10.0.0.1:8998: page_size: here 8, on prefill-10.0.0.1:8998 4" in page
+    assert "8998: does not fit: cluster secret or model" in model
+
+
+def without(argv: list[str], flags: list[str]) -> list[str]:
+    """With these flags instead of the same ones."""
+    kept = list(argv)
+    for flag in set(flags[::2]) & set(argv):
+        del kept[kept.index(flag) : kept.index(flag) + 2]
+    return [*kept, *flags]
+
+
+def num_refused(admin: httpx.Client) -> int:
+    try:
+        return sum(bool(worker["refusal"]) for worker in admin.get("/server_info").json()["engine"]["workers"])
+    except httpx.TransportError:
+        return 0
+
+
+def test_networks_of_processes_that_are_gone_are_removed(cluster: Cluster) -> None:
+    """A test that was killed leaves its namespaces to the next one, which leaves those of others alone."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    left = f"dsnet{gone.pid}-left"
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    remove_leftovers()
+    there = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert left not in there
+    assert cluster.client.namespace in there

@@ -1,12 +1,14 @@
 """Asking a server's admin routes: with keys they are not where the API is, but on the next port of its machine."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.urls import admin_root, server_root
+from deltaserve.cli.net_devices import interface_addresses
 from deltaserve.server.settings import ApiKey, Right
 
 _ELSEWHERE = (httpx.codes.UNAUTHORIZED, httpx.codes.NOT_FOUND)
@@ -31,11 +33,10 @@ class AdminAnswer:
 def ask_admin(
     http: httpx.Client, path: str, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]
 ) -> AdminAnswer:
-    """GET `path` at `admin_url`; without one at `base_url`, and on its next port if it is not there."""
+    """GET `path` at `admin_url`; without one wherever `admin_places` names."""
+    own = {address for addresses in interface_addresses().values() for address in addresses}
     tried, advice = [], _WHERE
-    for root in [server_root(admin_url)] if admin_url else [server_root(base_url), admin_root(base_url)]:
-        if root is None:
-            continue
+    for root in [server_root(admin_url)] if admin_url else admin_places(base_url, own):
         try:
             reply = http.get(f"{root}{path}", headers=_bearer(keys))
             content = reply.json() if reply.status_code == httpx.codes.OK else None
@@ -49,6 +50,18 @@ def ask_admin(
         if reply.status_code not in _ELSEWHERE:
             break
     return AdminAnswer(None, f"{', '.join(tried)}; {advice}")
+
+
+def admin_places(base_url: str, own_addresses: Collection[str]) -> list[str]:
+    """Where the API is, on its next port, and there on loopback where the server is on this machine."""
+    found = [server_root(base_url)]
+    behind = admin_root(base_url)
+    if behind is not None:
+        found.append(behind)
+        host = httpx.URL(behind).host
+        if host in own_addresses and not is_loopback(host):
+            found.append(behind.replace(host, "127.0.0.1", 1))
+    return found
 
 
 def _bearer(keys: Sequence[ApiKey]) -> dict[str, str]:

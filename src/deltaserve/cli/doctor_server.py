@@ -14,6 +14,7 @@ from deltaserve.routing.workers import STATE_WORDS
 from deltaserve.server.settings import ApiKey
 
 _TIMEOUT_S = 10.0
+_UNFIT = "does not fit"
 _WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
     PeerState.READY.value: "ready, but it has not reported yet"
 }
@@ -54,7 +55,8 @@ def _worker(worker: dict[str, Any]) -> Line:
     """State, refusal, memory of one worker."""
     name, status = worker["name"], worker["status"]
     if worker["refusal"]:
-        return Line(Level.FAIL, "worker", f"{name}: does not fit: {worker['refusal'][:500]}")
+        refusal = worker["refusal"][:500]
+        return Line(Level.FAIL, "worker", f"{name}: {'' if refusal.startswith(_UNFIT) else f'{_UNFIT}: '}{refusal}")
     if worker["state"] != "ready" or status is None:
         return Line(Level.FAIL, "worker", f"{name}: {_WORDS.get(worker['state'], worker['state'])}")
     total, quarantined = sum(status["num_pages"]), sum(status["quarantined_pages"])
