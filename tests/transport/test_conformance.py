@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from deltaserve.transport.base import Transport
+from tests.fixtures.mooncake_engines import need_mooncake
 from tests.transport.conformance import CHECKS
 from tests.transport.worlds import WORLDS, World
 
 
 @pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    _need(request.param)
     made = WORLDS[request.param]()
     yield made
     made.close()
@@ -23,7 +25,13 @@ def test_conforms(world: World, check: Callable[[World], None]) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_adapters_fit_the_seam(name: str) -> None:
+    _need(name)
     world = WORLDS[name]()
     transport: Transport = world.side("p", 64).transport
     assert transport.name == name
     world.close()
+
+
+def _need(name: str) -> None:
+    if name == "mooncake":
+        need_mooncake()

@@ -3,16 +3,20 @@
 A conformance check is written against `World` and never knows which library moves the bytes.
 """
 
+import mmap
+import os
 import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import Notification, RemoteRank, RemoteRegion, Transport, WriteId, WriteState
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
+from deltaserve.transport.mooncake import MooncakeTransport
+from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
 
 NIXL_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
@@ -86,13 +90,40 @@ class NixlWorld:
             side.transport.close()
 
 
-def _registered(name: str, memory: bytearray, transport: Transport, base: int) -> Side:
-    region = Region(REGION, base, len(memory), "cpu")
+class MooncakeWorld:
+    """Both sides in this process, each with engines in processes of their own."""
+
+    def __init__(self) -> None:
+        self._sides: list[Side] = []
+        self._files: list[int] = []
+
+    def side(self, name: str, num_bytes: int) -> Side:
+        file = os.memfd_create(name.replace("/", "-"))
+        self._files.append(file)
+        os.ftruncate(file, num_bytes)
+        mapping = mmap.mmap(file, num_bytes)
+        base = addressof(c_char.from_buffer(mapping))
+        memory = cast(bytearray, memoryview(mapping))  # sliced, compared and assigned as one
+        self._sides.append(_registered(name, memory, MooncakeTransport(MooncakeOptions()), base, file))
+        return self._sides[-1]
+
+    def pause(self) -> None:
+        time.sleep(0.001)
+
+    def close(self) -> None:
+        for side in self._sides:
+            side.transport.close()
+        for file in self._files:
+            os.close(file)
+
+
+def _registered(name: str, memory: bytearray, transport: Transport, base: int, file: int | None = None) -> Side:
+    region = Region(REGION, base, len(memory), "cpu", file)
     transport.register(region)
     return Side(PeerName(name), memory, transport, region)
 
 
-WORLDS: dict[str, Callable[[], World]] = {"loopback": LoopbackWorld, "nixl": NixlWorld}
+WORLDS: dict[str, Callable[[], World]] = {"loopback": LoopbackWorld, "nixl": NixlWorld, "mooncake": MooncakeWorld}
 
 
 def join(a: Side, b: Side) -> None:

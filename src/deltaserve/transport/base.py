@@ -50,9 +50,11 @@ class Evidence(Enum):
     """What proves that bytes have landed.
 
     COMPLETION: a write seen DONE has landed in full, and so has the data before its notification (measured of NIXL).
-    CONTENTS: neither proves anything (Mooncake reports DONE over TCP before the bytes are there, Mooncake#2850): pages
-    count as landed when their checksums are right, and only a fence gives back what a posted write may still touch.
-    A page may hold the very bytes already, from an earlier life: a reader over such a transport wipes what it grants.
+    CONTENTS: neither is taken as proof (Mooncake before 0.3.12 reports DONE over TCP before the bytes are there, and
+    nobody measured it over RDMA): pages count as landed when their checksums are right, and only a fence gives back
+    what a posted write may still touch. A page may hold the very bytes already, from an earlier life: where a
+    notification can overtake its data a reader must wipe what it grants. That of our Mooncake engines cannot: they
+    announce what was acknowledged.
     """
 
     COMPLETION = "completion"
@@ -95,7 +97,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in flags and handshakes: `nixl`, `loopback`."""
+        """Name in flags and handshakes: `nixl`, `mooncake`, `loopback`."""
         ...
 
     @property
