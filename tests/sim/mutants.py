@@ -111,8 +111,8 @@ MUTANTS = (
         "checksums_unread",
         "A20",
         _ENDPOINT,
-        "check.pages, slices) != check.checksums:",
-        "check.pages, slices) == b'?':",
+        "check.pages, slices) == check.checksums",
+        "check.pages, slices) != b'?'",
     ),
     Mutant(
         "done_after_last_chunk",

@@ -23,7 +23,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.coverage import ALONE
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
-from deltaserve.transport.base import WriteId
+from deltaserve.transport.base import Evidence, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.wire.messages import Done
 from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT
@@ -47,8 +47,8 @@ class Write:
 class WatchedTransport(LoopbackTransport):
     """Keeps a list of what was posted."""
 
-    def __init__(self, me: PeerName, fabric: Fabric, memory: StampMemory) -> None:
-        super().__init__(me, fabric, memory.memory)
+    def __init__(self, me: PeerName, fabric: Fabric, memory: StampMemory, evidence: Evidence) -> None:
+        super().__init__(me, fabric, memory.memory, evidence=evidence)
         self.posts: list[Write] = []
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
@@ -60,10 +60,18 @@ class WatchedTransport(LoopbackTransport):
 class Rank:
     """Memory, transport and endpoint of one process."""
 
-    def __init__(self, me: PeerName, fabric: Fabric, num_pools: int, window_bytes: int, checksums: bool) -> None:
+    def __init__(
+        self,
+        me: PeerName,
+        fabric: Fabric,
+        num_pools: int,
+        window_bytes: int,
+        checksums: bool,
+        evidence: Evidence = Evidence.COMPLETION,
+    ) -> None:
         cache = stamp_spec(PAGE_SIZE, num_pools)
         self.memory = StampMemory(cache, (32,) * num_pools)
-        self.transport = WatchedTransport(me, fabric, self.memory)
+        self.transport = WatchedTransport(me, fabric, self.memory, evidence)
         for _, region in self.memory.regions:
             self.transport.register(region)
         config = EndpointConfig(
@@ -88,10 +96,16 @@ class Rank:
 class Pair:
     """Attached writer and reader."""
 
-    def __init__(self, num_pools: int = 1, window_bytes: int = 1 << 20, checksums: bool = True) -> None:
+    def __init__(
+        self,
+        num_pools: int = 1,
+        window_bytes: int = 1 << 20,
+        checksums: bool = True,
+        evidence: Evidence = Evidence.COMPLETION,
+    ) -> None:
         self.fabric = Fabric()
-        self.writer = Rank(PREFILL, self.fabric, num_pools, window_bytes, checksums)
-        self.reader = Rank(DECODE, self.fabric, num_pools, window_bytes, checksums)
+        self.writer = Rank(PREFILL, self.fabric, num_pools, window_bytes, checksums, evidence)
+        self.reader = Rank(DECODE, self.fabric, num_pools, window_bytes, checksums, evidence)
         self.num_pools = num_pools
         self.connect()
 
@@ -140,10 +154,14 @@ class Pair:
         return [r.done for r in reports if isinstance(r, Landed)]
 
     def verify(self, ticket: TicketId, dones: Sequence[Done], dst: Sequence[int]) -> TransferReport:
-        """The reader compares its pages `dst` with the announced checksums."""
+        """What the reader reports at once, asked to compare its pages `dst` with the announced checksums."""
+        (report,) = self.look(ticket, dones, dst)
+        return report
+
+    def look(self, ticket: TicketId, dones: Sequence[Done], dst: Sequence[int]) -> list[TransferReport]:
+        """The same; it may report later."""
         checks = []
         for piece in (piece for done in dones for piece in done.pieces):
             pages = tuple(PageId(p) for p in dst[piece.first : piece.end])
             checks.append(PageCheck(ALONE, PoolId(piece.pool), pages, piece.checksums))
-        (report,) = self.reader.endpoint.perform(VerifyPages(PREFILL, ticket, tuple(checks)), self.fabric.now)
-        return report
+        return self.reader.endpoint.perform(VerifyPages(PREFILL, ticket, tuple(checks)), self.fabric.now)

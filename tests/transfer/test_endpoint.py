@@ -14,11 +14,12 @@ from deltaserve.transfer.commands import (
     OpenGate,
     PagesVerified,
     PeerFenced,
+    TicketId,
     WriteFailed,
 )
-from deltaserve.transport.base import FenceResult, WriteState
+from deltaserve.transport.base import Evidence, FenceResult, WriteState
 from deltaserve.transport.loopback import Fate, Part, Posted
-from deltaserve.wire.messages import Drain, RankEnd
+from deltaserve.wire.messages import Done, Drain, RankEnd
 from tests.transfer.endpoints import PAGE_BYTES, Pair
 from tests.transfer.toys import DECODE, PAYLOAD, PREFILL
 
@@ -344,6 +345,48 @@ def test_a_notification_that_overtook_its_data_does_not_pass_the_checksums() -> 
     report = pair.verify(ticket, dones, [1])
     assert isinstance(report, PagesVerified)
     assert report.problem is not None
+
+
+def overtaken(lands_s: float) -> tuple[Pair, TicketId, list[Done]]:
+    """Over a transport whose completions prove nothing: announced at once, landing later."""
+    pair = Pair(evidence=Evidence.CONTENTS)
+    pair.fabric.policy = lambda posted: Fate(lands=(Part(lands_s),), notified_s=0.0, told_s=0.0)
+    ticket = pair.open()
+    pair.writer.fill(0, [1, 2])
+    pair.post(pair.chunk(ticket, 0, 0, [1, 2], [1, 2], payload=PAYLOAD))
+    return pair, ticket, pair.dones()
+
+
+def test_pages_that_have_not_landed_yet_are_looked_at_again() -> None:
+    pair, ticket, dones = overtaken(lands_s=1.0)
+    reader = pair.reader.endpoint
+    assert pair.look(ticket, dones, [1, 2]) == []
+    assert not reader.is_idle()
+    for now in (0.001, 0.01, 0.1, 0.9):
+        pair.fabric.advance(now)
+        assert reader.poll(now) == []
+    pair.fabric.advance(1.1)
+    assert reader.poll(1.1) == [PagesVerified(ticket)]
+    assert reader.poll(1.2) == []
+    assert reader.is_idle()
+
+
+def test_pages_that_never_land_are_wrong_in_the_end() -> None:
+    pair, ticket, dones = overtaken(lands_s=FOREVER)
+    assert pair.look(ticket, dones, [1, 2]) == []
+    assert pair.reader.endpoint.poll(1.9) == []
+    wrong = PagesVerified(ticket, "checksum of pages in pool 0 differs from the writer's")
+    assert pair.reader.endpoint.poll(2.0) == [wrong]
+    assert pair.reader.endpoint.is_idle()
+
+
+def test_a_fence_ends_the_wait_for_pages() -> None:
+    pair, ticket, dones = overtaken(lands_s=1.0)
+    assert pair.look(ticket, dones, [1, 2]) == []
+    assert pair.reader.endpoint.perform(FencePeer(PREFILL), 0.5) == [PeerFenced(PREFILL, FenceResult.CLOSED)]
+    pair.fabric.advance(1.5)
+    assert pair.reader.endpoint.poll(1.5) == []
+    assert pair.reader.endpoint.is_idle()
 
 
 def test_malformed_notifications_are_counted() -> None:

@@ -29,6 +29,7 @@ from deltaserve.transfer.commands import (
     Landed,
     OpenEndpoint,
     OpenGate,
+    PageCheck,
     PagePairs,
     PagesVerified,
     PeerFenced,
@@ -65,6 +66,8 @@ from deltaserve.wire.messages import Done, Drain, Piece, RankEnd, RegionInfo
 
 _MAX_RANKS = 64
 """Of a peer."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
+"""Between two looks at pages that have not landed: ever rarer, a look costs as much as reading them."""
 _TELL_EVERY_S = 0.5
 """Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
 
@@ -95,6 +98,8 @@ class EndpointConfig:
     stall_s: float = 5.0
     """A write may take so long, and the time its bytes take at `slow_bytes_per_s`; then it counts as failed."""
     slow_bytes_per_s: float = 4e6
+    landing_s: float = 2.0
+    """Where completions prove nothing: announced pages are looked at again for so long before they count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,22 @@ class _Posted:
     job: ChunkJob
     num_bytes: int
     give_up_at: float
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Announced pages whose checksums are not right yet."""
+
+    command: VerifyPages
+    checks: list[PageCheck]
+    """Those that were not right when they were last looked at."""
+    give_up_at: float
+    look_at: float
+    pause_s: float = _FIRST_LOOK_S
+
+    def look_later(self, now: float) -> None:
+        self.look_at = min(now + self.pause_s, self.give_up_at)
+        self.pause_s = min(2 * self.pause_s, _LONGEST_LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,7 @@ class Endpoint:
         self._config = config
         self._memory = memory
         self._links: dict[PeerName, _Link] = {}
+        self._landings: dict[TicketId, _Landing] = {}
         self._regions = {region.component: RegionId(region.id) for region in config.regions}
         self.counters: Counter[str] = Counter()
         """bytes_sent, writes_posted, writes_failed, malformed_notifications; and those of staging.py."""
@@ -173,7 +195,7 @@ class Endpoint:
             case CloseGate():
                 return self._close_gate(command, now)
             case VerifyPages():
-                return [self._verify(command)]
+                return self._verify(command, now)
             case FencePeer():
                 return [self._fence(command.peer)]
 
@@ -189,11 +211,14 @@ class Endpoint:
                 reports.append(Landed(peer, RankPair(rank, self._config.shard.rank), decode_done(data)))
             except ProtocolError:
                 self.counters["malformed_notifications"] += 1
+        for landing in list(self._landings.values()):
+            if now >= landing.look_at:
+                reports += self._look(landing, now)
         return reports
 
     def is_idle(self) -> bool:
         """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
-        return not any(link.writes or link.ready for link in self._links.values())
+        return not self._landings and not any(link.writes or link.ready for link in self._links.values())
 
     # ------------------------------------------------------------ endpoints
 
@@ -245,6 +270,7 @@ class Endpoint:
 
     def _fence(self, peer: PeerName) -> PeerFenced:
         self._links.pop(peer, None)
+        self._landings = {ticket: of for ticket, of in self._landings.items() if of.command.peer != peer}
         try:
             result = self._transport.fence(peer)
         except TransportError:
@@ -450,17 +476,34 @@ class Endpoint:
 
     # ------------------------------------------------------------ reading
 
-    def _verify(self, command: VerifyPages) -> PagesVerified:
+    def _verify(self, command: VerifyPages, now: float) -> list[TransferReport]:
+        """The answer, if there is one: where completions prove nothing, what is not right yet may be on its way."""
+        waits = self._transport.evidence is Evidence.CONTENTS
+        give_up_at = now + self._config.landing_s if waits else now
+        landing = self._landings[command.ticket] = _Landing(command, list(command.checks), give_up_at, now)
+        return self._look(landing, now)
+
+    def _look(self, landing: _Landing, now: float) -> list[TransferReport]:
+        command = landing.command
         link = self._links.get(command.peer)
         if link is None or link.incoming is None:
-            return PagesVerified(command.ticket, f"{command.peer} was fenced")
-        for check in command.checks:
-            groups = self._config.cache.groups_of(check.pool)
-            slices = [link.incoming.route(group.name, *check.pair).dst_slices for group in groups]
-            if self._memory.checksums(check.pool, check.pages, slices) != check.checksums:
-                problem = f"checksum of pages in pool {check.pool} differs from the writer's"
-                return PagesVerified(command.ticket, problem)
-        return PagesVerified(command.ticket)
+            problem = f"{command.peer} was fenced"
+        else:
+            plan = link.incoming
+            landing.checks = [check for check in landing.checks if not self._is_right(plan, check)]
+            if landing.checks and now < landing.give_up_at:
+                landing.look_later(now)
+                return []
+            problem = None
+            if landing.checks:
+                problem = f"checksum of pages in pool {landing.checks[0].pool} differs from the writer's"
+        del self._landings[command.ticket]
+        return [PagesVerified(command.ticket, problem)]
+
+    def _is_right(self, plan: CachePlan, check: PageCheck) -> bool:
+        groups = self._config.cache.groups_of(check.pool)
+        slices = [plan.route(group.name, *check.pair).dst_slices for group in groups]
+        return self._memory.checksums(check.pool, check.pages, slices) == check.checksums
 
 
 def _remote_rank(end: RankEnd) -> RemoteRank:
