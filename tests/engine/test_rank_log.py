@@ -219,7 +219,7 @@ def test_a_side_that_is_not_there_takes_nothing_for_ever(path: Path, sockets: Ra
 
 
 def test_a_folder_with_a_long_name_is_refused(path: Path, sockets: RankSockets) -> None:
-    with pytest.raises(ConfigError, match=r"TMPDIR: .* too long"):
+    with pytest.raises(ConfigError, match="too long for the address of a socket"):
         sockets.bind(path / ("x" * 100))
 
 

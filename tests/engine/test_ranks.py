@@ -73,6 +73,18 @@ def test_a_killed_rank_ends_the_worker_which_says_which_and_how(tmp_path: Path) 
         wait_until_gone(other)
 
 
+def test_a_stopped_rank_is_told_of_and_left_alone(tmp_path: Path, links: Links) -> None:
+    with working(tmp_path, tp_size=2) as worker:
+        front = Front(links, worker.port())
+        [pid] = ranks_of(worker)
+        psutil.Process(pid).suspend()
+        worker.wait_for_log(f"rank 1: process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}`")
+        front.submit(5)
+        psutil.Process(pid).resume()
+        worker.wait_for_log("rank 1: goes on")
+        assert front.answer() == (6,)
+
+
 def test_ranks_end_with_a_rank_0_that_is_killed(tmp_path: Path) -> None:
     with working(tmp_path, tp_size=3) as worker:
         pids = ranks_of(worker)

@@ -252,6 +252,7 @@ def worker_spec(
         tp_size=resolved.tp_size,
         num_threads=resolved.num_threads,
         drain_grace_s=settings.process.shutdown_grace_s,
+        state_dir=settings.process.state_dir,
         log=log_spec(settings),
     )
 

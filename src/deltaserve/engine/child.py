@@ -128,6 +128,13 @@ class Child:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
+    def is_stopped(self) -> bool:
+        """By a signal or a debugger: it neither works nor ends."""
+        try:
+            return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended, and nobody has looked at that yet
+            return False
+
     def reap(self) -> int:
         """Exit code of an ended process (negative: the signal), which is gone for the kernel afterwards."""
         code = self._process.wait()

@@ -19,6 +19,7 @@ from deltaserve.base.ids import Boot, RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.engine.child import Child, ChildSpec, Kind
 from deltaserve.engine.exits import Exit, ProcessOver, end_process, how_it_ended, start_thread
+from deltaserve.engine.happenings import Halted
 from deltaserve.engine.log_file import OwnOutput
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.private_folder import private_folder
@@ -33,6 +34,8 @@ from deltaserve.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, T
 _log = logging.getLogger(__name__)
 
 _STDERR = 2
+_LOOK_S = 2.0
+"""How often it is looked whether a rank is stopped."""
 BLAME_S = 0.5
 """A rank that ends breaks the collectives of the others within moments. Those wait so long before they end of that, for
 whoever watches the processes to see and say which one was first."""
@@ -63,6 +66,7 @@ class _Watched:
     rank: int
     child: Child
     is_ready: bool = False
+    is_halted: bool = False
     refusal: str | None = None
 
 
@@ -75,7 +79,7 @@ class RankProcesses:
         self._limit_s = spec.step_stuck_after_s
         self._sockets = RankSockets()
         self._held = ExitStack()
-        self.folder: Path = self._held.enter_context(private_folder())
+        self.folder: Path = self._held.enter_context(private_folder(spec.state_dir))
         """Of this user alone, for what the ranks meet over."""
         ranks = range(1, spec.tp_size)
         self.steps = [self._channel(steps_path(self.folder, rank)) for rank in ranks]
@@ -120,8 +124,10 @@ class RankProcesses:
                 selector.register(watched.child.channel_fd, selectors.EVENT_READ, watched)
             selector.register(self._asked_to_end.fileno(), selectors.EVENT_READ)
             while self._living:
-                for key, _ in selector.select():
+                for key, _ in selector.select(_LOOK_S):
                     self._on_event(key, selector)
+                for watched in self._living.values():
+                    self._see_halt(watched)
 
     def _on_event(self, key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
         watched: _Watched | None = key.data
@@ -136,6 +142,14 @@ class RankProcesses:
             self._hear(watched)
             if watched.child.is_mute:
                 selector.unregister(key.fd)
+
+    def _see_halt(self, watched: _Watched) -> None:
+        """A stopped rank holds up all others; it is told of and left alone, as a worker is."""
+        is_halted = watched.child.is_stopped()
+        if is_halted is not watched.is_halted:
+            watched.is_halted = is_halted
+            said = Halted(f"rank {watched.rank}", watched.child.pid) if is_halted else f"rank {watched.rank}: goes on"
+            _log.warning("%s", said)
 
     def _kill_all(self) -> None:
         for number in self._asked_to_end.take_all():

@@ -161,7 +161,7 @@ class Supervisor:
 
     def _see_halt(self, watched: _Watched, child: Child) -> None:
         """A stopped process is told of and left alone: whoever stopped it, with a debugger perhaps, wants it so."""
-        is_halted = _is_stopped(child.pidfd)
+        is_halted = child.is_stopped()
         if is_halted is watched.is_halted:
             return
         watched.is_halted = is_halted
@@ -312,10 +312,6 @@ class Supervisor:
                 watched.child.signal(signal.SIGKILL)
                 watched.child.reap()
                 watched.child = None
-
-
-def _is_stopped(pidfd: int) -> bool:
-    return os.waitid(os.P_PIDFD, pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _has_ended(pidfd: int) -> bool:

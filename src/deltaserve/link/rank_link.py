@@ -32,7 +32,7 @@ class RankSockets:
     def bind(self, path: Path) -> "RankSocket":
         """The end that is there first. Raises ConfigError."""
         if len(bytes(path)) > _MAX_PATH_BYTES:
-            raise ConfigError(f"TMPDIR: {path} is too long for the address of a socket")
+            raise ConfigError(f"{path} is too long for the address of a socket; choose a shorter --state-dir or TMPDIR")
         socket = self._pair()
         try:
             socket.bind(f"ipc://{path}")
