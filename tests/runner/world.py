@@ -119,8 +119,8 @@ class Driver:
 class RankDriver(Driver):
     """Of several ranks of one worker, each in a thread of its own."""
 
-    def __init__(self, path: Path, tp_size: int, dtype: DType | None = None) -> None:
-        super().__init__(path, dtype=dtype)
+    def __init__(self, path: Path, tp_size: int, page_size: int = 16, dtype: DType | None = None) -> None:
+        super().__init__(path, page_size, dtype=dtype)
         self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, COLLECTIVE_TIMEOUT_S)]
         self._threads = [ThreadPoolExecutor(1) for _ in self.ranks]
         self._drawn: dict[RowId, int] = {}
