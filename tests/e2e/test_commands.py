@@ -69,7 +69,7 @@ def test_doctor_looks_at_a_running_pair(
 def test_doctor_finds_the_server_behind_a_door(shared_pair: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--port", shared_pair.base_url.rpartition(":")[2]]) == 0
     out = capsys.readouterr().out
-    assert "warn  door" in out
+    assert "warn  listener" in out
     assert f"doctor --base-url {shared_pair.base_url}`" in out
 
 

@@ -290,7 +290,7 @@ def test_doctor_finds_nothing_wrong_on_any_of_the_machines(cluster: Cluster) -> 
         assert ended.text.endswith("nothing stands in the way\n"), role
     for role in ("prefill", "decode"):
         assert (
-            f"warn  door          {ROLES[role]}:8998: a worker with this cluster key listens there" in found[role].text
+            f"warn  listener      {ROLES[role]}:8998: a worker with this cluster key listens there" in found[role].text
         )
         assert "ok    transfer      nixl over tcp,self on eth0: " in found[role].text
         assert f"ok    link          {role}-{ROLES[role]}:8998: listens" in found["router"].text
