@@ -7,10 +7,10 @@ from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.rank_memory import HeadMemory
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
-from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.transfer.endpoint import Endpoint, EndpointConfig, Memory
 from deltaserve.transfer.gate import ChunkJob, Gate
+from deltaserve.transfer.staging import Staging
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 
@@ -56,8 +56,10 @@ class SimTransport(LoopbackTransport):
 class TaggedEndpoint(Endpoint):
     """Says under which ticket it posts, and checks that a ticket's chunks are handed over once each, in order (I20)."""
 
-    def __init__(self, config: EndpointConfig, transport: SimTransport, memory: HeadMemory) -> None:
-        super().__init__(config, transport, memory)
+    def __init__(
+        self, config: EndpointConfig, transport: SimTransport, memory: Memory, staging: Staging | None = None
+    ) -> None:
+        super().__init__(config, transport, memory, staging)
         self._labels = transport
         self._chunks: Counter[TicketId] = Counter()
         """Handed over so far."""

@@ -1,0 +1,195 @@
+"""The whole product in one process: production front, engines, endpoints and executors, over the loopback transport.
+
+The simulator's world carries frames and drives the threads; instead of the stand-in model every worker computes a real
+one, its ranks as threads. So what is checked are the answers, against transformers.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltaserve.base.extents import Region
+from deltaserve.base.ids import PeerName, RegionId, Role, RowId
+from deltaserve.base.sampling import SamplingParams
+from deltaserve.base.tokens import pack_u32
+from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
+from deltaserve.instance.api import InstanceConfig
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.shard import Shard
+from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.models.collective import ThreadCollective
+from deltaserve.request.client import Generation
+from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
+from deltaserve.sim.process import Answer, SimFront, SimWorker
+from deltaserve.sim.sim_rank import SimRank
+from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
+from deltaserve.sim.world import World
+from deltaserve.transfer.endpoint import EndpointConfig
+from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
+from deltaserve.transport.loopback import Fabric, Fate, Part
+from deltaserve.wire.messages import RegionInfo
+from tests.runner.world import COLLECTIVE_TIMEOUT_S, TOLERANCE, reference_logprobs
+
+PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
+NUM_TOP = 5
+_CONTEXT_LEN = 256
+_STAGING_BYTES = 1 << 20
+_STAGING_REGION = RegionId(99)
+
+
+class TorchRanks:
+    """The simulator's executor of a worker, by torch: all ranks compute a step together, the first one draws."""
+
+    def __init__(self, executors: Sequence[TorchExecutor]) -> None:
+        self.namespaces: dict[RowId, object] = {}
+        """The simulator tells of its rows here."""
+        self._executors = executors
+        self._threads = [ThreadPoolExecutor(1) for _ in executors]
+
+    def launch(self, plan: StepPlan) -> None:
+        """Nothing is computed beside the world."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        steps = [t.submit(rank.execute, plan) for t, rank in zip(self._threads, self._executors, strict=True)]
+        wait(steps)
+        first, *_ = [step.result() for step in steps]
+        return first
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+
+class TorchWorker(SimWorker):
+    """A worker of the simulated world whose ranks hold and compute a real model."""
+
+    def __init__(self, world: World, config: InstanceConfig, folder: Path, staging: StagingMode | None) -> None:
+        super().__init__(world, config, url_of(config.name), stall_s=60.0)
+        spec = load_spec(folder)
+        sizes = ExecutorSizes(config.num_pages, config.max_running_requests, config.max_context_len)
+        executors = [
+            TorchExecutor.load(folder, spec, config.cache, sizes, collective=collective)
+            for collective in ThreadCollective.group(config.tp_size, COLLECTIVE_TIMEOUT_S)
+        ]
+        self.computing = TorchRanks(executors)
+        self.executor = self.computing  # type: ignore[assignment]
+        shards = [Shard(rank, config.tp_size) for rank in range(config.tp_size)]
+        self.ranks = [self._torch_rank(shard, executors[shard.rank], staging) for shard in shards]
+
+    def _torch_rank(self, shard: Shard, executor: TorchExecutor, mode: StagingMode | None) -> SimRank:
+        config, arenas = self.config, executor.memory.kv.arenas
+        buffer = torch.zeros(_STAGING_BYTES, dtype=torch.uint8)
+        regions = [*executor.memory.regions(), (STAGING, Region(_STAGING_REGION, 0, _STAGING_BYTES, "cpu"))]
+        tensors = [*(arena.bytes for arena in arenas), buffer]
+        memory: Any = {region.id: memoryview(t.numpy()) for (_, region), t in zip(regions, tensors, strict=True)}  # type: ignore[arg-type]
+        transport = SimTransport(config.name, self.world.fabric, memory)
+        for _, region in regions:
+            transport.register(region)
+        infos = [
+            RegionInfo(id=r.id, base=r.base, num_bytes=r.num_bytes, device="cpu", component=name) for name, r in regions
+        ]
+        groups = {arena.layout.group.name: PagesOfGroup(arena.bytes, arena.num_pages) for arena in arenas}
+        staging = None
+        if mode is not None:
+            staging = Staging(StagingConfig(_STAGING_REGION, _STAGING_BYTES, mode), StagingArena(buffer, groups))
+        endpoint_config = EndpointConfig(config.cache, tuple(infos), shard, checksums=True, stall_s=60.0)
+        endpoint = TaggedEndpoint(endpoint_config, transport, executor.memory, staging)
+        return SimRank(self, shard.rank, endpoint, transport, 0.001 * shard.rank, 0.0)
+
+    def count(self, name: str) -> int:
+        """Of a counter of the endpoints, over all ranks."""
+        return sum(rank.endpoint.counters[name] for rank in self.ranks)
+
+
+@dataclass(frozen=True)
+class Served:
+    """An answer, and where its prompt came from."""
+
+    tokens: tuple[int, ...]
+    decode_cached_len: int
+    transferred_bytes: int
+
+
+class Product:
+    """One front, one prefill and one decode worker of a model."""
+
+    def __init__(
+        self,
+        folder: Path,
+        prefill_ranks: int,
+        decode_ranks: int,
+        page_size: int = 16,
+        radix_cache: bool = True,
+        staging: StagingMode | None = None,
+    ) -> None:
+        self._folder = folder
+        spec = load_spec(folder)
+        half = Part(0.001, 1)
+        self.world = World(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
+        num_pages = 3 * _CONTEXT_LEN // page_size
+        shape = Shape(page_size=page_size, prefill_pages=num_pages, decode_pages=num_pages, chunk_len=48)
+        shape = replace(shape, max_running=4, context_len=_CONTEXT_LEN)
+        self._num_rooms = 0
+        members = []
+        for name, role, ranks in ((PREFILL, Role.PREFILL, prefill_ranks), (DECODE, Role.DECODE, decode_ranks)):
+            config = worker_config(replace(shape, radix_cache=radix_cache or role is Role.PREFILL), name, role, 1)
+            config = replace(
+                config,
+                cache=spec.cache_spec(page_size, DType.FLOAT32),
+                num_pages=(num_pages,),
+                vocab_size=spec.vocab_size,
+                tp_size=ranks,
+            )
+            TorchWorker(self.world, config, folder, staging)
+            members.append(member_of(name, role))
+        self.front = SimFront(self.world, front_config(shape, members, 1))
+        self.world.run(until=5.0, done=lambda: self.front.core.ready() is None)
+        assert self.front.core.ready() is None, self.front.core.ready()
+
+    def worker(self, name: PeerName) -> TorchWorker:
+        worker = self.world.workers[name]
+        assert isinstance(worker, TorchWorker)
+        return worker
+
+    def serve(self, *prompts: Sequence[int], max_tokens: int = 6) -> list[Served]:
+        """All at once; each answer is that of transformers, greedy, with its log-probabilities."""
+        answers = [self._ask(prompt, max_tokens) for prompt in prompts]
+        limit = self.world.now + 120.0
+        self.world.run(until=limit, done=lambda: all(answer.ends for answer in answers))
+        return [self._checked(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def _ask(self, prompt: Sequence[int], max_tokens: int) -> Answer:
+        self._num_rooms += 1
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, logprobs=NUM_TOP)
+        wanted = Generation(room_of(self._num_rooms), pack_u32(prompt), "", sampling, deadline_s=3600.0)  # type: ignore[arg-type]
+        return self.front.submit(wanted)
+
+    def _checked(self, prompt: Sequence[int], answer: Answer) -> Served:
+        assert answer.ends == 1
+        assert answer.error is None, answer.error
+        tokens = [*prompt, *answer.tokens]
+        lines = reference_logprobs(self._folder, tokens)[len(prompt) - 1 : -1]  # [output, V]
+        assert lines.argmax(-1).tolist() == answer.tokens
+        assert len(answer.logprobs) == len(answer.tokens)
+        for line, token, told in zip(lines, answer.tokens, answer.logprobs, strict=True):
+            for one, logprob in ((token, told.logprob), *told.top):
+                assert abs(line[one].item() - logprob) <= TOLERANCE
+        assert answer.last is not None
+        assert answer.last.usage is not None
+        usage = answer.last.usage
+        return Served(tuple(answer.tokens), usage.decode_cached_len, usage.transferred_bytes)
+
+    def close(self) -> None:
+        """Everything was given back."""
+        self.world.run(until=self.world.now + 5.0)
+        for worker in self.world.workers.values():
+            worker.instance.check_integrity()
+            assert isinstance(worker, TorchWorker)
+            assert not worker.instance.transfer_active()
+            worker.computing.close()
