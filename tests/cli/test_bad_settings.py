@@ -130,6 +130,11 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--log-format", "xml"], ("--log-format 'xml'", "text, json")),
     ("decode", [M, "--log-to", "stdout"], ("--log-to", "only `deltaserve serve`")),
     ("serve", [M, "--transfer-tls", "RDMA"], ("--transfer-tls 'RDMA'", "rc,tcp,self")),
+    (
+        "serve",
+        [M, "--disaggregation-transfer-backend", "mooncake", "--transfer-tls", "tcp,self"],
+        ("--transfer-tls tcp,self", "tcp or rdma"),
+    ),
     ("serve", [M, "--transfer-devices", "lo"], ("--transfer-devices", "only `deltaserve prefill`")),
     ("prefill", [M, "--transfer-devices", "mlx5_0:1"], ("mlx5_0:1", "--trusted-data-network")),
     ("prefill", [M, "--transfer-devices", "a b"], ("--transfer-devices 'a b'", "UCX devices")),

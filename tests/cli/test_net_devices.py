@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.main import main
 from deltaserve.cli.net_devices import check_devices, net_devices
+from deltaserve.cli.worker_command import DataDoors, data_doors
 
 KNOWN = ["eth0", "lo", "mlx5_0:1", "mlx5_1:1", "mlx5_1:2"]
 
@@ -53,6 +55,52 @@ def test_a_device_that_is_not_there_is_refused(asked: str, said: str) -> None:
 
 def test_where_the_kernel_does_not_tell_any_name_is_taken() -> None:
     check_devices("eth0", [])
+
+
+ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5", "192.168.1.5"], "eth1": ["10.0.1.5"], "tap0": []}
+
+
+def doors(backend: str, network: str | None, devices: str | None, tls: str = "auto") -> DataDoors:
+    settings = Settings.model_validate(
+        {
+            "disaggregation": {
+                "disaggregation_transfer_backend": backend,
+                "transfer_devices": devices,
+                "transfer_tls": tls,
+            },
+            "security": {"trusted_data_network": network},
+        }
+    )
+    return data_doors(settings, ADDRESSES, KNOWN)
+
+
+def test_nixl_gets_the_devices() -> None:
+    assert doors("nixl", None, None) == DataDoors("lo", "")
+    assert doors("nixl", "10.0.0.0/16", None) == DataDoors("eth0,eth1", "")
+    assert doors("nixl", "10.0.0.0/16", "eth0,mlx5_0:1") == DataDoors("eth0,mlx5_0:1", "")
+
+
+def test_mooncake_gets_an_address_and_over_rdma_a_list_of_devices() -> None:
+    assert doors("mooncake", None, None) == DataDoors("lo", "127.0.0.1")
+    assert doors("mooncake", "10.0.0.0/24", None) == DataDoors("eth0", "10.0.0.5")
+    assert doors("mooncake", "192.168.0.0/16", "eth0") == DataDoors("eth0", "192.168.1.5")
+    four = "mlx5_0:1,mlx5_1:1,mlx5_1:2,mlx5_0"
+    assert doors("mooncake", "10.0.1.0/24", four, "rdma") == DataDoors("mlx5_0,mlx5_1,mlx5_1,mlx5_0", "10.0.1.5")
+
+
+@pytest.mark.parametrize(
+    ("network", "devices", "said"),
+    [
+        ("10.0.0.0/16", "eth9", "--transfer-devices eth9: this machine has no eth9"),
+        ("10.0.0.0/16", "eth0,lo", "mooncake listens on one interface"),
+        ("10.0.0.0/16", "mlx5_0", "add --transfer-tls rdma"),
+        ("10.0.1.0/24", "eth0", "--trusted-data-network 10.0.1.0/24: eth0 has no address on it"),
+        ("172.16.0.0/12", None, "this machine is not on it"),
+    ],
+)
+def test_a_door_that_mooncake_cannot_have_is_refused(network: str, devices: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        doors("mooncake", network, devices)
 
 
 def test_a_worker_of_a_wrong_device_does_not_start(

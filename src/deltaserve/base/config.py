@@ -260,16 +260,18 @@ class DisaggregationSettings(Group):
         "null: one worker does both; serve runs them apart by default, prefill and decode know their own",
         commands=COMPUTING,
     )
-    disaggregation_transfer_backend: Literal["nixl"] = option("nixl", "what moves the pages", commands=COMPUTING)
+    disaggregation_transfer_backend: Literal["nixl", "mooncake"] = option(
+        "nixl", "what moves the pages; mooncake: CPU memory, always with checksums", commands=COMPUTING
+    )
     transfer_tls: Transports | Auto = option(
         "auto",
-        "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self",
+        "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self; mooncake: tcp (auto) or rdma",
         commands=COMPUTING,
         use="rare",
     )
     transfer_devices: Devices | None = option(
         None,
-        "UCX_NET_DEVICES of page transfers; by default the interfaces on --trusted-data-network",
+        "devices of page transfers (UCX_NET_DEVICES); by default the interfaces on --trusted-data-network",
         commands=("prefill", "decode"),
         use="rare",
     )

@@ -261,7 +261,10 @@ def _device(settings: Settings, machine: MachineFacts) -> Device:
     wanted = settings.model.device
     if wanted == "cuda" and machine.device != "cuda":
         raise ConfigError("--device cuda: no CUDA device is visible here; allowed: auto, cpu")
-    return machine.device if wanted == "auto" else wanted
+    found = machine.device if wanted == "auto" else wanted
+    if found != "cpu" and settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        raise ConfigError("--disaggregation-transfer-backend mooncake: moves CPU memory only; add --device cpu")
+    return found
 
 
 def _chunk_len(settings: Settings, device: Device, page_size: int) -> int:
@@ -297,6 +300,8 @@ def _num_threads(settings: Settings, machine: MachineFacts) -> int:
 
 def _transfer_tls(settings: Settings, device: Device) -> str:
     asked = settings.disaggregation.transfer_tls
+    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        return "tcp" if asked == "auto" else asked
     return _TRANSFER_TLS[device] if asked == "auto" else asked
 
 

@@ -221,6 +221,7 @@ def worker_spec(
 ) -> WorkerSpec:
     """One worker; where it listens is added by whoever starts it."""
     scheduling, disaggregation = settings.scheduling, settings.disaggregation
+    backend = disaggregation.disaggregation_transfer_backend
     return WorkerSpec(
         name=name,
         role=role,
@@ -244,9 +245,10 @@ def worker_spec(
             max_queued_requests=scheduling.max_queued_requests * 8,
             schedule_policy=scheduling.schedule_policy,
             radix_cache=_has_radix_cache(role, settings),
-            verify_checksums=disaggregation.verify == "crc",
+            verify_checksums=disaggregation.verify == "crc" or backend == "mooncake",
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
+        transport=backend,
         transport_tls=resolved.transfer_tls,
         transport_fenced=disaggregation.transfer_fenced,
         tp_size=resolved.tp_size,

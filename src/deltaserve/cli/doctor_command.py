@@ -10,13 +10,14 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.doctor_links import check_links, link_fault
 from deltaserve.cli.doctor_machine import check_device, check_listener, check_software
 from deltaserve.cli.doctor_report import Level, Line
-from deltaserve.cli.doctor_transfer import check_transfer
+from deltaserve.cli.doctor_transfer import check_mooncake, check_transfer
 from deltaserve.cli.router import prepare_router
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import admin_address, describe
 from deltaserve.cli.settings_merge import load
 from deltaserve.cli.worker_command import prepare_worker
 from deltaserve.link.security import LinkSecurity
+from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.nixl import NixlOptions
 
 
@@ -36,9 +37,15 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     yield Line(Level.OK, "settings", describe(prepared.resolved))
     yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
     yield Line(
-        Level.OK, "listener", f"any free port of {prepared.devices}: page transfers, which carry no authentication"
+        Level.OK,
+        "listener",
+        f"any free port of {prepared.doors.devices}: page transfers, which carry no authentication",
     )
-    yield from check_transfer(NixlOptions(tls=prepared.resolved.transfer_tls, net_devices=prepared.devices))
+    tls, doors = prepared.resolved.transfer_tls, prepared.doors
+    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        yield from check_mooncake(MooncakeOptions(doors.host, tls, doors.devices if tls == "rdma" else ""), Level.FAIL)
+    else:
+        yield from check_transfer(NixlOptions(tls=tls, net_devices=doors.devices))
 
 
 def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:

@@ -18,10 +18,13 @@ from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError
+from deltaserve.transport.mooncake_options import MooncakeOptions
+from deltaserve.transport.mooncake_process import engine_problem
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
 
 NUM_BYTES = 1 << 20
 _LOOPBACK = NixlOptions(tls="tcp,self", net_devices="lo")
+_MOONCAKE_HERE = MooncakeOptions()
 _REGION = RegionId(0)
 _LIMIT_S = 30.0
 _POLL_S = 0.001
@@ -39,6 +42,15 @@ def check_transfer(options: NixlOptions = _LOOPBACK) -> Iterator[Line]:
         for child in children:
             child.kill()
             child.communicate()
+
+
+def check_mooncake(options: MooncakeOptions = _MOONCAKE_HERE, if_not: Level = Level.OK) -> Iterator[Line]:
+    """One line: whether an engine starts; `if_not`: what it means if not. Who does not ask for mooncake needs none."""
+    problem = engine_problem(options)
+    if problem is None:
+        yield Line(Level.OK, "transfer", f"mooncake over {options.protocol} on {options.host}: an engine starts")
+    else:
+        yield Line(if_not, "transfer", f"no --disaggregation-transfer-backend mooncake here: {problem}")
 
 
 def _start(name: str, peer: str, options: NixlOptions) -> "subprocess.Popen[str]":

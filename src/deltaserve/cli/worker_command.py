@@ -38,7 +38,8 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
         host=host,
         port=port,
-        transport_devices=prepared.devices,
+        transport_devices=prepared.doors.devices,
+        transport_host=prepared.doors.host,
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     tell_resolved(prepared.resolved, tell)
@@ -54,14 +55,23 @@ def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class DataDoors:
+    """Where page transfers may listen."""
+
+    devices: str
+    """As UCX_NET_DEVICES wants them; for mooncake without the ports of RDMA devices."""
+    host: str
+    """The address on them that mooncake listens on."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedWorker:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
     resolved: ResolvedConfig
     secret_path: Path
-    devices: str
-    """For page transfers, as UCX_NET_DEVICES wants them."""
+    doors: DataDoors
 
 
 def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
@@ -76,11 +86,7 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
         facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
     resolved = resolve(settings, model, facts)
-    asked = settings.disaggregation.transfer_devices
-    if asked is not None:
-        check_devices(asked, net_devices())
-    devices = asked or data_devices(settings.security.trusted_data_network or _LOOPBACK, interface_addresses())
-    return PreparedWorker(checkpoint, resolved, secret_path, devices)
+    return PreparedWorker(checkpoint, resolved, secret_path, data_doors(settings, interface_addresses(), net_devices()))
 
 
 def num_workers_here(settings: Settings) -> int:
@@ -100,6 +106,34 @@ def _in_memory(content: bytes) -> str:
     descriptor = os.memfd_create("deltaserve-worker", 0)  # not closed on exec
     os.write(descriptor, content)
     return f"/proc/self/fd/{descriptor}"
+
+
+def data_doors(settings: Settings, addresses: Mapping[str, Sequence[str]], known: Sequence[str]) -> DataDoors:
+    """What --transfer-devices, of the devices known here, and --trusted-data-network come to. Raises ConfigError."""
+    asked = settings.disaggregation.transfer_devices
+    if asked is not None:
+        check_devices(asked, known)
+    network = settings.security.trusted_data_network or _LOOPBACK
+    devices = asked or data_devices(network, addresses)
+    if settings.disaggregation.disaggregation_transfer_backend != "mooncake":
+        return DataDoors(devices, "")
+    own = [name for name in devices.split(",") if name in addresses]
+    if settings.disaggregation.transfer_tls == "rdma":
+        rdma = ",".join(name.partition(":")[0] for name in devices.split(",") if name not in own)
+        return DataDoors(rdma, _address_on(network, addresses))
+    if asked is not None and len(own) != 1:
+        raise ConfigError(f"--transfer-devices {asked}: mooncake listens on one interface, or add --transfer-tls rdma")
+    return DataDoors(devices, _address_on(network, {name: addresses[name] for name in own}))
+
+
+def _address_on(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
+    """The first of these on the network. Raises ConfigError."""
+    trusted = IPv4Network(network, strict=False)
+    for own in addresses.values():
+        for address in own:
+            if IPv4Address(address) in trusted:
+                return address
+    raise ConfigError(f"--trusted-data-network {network}: {', '.join(addresses)} has no address on it")
 
 
 def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:

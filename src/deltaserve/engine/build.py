@@ -1,4 +1,4 @@
-"""Makes a worker's parts from its spec: the torch executor, the NIXL data plane, the control plane of its role."""
+"""Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from deltaserve.engine.rank_plane import RankPlane
 from deltaserve.engine.rank_process import RankParts, RankSeat
 from deltaserve.engine.rank_spec import meeting_point, rank_device
 from deltaserve.engine.transfer_thread import DataPlane
+from deltaserve.engine.transports import evidence_of, make_transport, sharing_for
 from deltaserve.engine.worker_process import WorkerParts
 from deltaserve.engine.worker_spec import WorkerSpec, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
@@ -26,10 +27,8 @@ from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transport.base import Transport, TransportError
-from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport
 from deltaserve.wire.messages import RegionInfo
 
-TRANSPORT = "nixl"
 _WARM_UP = PeerName("warm-up")
 """No peer: names of peers are those of instances."""
 
@@ -73,6 +72,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: 
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         num_threads=spec.num_threads,
+        sharing=sharing_for(spec),
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype)
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, collective)
@@ -100,7 +100,8 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         compat=compat_of(spec, cache, fingerprint),
         cluster_secret=read_secret(spec),
         fingerprint=fingerprint,
-        transport=TRANSPORT,
+        transport=spec.transport,
+        evidence=evidence_of(spec),
         options=spec.options,
         tp_size=spec.tp_size,
     )
@@ -113,7 +114,7 @@ def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tup
         "fingerprint": fingerprint,
         "dtype": spec.dtype.value,
         "page_size": str(cache.page_size),
-        "transport": TRANSPORT,
+        "transport": spec.transport,
         "overrides": spec.model_overrides or "",
         "checksums": "crc" if spec.options.verify_checksums else "off",
         **groups,
@@ -160,17 +161,12 @@ class _Plane:
 
 
 def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard) -> DataPlane:
-    options = NixlOptions(
-        tls=spec.transport_tls,
-        net_devices=spec.transport_devices,
-        fenced_by_close=FENCED_BY_CLOSE.union((spec.transport_fenced or "").split(",")),
-    )
     regions = executor.memory.regions()
     try:
-        transport = NixlTransport(PeerName(f"{spec.name}.{shard.rank}"), boot, options)
+        transport = make_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot)
         for _, region in regions:
             transport.register(region)
-        transport.open(_WARM_UP)  # loads the library's plugins: half a second that the first request would wait for
+        transport.open(_WARM_UP)  # loads the library: half a second that the first request would wait for
         transport.fence(_WARM_UP)
     except TransportError as error:
         raise ConfigError(str(error)) from None

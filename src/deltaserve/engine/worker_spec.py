@@ -1,6 +1,7 @@
 """What a worker process is told: one JSON file of plain, resolved values."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -40,12 +41,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of worker links; 0 takes any."""
     curve: bool = False
     """Encrypt and authenticate worker links with keys derived from the cluster secret."""
+    transport: Literal["nixl", "mooncake"] = "nixl"
+    """What moves the pages."""
     transport_tls: str = "tcp,self"
-    """UCX_TLS."""
+    """UCX_TLS; with mooncake its protocol."""
     transport_devices: str = "lo"
-    """UCX_NET_DEVICES: where page transfers may listen."""
+    """UCX_NET_DEVICES: where page transfers may listen; with mooncake its RDMA devices."""
+    transport_host: str = "127.0.0.1"
+    """With mooncake: the address under which peers reach this machine on the network of page transfers."""
     transport_fenced: str | None = None
-    """UCX transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
+    """Transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
     options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""

@@ -1,0 +1,85 @@
+"""Prefill and decode over Mooncake, on one server: answers, wire bytes, clients that leave, a worker that dies.
+
+Skipped where Mooncake's library cannot be loaded.
+"""
+
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from tests.e2e.reference import assert_true, random_prompt
+from tests.e2e.server import Server, serving, wait_until
+from tests.e2e.test_deaths import in_the_middle, wait_back
+from tests.e2e.test_parity import check_batch, check_hits, check_lengths
+from tests.e2e.test_pressure import leave_after, num_cancelled
+from tests.fixtures.mooncake_engines import need_mooncake
+
+PAGE = 16
+BACKEND = ("--disaggregation-transfer-backend", "mooncake")
+FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", "32")
+POOL = ("--num-pages", "1024", "--context-length", "4096")
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_models: Path) -> Iterator[Server]:
+    need_mooncake()
+    with (
+        TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as folder,
+        serving(Path(folder), tiny_models / "llama", *BACKEND, *FLAGS, *POOL, deaths=None) as server,
+    ):
+        yield server
+
+
+def test_answers_and_wire_bytes_are_those_of_any_transport(tiny_models: Path, pair: Server) -> None:
+    """The checks of test_parity: equal to transformers, and what was moved is the delta."""
+    model = tiny_models / "llama"
+    check_lengths(pair, model, PAGE, PAGE)
+    check_hits(pair, model, PAGE, True)
+    check_batch(pair, model, PAGE)
+
+
+def test_clients_that_leave_cost_others_an_attempt_at_most(tiny_models: Path, pair: Server) -> None:
+    """An early end after a write was posted has the writer fenced, and with it what others have under way there."""
+    model, before = tiny_models / "llama", num_cancelled(pair)
+    leaving = random.Random(1)
+    prompts = [random_prompt(30 * PAGE + i, seed=100 + i) for i in range(6)]
+    with ThreadPoolExecutor(2 * len(prompts)) as pool:
+        for _ in range(3):
+            gone = [pool.submit(leave_after, pair, prompt, leaving.uniform(0.0, 0.4)) for prompt in prompts]
+            stayed = [random_prompt(20 * PAGE + i, seed=leaving.randrange(1 << 30)) for i in range(3)]
+            for prompt, answer in zip(stayed, pool.map(lambda prompt: pair.complete(prompt, 4), stayed), strict=True):
+                assert_true(model, prompt, answer)
+            for left in gone:
+                left.result()
+    pair.wait_quiet()
+    assert num_cancelled(pair) > before
+
+
+def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
+    """Its engines end with it; the request is answered by the next one."""
+    model = tiny_models / "llama"
+    engines = psutil.Process(pair.pid("prefill-0")).children(recursive=True)
+    assert engines
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(pair, pool, 1)
+        pair.signal("prefill-0", signal.SIGKILL)
+        asked.assert_right(model)
+    wait_back(pair, "prefill-0")
+    wait_until(lambda: not any(engine.is_running() for engine in engines), "its engines to end", pair)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+def test_workers_of_unequal_ranks(tiny_models: Path, folder: Path, prefill: int, decode: int) -> None:
+    """Each rank has engines of its own, attached to all ranks of the peer."""
+    need_mooncake()
+    ranks = ("--prefill-tp-size", str(prefill), "--decode-tp-size", str(decode))
+    model = tiny_models / "llama"
+    with serving(folder, model, *BACKEND, *ranks, *FLAGS, *POOL) as server:
+        check_hits(server, model, PAGE, True)
+        check_batch(server, model, PAGE)
