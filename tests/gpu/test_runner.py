@@ -1,5 +1,6 @@
 """The executor on a CUDA device against transformers on the CPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from deltaserve.base.ids import PageId, PoolId, RowId
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
+from deltaserve.layout.shard import Shard
+from deltaserve.models.collective import GlooCollective
 from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenValues
 from tests.runner.world import Driver, check_generation, drawn, extend, random_tokens
 
@@ -64,3 +67,16 @@ def test_checksums_of_device_pages(tiny_models: Path) -> None:
     before = memory.checksums(PoolId(0), [PageId(1)])
     memory.kv.arenas[0].bytes[memory.kv.arenas[0].layout.page_bytes] ^= 1
     assert memory.checksums(PoolId(0), [PageId(1)]) != before
+
+
+def test_ranks_add_up_what_a_gpu_has_computed(tmp_path: Path) -> None:
+    def work(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        collective = GlooCollective.join(Shard(rank, 2), tmp_path / "meet", 60.0)
+        part = torch.full((2, 3), rank + 1.0, device="cuda")
+        return collective.all_gather(part), collective.all_reduce(part)
+
+    with ThreadPoolExecutor(2) as threads:
+        for gathered, summed in threads.map(work, range(2)):
+            assert (gathered.device.type, summed.device.type) == ("cuda", "cuda")
+            assert gathered.tolist() == [[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]] * 2
+            assert summed.tolist() == [[3.0] * 3] * 2

@@ -114,7 +114,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 class GlooCollective:
-    """A rank that is a process of this machine, computing on the CPU."""
+    """A rank that is a process of this machine. What a GPU has computed goes through the memory of the host."""
 
     def __init__(self, shard: Shard, group: ProcessGroupGloo) -> None:
         self._shard = shard
@@ -140,20 +140,21 @@ class GlooCollective:
         return self._shard
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        sums = x.cpu().contiguous()
         try:
-            self._group.allreduce([x]).wait()
+            self._group.allreduce([sums]).wait()
         except RuntimeError as error:
             raise _failed(error) from None
-        return x
+        return sums.to(x.device)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        parts = x.new_empty((self._shard.size * x.shape[0], *x.shape[1:]))
+        own = x.cpu().contiguous()
+        parts = own.new_empty((self._shard.size * own.shape[0], *own.shape[1:]))
         try:
-            self._group._allgather_base(parts, x.contiguous()).wait()
+            self._group._allgather_base(parts, own).wait()
         except RuntimeError as error:
             raise _failed(error) from None
-        return torch.cat(parts.chunk(self._shard.size), -1)
+        return torch.cat(parts.chunk(self._shard.size), -1).to(x.device)
 
 
 def _failed(error: RuntimeError) -> CollectiveError:
