@@ -113,6 +113,8 @@ def test_answers_are_those_of_transformers(tiny_models: Path, folder: Path, laun
 # ---------------------------------------------------------------- deaths
 
 PAIR = Launch("llama", 2, 2, 4, True)
+NUM_TOKENS = 48
+"""Of a stream. A step adds up over ranks many times, and where cores are few each time waits for the other's turn."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,7 @@ def pair(tiny_models: Path) -> Iterator[Server]:
 def test_a_rank_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server, name: str) -> None:
     """The worker ends at once, and comes back with as many ranks as before; the client sees at most a pause."""
     prompt = short_prompt(1)
-    undisturbed = stream_tokens(pair, prompt, 200, lambda count: None)
+    undisturbed = stream_tokens(pair, prompt, NUM_TOKENS, lambda count: None)
     [rank] = ranks_of(pair, name)
     killed: list[int] = []
 
@@ -138,7 +140,7 @@ def test_a_rank_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server
             killed.append(rank.pid)
             rank.kill()
 
-    assert stream_tokens(pair, prompt, 200, on_token) == undisturbed
+    assert stream_tokens(pair, prompt, NUM_TOKENS, on_token) == undisturbed
     assert killed
     wait_back(pair, name)
     assert pair.deaths()[-1] == f"{name}: ended with exit code {Exit.RANK_ENDED.value}"
