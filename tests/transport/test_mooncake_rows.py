@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -219,6 +220,16 @@ def test_a_library_that_does_not_acknowledge_is_refused(world: MooncakeWorld) ->
     old = encode_card(msgspec.structs.replace(of_d, version="0.3.11"))
     with pytest.raises(TransportError, match=r"attach to d: its mooncake 0\.3\.11"):
         p.transport.attach(d.name, [d.rank(old)])
+
+
+@pytest.mark.parametrize(
+    "change", [{"host": "example.com"}, {"host": ""}, {"port": 0}, {"notice_port": 1 << 16}, {"token": b"short"}]
+)
+def test_a_card_with_an_impossible_address_is_refused(change: dict[str, Any]) -> None:
+    card = EngineCard("127.0.0.1", 1, 2, bytes(TOKEN_BYTES), "0.3.13", {})
+    assert decode_card(encode_card(card)) == card
+    with pytest.raises(TransportError, match="impossible"):
+        decode_card(encode_card(msgspec.structs.replace(card, **change)))
 
 
 def test_an_engine_that_dies_breaks_its_endpoint_alone(world: MooncakeWorld) -> None:

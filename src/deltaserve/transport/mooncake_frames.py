@@ -1,6 +1,7 @@
 """What a MooncakeTransport and its engine processes say to each other, and what a peer must know of an engine."""
 
 import zlib
+from ipaddress import IPv4Address
 
 import msgspec
 
@@ -162,6 +163,15 @@ def decode_card(metadata: bytes) -> EngineCard:
     except msgspec.DecodeError as error:
         raise TransportError(f"this is not the metadata of a mooncake endpoint: {error}") from None
     ports = (card.port, card.notice_port)
-    if len(card.token) != TOKEN_BYTES or not all(0 < port < 1 << 16 for port in ports):
-        raise TransportError("this is not the metadata of a mooncake endpoint: impossible port or token")
+    if len(card.token) != TOKEN_BYTES or not all(0 < port < 1 << 16 for port in ports) or not _is_ipv4(card.host):
+        raise TransportError("this is not the metadata of a mooncake endpoint: impossible address or token")
     return card
+
+
+def _is_ipv4(host: str) -> bool:
+    """A name would be looked up, by whoever answers for names."""
+    try:
+        IPv4Address(host)
+    except ValueError:
+        return False
+    return True
