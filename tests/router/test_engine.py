@@ -278,7 +278,7 @@ def test_an_incompatible_pair_is_reported_with_both_values() -> None:
         decode = ScriptedWorker("decode-0", 101, hello=other)
         h = House([prefill, decode])
         try:
-            await until(lambda: "dtype: ours" in (h.engine.ready() or ""))
+            await until(lambda: "dtype: " in (h.engine.ready() or ""))
             reason = h.engine.ready() or ""
             assert "float32" in reason and "bfloat16" in reason
             assert h.engine.limits() is None
