@@ -43,6 +43,8 @@ EXAMPLES: dict[str, str] = {
     "slow-reader-timeout-s": "5.5",
     "tp-size": "2",
     "prefill-tp-size": "4",
+    "staging": "auto",
+    "staging-memory-mib": "128",
     "decode-tp-size": "2",
     "prefill": "3",
     "decode": "2",

@@ -32,6 +32,7 @@ class Launch(NamedTuple):
     decode_ranks: int
     page_size: int
     decode_cache: bool
+    staging: str = "off"
 
     @property
     def flags(self) -> list[str]:
@@ -39,19 +40,28 @@ class Launch(NamedTuple):
         flags = ["--page-size", size, "--num-pages", str(2048 // self.page_size), "--context-length", "512"]
         flags += ["--chunked-prefill-size", str(UNIT), "--attention-split-tokens", "32"]
         flags += ["--prefill-tp-size", str(self.prefill_ranks), "--decode-tp-size", str(self.decode_ranks)]
+        flags += ["--staging", self.staging]
         return flags if self.decode_cache else [*flags, "--disable-decode-radix-cache"]
 
     @property
     def name(self) -> str:
         cache = "cache" if self.decode_cache else "off"
-        return f"{self.family}-P{self.prefill_ranks}-D{self.decode_ranks}-page{self.page_size}-{cache}"
+        layout = f"{self.family}-P{self.prefill_ranks}-D{self.decode_ranks}-page{self.page_size}-{cache}"
+        return layout if self.staging == "off" else f"{layout}-staged-{self.staging}"
 
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
-VALUES: tuple[tuple[object, ...], ...] = (FAMILIES, (1, 2, 4), (1, 2, 4), (1, 16), (True, False))
+VALUES: tuple[tuple[object, ...], ...] = (
+    FAMILIES,
+    (1, 2, 4),
+    (1, 2, 4),
+    (1, 16),
+    (True, False),
+    ("off", "on", "auto"),
+)
 QUICK = (
     Launch("deepseek_v3", 2, 1, 4, True),
-    Launch("minimax_m2", 1, 2, 16, True),
+    Launch("minimax_m2", 1, 2, 16, True, "on"),
     Launch("qwen3_moe", 2, 2, 16, False),
 )
 """And the pair of workers whose ranks are killed."""
@@ -108,6 +118,9 @@ def test_answers_are_those_of_transformers(tiny_models: Path, folder: Path, laun
     model = tiny_models / launch.family
     with serving(folder, model, *launch.flags) as server:
         check_answers(server, model, launch.decode_cache)
+        if launch.staging == "on" and launch in QUICK:
+            (log,) = server.folder.glob("deltaserve-*/prefill-0.log")
+            assert "go through staging memory" in log.read_text()
 
 
 # ---------------------------------------------------------------- deaths

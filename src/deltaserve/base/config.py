@@ -40,6 +40,7 @@ PageSize = Annotated[
     Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
     AfterValidator(_power_of_two),
 ]
+StagingMemory = Annotated[int, Field(ge=1, le=512, description="an integer from 1 to 512")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
 Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
 Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
@@ -278,6 +279,20 @@ class DisaggregationSettings(Group):
     transfer_fenced: Transports | None = option(
         None,
         "transports, beside tcp, of which this site knows that a destroyed endpoint lets no late byte through",
+        commands=COMPUTING,
+        use="rare",
+    )
+    staging: Literal["off", "auto", "on"] = option(
+        "off",
+        "between workers of unequal --tp-size, gather what goes to a rank, write it at once, and scatter it there; "
+        "auto: where that is cheaper than a write for each page. A peer without it is written to directly, "
+        "and every one by mooncake",
+        commands=COMPUTING,
+        use="rare",
+    )
+    staging_memory_mib: StagingMemory = option(
+        64,
+        "memory of each rank for --staging, half to send and half to receive",
         commands=COMPUTING,
         use="rare",
     )

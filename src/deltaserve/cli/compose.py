@@ -42,6 +42,7 @@ from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
 from deltaserve.models.tensors import Inventory, as_stored, check_weights, rank_weight_bytes
 from deltaserve.runner.scratch import scratch_bytes
+from deltaserve.transfer.staging import StagingMode
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -251,6 +252,8 @@ def worker_spec(
         transport=backend,
         transport_tls=resolved.transfer_tls,
         transport_fenced=disaggregation.transfer_fenced,
+        staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
+        staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
         tp_size=resolved.tp_size,
         num_threads=resolved.num_threads,
         drain_grace_s=settings.process.shutdown_grace_s,

@@ -1,12 +1,15 @@
 """Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
-from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.base.ids import Boot, PeerName, RegionId, Role
+from deltaserve.device.memory_block import MemoryBlock
+from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.rank_plane import RankPlane
 from deltaserve.engine.rank_process import RankParts, RankSeat
@@ -26,8 +29,11 @@ from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.transport.base import Transport, TransportError
 from deltaserve.wire.messages import RegionInfo
+
+log = logging.getLogger(__name__)
 
 _WARM_UP = PeerName("warm-up")
 """No peer: names of peers are those of instances."""
@@ -137,18 +143,40 @@ def _announce(component: str, region: Region) -> RegionInfo:
 # ---------------------------------------------------------------- the data plane
 
 
+class _StagingLog:
+    """Says when transfers are staged for the first time, and when, and why, some are not; ever more rarely."""
+
+    def __init__(self) -> None:
+        self._is_staged = False
+        self._tell_at = 1
+
+    def look(self, endpoint: Endpoint) -> None:
+        if endpoint.staged is None:
+            return
+        if endpoint.counters["staged_writes"] and not self._is_staged:
+            self._is_staged = True
+            log.info("pages for ranks with other heads go through staging memory")
+        num_direct = endpoint.counters["staging_fallbacks"]
+        if num_direct >= self._tell_at:
+            self._tell_at = 2 * num_direct
+            log.warning("%d staged transfers went directly; the last one: %s", num_direct, endpoint.staged.last_reason)
+
+
 @dataclass(frozen=True, slots=True)
 class _Plane:
     """An endpoint and the transport under it."""
 
     endpoint: Endpoint
     transport: Transport
+    staging: _StagingLog
 
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         return self.endpoint.perform(command, now)
 
     def poll(self, now: float) -> list[TransferReport]:
-        return self.endpoint.poll(now)
+        reports = self.endpoint.poll(now)
+        self.staging.look(self.endpoint)
+        return reports
 
     def is_idle(self) -> bool:
         return self.endpoint.is_idle()
@@ -162,6 +190,10 @@ class _Plane:
 
 def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard) -> DataPlane:
     regions = executor.memory.regions()
+    staging = None
+    if spec.staging is not None and spec.transport == "nixl":  # a notification of mooncake does not prove its bytes
+        staging, region = _staging(spec.staging, spec.staging_bytes, executor, RegionId(len(regions)))
+        regions = [*regions, (STAGING, region)]
     try:
         transport = make_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot)
         for _, region in regions:
@@ -176,4 +208,12 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Sh
         regions=tuple(_announce(component, region) for component, region in regions),
         checksums=spec.options.verify_checksums,
     )
-    return _Plane(Endpoint(config, transport, executor.memory), transport)
+    return _Plane(Endpoint(config, transport, executor.memory, staging), transport, _StagingLog())
+
+
+def _staging(mode: StagingMode, num_bytes: int, executor: TorchExecutor, id: RegionId) -> tuple[Staging, Region]:
+    """Staging memory beside the pages of this rank."""
+    arenas = executor.memory.kv.arenas
+    block = MemoryBlock(num_bytes, arenas[0].bytes.device)
+    groups = {arena.layout.group.name: PagesOfGroup(arena.bytes, arena.num_pages) for arena in arenas}
+    return Staging(StagingConfig(id, num_bytes, mode), StagingArena(block.data, groups)), block.region(id)

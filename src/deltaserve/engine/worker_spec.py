@@ -10,6 +10,7 @@ from deltaserve.base.ids import Role
 from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
+from deltaserve.transfer.staging import StagingMode
 from deltaserve.transport.ucx_environment import ucx_environment
 
 
@@ -51,6 +52,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """With mooncake: the address under which peers reach this machine on the network of page transfers."""
     transport_fenced: str | None = None
     """Transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
+    staging: StagingMode | None = None
+    """Which transfers between unequal numbers of ranks go through staging memory. None: there is no such memory."""
+    staging_bytes: int = 0
+    """Of each rank."""
     options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
