@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.ids import Namespace
-from deltaserve.base.keys import KEY_BYTES, extend_keys, key_at, num_keys, seed_key
+from deltaserve.base.keys import KEY_BYTES, common_keys, extend_keys, key_at, num_keys, seed_key
 from deltaserve.base.tokens import pack_u32
 
 SECRET = b"s" * 32
@@ -47,6 +47,16 @@ def test_an_output_kept_as_bytearray_has_the_same_keys() -> None:
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_a_partial_page_has_no_key(size: int) -> None:
     assert keys_of(list(range(size))) == b""
+
+
+@pytest.mark.parametrize("guess", range(7))
+def test_the_keys_that_two_chains_have_in_common(guess: int) -> None:
+    chains = {n: keys_of([*range(n), *range(100, 120 - n)]) for n in range(0, 24, 4)}
+    for (a, ours), (b, theirs) in itertools.product(chains.items(), repeat=2):
+        expected = len(ours) // KEY_BYTES if a == b else min(a, b) // 4
+        assert common_keys(ours, theirs, guess) == expected
+    assert common_keys(b"", chains[0], guess) == 0
+    assert common_keys(chains[8][:KEY_BYTES], chains[8], guess) == 1
 
 
 def test_each_part_of_the_seed_counts() -> None:

@@ -422,7 +422,7 @@ MUTANTS = (
         "prompt_logprobs_of_a_hit",
         "H1",
         _WAITING,
-        "matches = self._running.uses_tree(request) and request.sampling.prompt_logprobs is None",
+        "matches = self._running.shares_prompt(request)",
         "matches = self._running.uses_tree(request)",
     ),
     # endings: by the deadline, of one answer, on one worker

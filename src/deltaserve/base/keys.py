@@ -49,6 +49,20 @@ def num_keys(keys: bytes | bytearray | memoryview) -> int:
     return len(keys) // KEY_BYTES
 
 
+def common_keys(ours: bytes | bytearray, theirs: bytes | bytearray, guess: int = 0) -> int:
+    """Number of leading keys that two chains have in common; chained, so bisection finds it. `guess` is tried first."""
+    low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
+    middle = min(guess, high - 1)
+    while low < high:
+        at = middle * KEY_BYTES
+        if ours[at : at + KEY_BYTES] == theirs[at : at + KEY_BYTES]:
+            low = middle + 1
+        else:
+            high = middle
+        middle = guess - 1 if high == guess > low else (low + high) // 2
+    return low
+
+
 def key_at(keys: bytes | bytearray | memoryview, page_index: int) -> bytes:
     """Key of the page at `page_index` of a packed chain."""
     return bytes(keys[page_index * KEY_BYTES : (page_index + 1) * KEY_BYTES])

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, DrainRequested, Event, InstanceConfig
+from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.greeting import Greeter
-from deltaserve.instance.meter import Backlog, Meter
+from deltaserve.instance.meter import Meter
 from deltaserve.instance.outflow import Outflow
 from deltaserve.instance.parts import (
     Parts,
@@ -134,12 +135,15 @@ class EngineCore:
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, now)
-            backlog = Backlog.of([*self.outflow.waiting(), *self.serving.requests()], self.serving.granted())
             is_leaving = self._is_draining or self._change is not None
-            self.links.tell_fronts(self._meter.status(self.parts, backlog, is_leaving, self.metrics()))
+            self.links.tell_fronts(self._meter.status(self.parts, self._backlog(), is_leaving, self.metrics()))
             self.serving.intake.repeat_revokes()
         self.outflow.tick(now)
         self.serving.tick(now)
+
+    def _backlog(self) -> Backlog:
+        requests, granted = [*self.outflow.waiting(), *self.serving.requests()], self.serving.granted()
+        return Backlog.of(requests, granted, self.config.cache.page_size, self.parts.scheduler.running.shares_prompt)
 
     def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
         """Its life, or its endpoint's, is over."""

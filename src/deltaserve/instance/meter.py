@@ -1,34 +1,16 @@
 """What an instance tells about its load: rates, counters, and when to tell it."""
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from deltaserve.cache.pages import PageState
+from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.parts import Parts
-from deltaserve.request.request import Request
 from deltaserve.sched.plan import StepResult
 from deltaserve.wire.messages import Status
 
 _SMOOTHING = 0.1
 _BUSY_TICK_S = 0.1
 _PUBLISH_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What waits here for anybody: all fronts, or all readers, together."""
-
-    num_requests: int
-    """Without a row."""
-    num_tokens: int
-    """Still to be computed here, or to be given memory."""
-
-    @classmethod
-    def of(cls, requests: Iterable[Request], granted: Collection[Request]) -> "Backlog":
-        """`granted`: their memory is set aside already. A running row's next token is no backlog."""
-        waits = [request for request in requests if request.row is None or request.missing_len > 1]
-        num_tokens = sum(request.missing_len for request in waits if request not in granted)
-        return cls(sum(request.row is None for request in waits), num_tokens)
 
 
 class Meter:

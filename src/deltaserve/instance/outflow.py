@@ -344,8 +344,7 @@ class Outflow:
             self._announce(room)
         if room.ticket is not None:
             return Claim.FULL
-        waits_in_tree = self.parts.scheduler.running.uses_tree(request) and request.sampling.prompt_logprobs is None
-        return Claim.SPARE if waits_in_tree else Claim.NOTHING
+        return Claim.SPARE if self.parts.scheduler.running.shares_prompt(request) else Claim.NOTHING
 
     def _answered(self, room: PrefillRoom) -> None:
         """The room waits for no grant any more."""

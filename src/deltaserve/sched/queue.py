@@ -72,11 +72,6 @@ class FairQueue:
         wait = self._urgent.get(request) or self._normal.get(request)
         return wait is not None and wait.is_stalling
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all waiting requests, cache hits not deducted."""
-        return sum(r.num_tokens for r in self._urgent) + sum(r.num_tokens for r in self._normal)
-
     def push(self, request: Request) -> None:
         """By arrival, or before all that are not urgent."""
         queue = self._urgent if request.is_urgent else self._normal

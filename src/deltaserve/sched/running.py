@@ -60,6 +60,10 @@ class Running:
     def uses_tree(self, request: Request) -> bool:
         return self.config.radix_cache and request.cache is CacheUse.NORMAL
 
+    def shares_prompt(self, request: Request) -> bool:
+        """Whether it takes from the tree what others computed of its prompt: logprobs need every position computed."""
+        return self.uses_tree(request) and request.sampling.prompt_logprobs is None
+
     def feeds_tree(self, request: Request) -> bool:
         """Whether it runs, and will hand further pages of its prompt to the tree."""
         is_extending = request in self.requests and request.num_tokens - request.num_computed > 1

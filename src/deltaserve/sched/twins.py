@@ -6,7 +6,7 @@ a lack of memory: it keeps nobody behind it from being admitted.
 
 from collections.abc import Callable, Iterable
 
-from deltaserve.base.keys import KEY_BYTES
+from deltaserve.base.keys import KEY_BYTES, common_keys
 from deltaserve.request.request import Request
 
 
@@ -35,7 +35,7 @@ class Twins:
         return found
 
     def hold_back(self, request: Request, twin: Request) -> None:
-        self._waits[request] = (twin, _common_pages(request.keys, twin.keys))
+        self._waits[request] = (twin, common_keys(request.keys, twin.keys))
 
     def holds_back(self, request: Request) -> bool:
         """Whether the request still has something to wait for. Constant time."""
@@ -51,16 +51,3 @@ class Twins:
     def forget(self, request: Request) -> None:
         """The request waits no longer, for whatever reason."""
         self._waits.pop(request, None)
-
-
-def _common_pages(ours: bytearray, theirs: bytearray) -> int:
-    """Pages two key chains have in common; chained, so bisection finds it."""
-    low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        at = middle * KEY_BYTES
-        if ours[at : at + KEY_BYTES] == theirs[at : at + KEY_BYTES]:
-            low = middle + 1
-        else:
-            high = middle
-    return low

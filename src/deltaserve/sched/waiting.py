@@ -252,7 +252,7 @@ class Waiting:
         may_start = not booking.is_late and not waits_for_long and not self._twins.holds_back(request)
         if not may_start:
             return TryOutcome.HELD_BACK
-        matches = self._running.uses_tree(request) and request.sampling.prompt_logprobs is None
+        matches = self._running.shares_prompt(request)
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, request.tokens, request.keys, limit)
         request.matched_len = match.num_tokens
