@@ -24,7 +24,7 @@ from deltaserve.routing.balance import POLICIES, Choice
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
 from deltaserve.routing.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
-from deltaserve.routing.streams import Echoes, KeyedSample, LiveRoom, RoomEvent, Rooms, RoomState, unseen
+from deltaserve.routing.streams import Echoes, KeyedSample, LiveRoom, RoomEvent, Rooms, RoomState, Strays, unseen
 from deltaserve.routing.workers import Worker, Workers
 from deltaserve.wire.messages import (
     Cancel,
@@ -64,6 +64,7 @@ class FrontCore:
         self.placer = Placer(config, self.workers)
         self.rooms = Rooms()
         self._echoes = Echoes(config.echo_s)
+        self._strays = Strays()
         self._is_draining = False
         self.counts: Counter[str] = Counter()
         """submitted, finished, resumed, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
@@ -86,6 +87,7 @@ class FrontCore:
                 worker = self.workers.get(peer)
                 if worker is not None:
                     self.workers.died(worker, now)
+                    self._strays.take(worker.name)
                     self._on_gone(worker, now)
             case LinkBroken(peer):
                 self.workers.broke(peer, now)
@@ -97,6 +99,8 @@ class FrontCore:
         """Heartbeats, losses, deadlines, repeats."""
         for worker in self.workers.beat(now):
             self.workers.lose(worker, now)
+            for live in self.rooms.on(worker.name):
+                self._strays.left(worker.name, live.room)
             self._on_gone(worker, now)
         for live in self.rooms.overdue(now):
             self._cancel_at_decode(live, FailReason.DEADLINE, now)
@@ -209,11 +213,14 @@ class FrontCore:
         if heard is None:
             return
         if heard.is_gone:
+            self._strays.take(heard.worker.name)
             self._on_gone(heard.worker, now)
         if heard.is_back:
             self._on_back(heard.worker, now)
         if heard.message is not None:
             self._on_message(heard.worker, heard.message, now)
+        if isinstance(envelope.body, Hello) and heard.worker.is_ready:
+            self._cancel_strays(heard.worker, now)
         if isinstance(envelope.body, Hello | Status):
             self._place_waiting(now)
 
@@ -423,9 +430,22 @@ class FrontCore:
             self.workers.send(worker, message)
 
     def _cancel_at_decode(self, live: LiveRoom, reason: FailReason, now: float) -> None:
-        if live.placement is not None:
-            self._echoes.cancelled(live.placement.decode, live.room, now)
-            self._to_decode(live, Cancel(room=live.room, reason=reason))
+        worker = None if live.placement is None else self.workers.get(live.placement.decode)
+        if worker is None:
+            return
+        if worker.is_ready:
+            self._echoes.cancelled(worker.name, live.room, now)
+            self.workers.send(worker, Cancel(room=live.room, reason=reason))
+        else:
+            self._strays.left(worker.name, live.room)
+
+    def _cancel_strays(self, worker: Worker, now: float) -> None:
+        """A worker that is back in the same life, and still has rooms that have ended or gone elsewhere."""
+        for room in self._strays.take(worker.name):
+            live = self.rooms.get(room)
+            if live is None or live.placement is None or live.placement.decode != worker.name:
+                self._echoes.cancelled(worker.name, room, now)
+                self.workers.send(worker, Cancel(room=room, reason=FailReason.CANCELLED))
 
     def _live(self, worker: Worker, room: Room, now: float) -> LiveRoom | None:
         """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""

@@ -321,3 +321,21 @@ class Echoes:
 
     def __len__(self) -> int:
         return len(self._next)
+
+
+class Strays:
+    """Rooms that a worker may still have though they are over or elsewhere: it was not there to be told. Bounded."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[PeerName, dict[Room, None]] = {}
+
+    def left(self, worker: PeerName, room: Room) -> None:
+        """The room is not its any more."""
+        rooms = self._rooms.setdefault(worker, {})
+        rooms[room] = None
+        if len(rooms) > _MAX_ECHOES:
+            del rooms[next(iter(rooms))]
+
+    def take(self, worker: PeerName) -> list[Room]:
+        """What the worker is to be told, or, where its life is over, needs not be: nothing is left of it."""
+        return list(self._rooms.pop(worker, ()))

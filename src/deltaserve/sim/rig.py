@@ -26,7 +26,6 @@ from deltaserve.sim.cluster import (
     member_of,
     mix_pages,
     room_of,
-    window_bytes,
     worker_config,
 )
 from deltaserve.sim.disorder import Disorder
@@ -61,8 +60,6 @@ _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
 _PATIENCE_S = 6.0
-_WINDOWS_AHEAD = 16
-"""Of other rooms' pages, which may be on a slow network before a room's own."""
 _STRANDED_S = 6.0
 """How long a worker sits on pages it cannot free before it is restarted."""
 
@@ -364,7 +361,7 @@ class Run:
     def _look_at_rooms(self) -> None:
         """I25: a room lives on one decode worker at a time, on two only until the former one learns of it.
 
-        One that was given up and came back is told when it says something of the room: when its pages have come.
+        One that was given up and came back is told as soon as it greets.
         """
         holders: Counter[Room] = Counter()
         for worker in self.world.workers.values():
@@ -372,9 +369,7 @@ class Run:
                 holders.update(room.room for room in worker.instance.serving.rooms)
         shared = {room for room, number in holders.items() if number > 1}
         self._shared_since = {room: self._shared_since.get(room, self.world.now) for room in shared}
-        bytes_per_s = self.knobs.bytes_per_s
-        pages_s = 0.0 if bytes_per_s is None else _WINDOWS_AHEAD * window_bytes(self.knobs.shape) / bytes_per_s
-        patience_s = 2 * self.knobs.shape.peer_lost_s + _PATIENCE_S + pages_s
+        patience_s = 2 * self.knobs.shape.peer_lost_s + _PATIENCE_S
         for room, since in self._shared_since.items():
             if self.world.now - since > patience_s:
                 raise IntegrityError(f"I25: a room is on {holders[room]} workers for {self.world.now - since:.1f} s")
