@@ -120,8 +120,20 @@ def test_a_client_is_not_told_that_it_was_cancelled_when_workers_lost_track_of_i
 def test_what_would_fail_everywhere_is_not_tried_again() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.submit(2)
-    cluster.failed("decode-0", 2, FailReason.NUMERICAL)
-    assert cluster.failure(2) is FailReason.NUMERICAL
+    cluster.failed("decode-0", 2, FailReason.COMPUTE_FAILED)
+    assert cluster.failure(2) is FailReason.COMPUTE_FAILED
+
+
+@pytest.mark.parametrize("names", [TWO_AND_TWO, ("unified-0",)])
+def test_output_that_is_not_finite_is_computed_anew_once(names: tuple[str, ...]) -> None:
+    """The pages that were read may have been computed by another request, and are read no more."""
+    cluster = Cluster(names).all_ready()
+    cluster.submit(1)
+    keeper = "unified-0" if "unified-0" in names else "decode-0"
+    cluster.failed(keeper, 1, FailReason.NUMERICAL, retryable=True)
+    assert len(cluster.submits(keeper)) == 2
+    cluster.failed(keeper, 1, FailReason.NUMERICAL, retryable=True)
+    assert cluster.failure(1) is FailReason.NUMERICAL
 
 
 @pytest.mark.parametrize("how", ["death", "silence", "reboot"])

@@ -56,5 +56,6 @@ def test_cause(reason: FailReason) -> None:
         FailReason.PEER_LOST: Cause.PREFILL_LOST,
         FailReason.NO_PEER: Cause.PREFILL_LOST,
         FailReason.PEER_FENCED: Cause.FENCED,
+        FailReason.NUMERICAL: Cause.NUMERICAL,
     }
     assert cause_of(reason, True) is causes.get(reason, Cause.PREFILL)

@@ -249,6 +249,7 @@ RETRYABLE = frozenset(
         FailReason.DRAINING,
         FailReason.NO_PEER,
         FailReason.CANCELLED,
+        FailReason.NUMERICAL,
     }
 )
 """Failures that another try may not have."""

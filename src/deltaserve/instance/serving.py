@@ -318,6 +318,8 @@ class Serving:
             return
         request = room.request
         request.num_computed = room.attempt_len
+        if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
+            request.num_finite = request.num_computed
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)

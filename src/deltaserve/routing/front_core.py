@@ -345,6 +345,8 @@ class FrontCore:
         remedy = live.retries.next(cause)
         if remedy is Remedy.GIVE_UP or placement is None:
             return False
+        if cause is Cause.NUMERICAL:
+            live.sample = live.sample.alone()
         choice = None
         try:
             if remedy is not Remedy.LATER:

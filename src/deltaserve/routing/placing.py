@@ -68,6 +68,8 @@ class Placer:
         """Where to try a room again. Raises RequestFailed as `choose` does."""
         if remedy is Remedy.OTHER_DECODE:
             return self.choose(sample, now, without=failed.decode)
+        if remedy is Remedy.NEXT_PREFILL and failed.prefill is None:
+            return self.choose(sample, now)
         others = [w for w in self._prefills_for(sample, failed) if w.name != failed.prefill]
         if remedy is Remedy.OTHER_PAIR:
             try:

@@ -27,11 +27,13 @@ class Cause(Enum):
     """Nobody's: a worker is full."""
     LEAVING = "leaving"
     """Nobody's: a worker drains, to end or to take up another role."""
+    NUMERICAL = "numerical"
+    """The output was not finite, maybe by pages that others computed: another try reads nothing of theirs."""
 
 
 class Remedy(Enum):
     NEXT_PREFILL = "next_prefill"
-    """Same decode worker; another prefill worker, or the same one where it is the only one."""
+    """Same decode worker; another prefill worker, or the same one where it is the only one. Any, if there was none."""
     OTHER_PREFILL = "other_prefill"
     """Same decode worker; another prefill worker."""
     OTHER_DECODE = "other_decode"
@@ -50,6 +52,7 @@ REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     Cause.DECODE: (Remedy.OTHER_DECODE,) * 2,
     Cause.CAPACITY: (Remedy.OTHER_PAIR,),
     Cause.LEAVING: (Remedy.OTHER_PAIR, *(Remedy.LATER,) * 5),
+    Cause.NUMERICAL: (Remedy.NEXT_PREFILL,),
 }
 """In order, for each room. Few: a request that kills the workers it comes to must not go through all of them."""
 
@@ -74,9 +77,13 @@ def cause_of(reason: FailReason, retryable: bool) -> Cause | None:
         return Cause.LEAVING
     if not retryable:
         return None
-    if reason is FailReason.PEER_FENCED:
-        return Cause.FENCED
-    return Cause.PREFILL_LOST if reason in _PREFILL_LOST else Cause.PREFILL
+    match reason:
+        case FailReason.PEER_FENCED:
+            return Cause.FENCED
+        case FailReason.NUMERICAL:
+            return Cause.NUMERICAL
+        case _:
+            return Cause.PREFILL_LOST if reason in _PREFILL_LOST else Cause.PREFILL
 
 
 def blame(reason: FailReason) -> Cause | None:

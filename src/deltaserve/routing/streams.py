@@ -8,7 +8,7 @@ A room that WAITS or STREAMS may be between workers: it has no placement then, a
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from deltaserve.base.tokens import token_len
 from deltaserve.request.client import Generation, OutputDelta
 from deltaserve.request.ending import finish_of
 from deltaserve.routing.retry import Retries
-from deltaserve.wire.messages import FinishReason, Usage
+from deltaserve.wire.messages import CacheUse, FinishReason, Usage
 
 
 class RoomState(Enum):
@@ -104,6 +104,10 @@ class KeyedSample:
     def recomputes(self) -> bool:
         """Prompt logprobs need every position computed: no hit counts where the prompt is computed."""
         return self.generation.sampling.prompt_logprobs is not None
+
+    def alone(self) -> "KeyedSample":
+        """The same, computed without anything that others have computed."""
+        return replace(self, generation=replace(self.generation, cache=CacheUse.BYPASS))
 
 
 @dataclass(slots=True)

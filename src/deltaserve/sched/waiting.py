@@ -146,8 +146,7 @@ class Waiting:
             self.holders.add(request)  # its place has changed
 
     def add_landed(self, request: Request) -> None:
-        """Its pages have come from elsewhere, with the token drawn from them: it waits for its row only."""
-        request.num_finite = request.num_computed
+        """Its pages have come from elsewhere: it waits for its row only."""
         self._landed[request] = None
 
     def hold(self, request: Request) -> None:

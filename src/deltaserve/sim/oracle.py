@@ -173,6 +173,10 @@ class OracleExecutor:
         """Of rows about to be opened: a plan does not say."""
         self.spoil_next = False
         """The next step computes KV that is not finite, and logits from it; so does whoever reads that KV."""
+        self.spoiled: list[tuple[Namespace, bytes]] = []
+        """Packed tokens, as known at the time, of rows that were spoiled."""
+        self.num_not_finite = 0
+        """Tokens that could not be drawn."""
         self.flavours = 1
         self.first_flavour = 0
         """Of step 0; from step to step it is another one."""
@@ -202,6 +206,10 @@ class OracleExecutor:
         self._launched = None
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
+        if self.spoil_next:
+            rows = [item.row for item in plan.items]
+            self.spoiled += [(self.namespaces.get(r, DEFAULT_NAMESPACE), bytes(self._rows[r].tokens)) for r in rows]
+        self.num_not_finite += sum(result.outcome is ItemOutcome.NOT_FINITE for result in results)
         self.spoil_next = False
         return StepResult(plan.step, results)
 

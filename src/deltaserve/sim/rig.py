@@ -268,11 +268,30 @@ class Run:
             self._until(limit, self.clients.all_over, lambda: "a probe does not end")
             if probe.answer.error is not None:
                 raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
+        self._read_again(limit)
         self._until(limit, self._is_free, lambda: f"held after the last request: {self._held()}")
         self.clients.check()
         self._check_fences()
         for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
+
+    def _read_again(self, limit: float) -> None:
+        """I17: KV that is not finite may be met once, where nobody knew of it; nobody reads it after that."""
+        workers = list(self.world.workers.values())
+        spoiled = [prompt for worker in workers for prompt in worker.executor.spoiled]
+        if not spoiled:
+            return
+        namespace, tokens = self._curiosity.choose(spoiled)
+        prompt = list(unpack_u32(tokens))[: max(1, self.knobs.traffic.largest - 2)]
+        met = [worker.executor.num_not_finite for worker in workers]
+        for _ in range(_NUM_PROBES):
+            probe = self._submit(prompt, 2, namespace)
+            self._until(limit, self.clients.all_over, lambda: "a probe does not end")
+            if probe.answer.error is not None:
+                raise IntegrityError(f"I17: what was spoiled once fails after heal: {probe.answer.error.message}")
+        for worker, before in zip(workers, met, strict=True):
+            if worker.executor.num_not_finite > before + 1:
+                raise IntegrityError(f"I17: {worker.name} reads KV that is not finite again")
 
     def _check_fences(self) -> None:
         """I27: no link is ended, with all that is on it, unless something has befallen it or a worker."""
