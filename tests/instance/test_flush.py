@@ -21,6 +21,8 @@ def test_a_quiet_worker_is_emptied_and_the_front_hears_of_it(name: PeerName) -> 
     assert duo.cached_pages(name) == resident(duo, name) == 4
     duo.inject(name, FRONT, Flush())
     assert duo.cached_pages(name) == 0
+    counts = {key: duo.metrics(name)[f'deltaserve_pages_{key}_total{{pool="0"}}'] for key in ("flushed", "evicted")}
+    assert counts == {"flushed": 4, "evicted": 0}
     duo.run(1.0)
     assert resident(duo, name) == 0
     asked = duo.serve([*HEAD, 40], 3)

@@ -11,6 +11,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_pages_protected": "Cached pages that a lease covers",
     "deltaserve_pages_usage": "Share of a pool's pages that are neither free nor evictable",
     "deltaserve_pages_evicted_total": "Cached pages that were evicted",
+    "deltaserve_pages_flushed_total": "Cached pages that a flush dropped",
     "deltaserve_leases": "Leases on prefixes of the tree",
     "deltaserve_num_running_reqs": "Requests in the batch",
     "deltaserve_num_queue_reqs": "Requests waiting for memory or a row",

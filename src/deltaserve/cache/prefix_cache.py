@@ -59,6 +59,8 @@ class PrefixCache:
         self._num_evictable = 0  # pages of unlocked nodes in the FULL pool
         self._num_protected = 0  # pages of locked nodes in the FULL pool
         self._version = 0
+        self.num_flushed = [0] * len(pools)
+        """Per pool: pages that `clear` dropped; `evict` did so with the others that events EVICT have moved."""
 
     @property
     def version(self) -> int:
@@ -258,10 +260,13 @@ class PrefixCache:
     def clear(self) -> tuple[int, ...]:
         """Drop everything no lease protects. Returns the pages that became allocatable, per pool."""
         before = [pool.num_free for pool in self.pools]
+        num_evicted = [pool.moves[PageEvent.EVICT] for pool in self.pools]
         self._drop_oldest(self._num_evictable)
         for tail in self._tails:
             if tail.evict(tail.num_evictable):
                 self._version += 1
+        for index, pool in enumerate(self.pools):
+            self.num_flushed[index] += pool.moves[PageEvent.EVICT] - num_evicted[index]
         return tuple(pool.num_free - start for pool, start in zip(self.pools, before, strict=True))
 
     def drain_events(self) -> TreeEvents:

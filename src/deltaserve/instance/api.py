@@ -91,6 +91,14 @@ class InstanceConfig:
     """What the process was started as, once its role was changed; None: it never was."""
 
 
+@dataclass(slots=True)
+class Door:
+    """One for all desks of an engine."""
+
+    is_closed: bool = False
+    """Nothing new is taken: the worker is to end, or to take up another role."""
+
+
 class Instance(Protocol):
     """A control plane: prefill, decode or unified."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
-from deltaserve.instance.api import Action, DrainRequested, Event, InstanceConfig
+from deltaserve.instance.api import Action, Door, DrainRequested, Event, InstanceConfig
 from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.meter import Meter
@@ -68,10 +68,12 @@ class EngineCore:
         silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s
         self.links = Greeter(config, facts_of(config), silence_s, self._out)
         self._meter = Meter(options.heartbeat_s)
-        self.outflow = Outflow(config, self.parts, self.links, self._meter, self._out)
-        self.serving = Serving(config, self.parts, self.links, self._out)
+        self._door = Door()
+        self.outflow = Outflow(config, self.parts, self.links, self._meter, self._door, self._out)
+        self.serving = Serving(config, self.parts, self.links, self._door, self._out)
         self._serves, self._writes = config.role in SERVES, config.role in WRITES
-        self._is_draining = False
+        self._is_to_end = False
+        """When nothing is left here; else it closed to take up another role."""
         self._change: _Change | None = None
 
     @property
@@ -96,8 +98,7 @@ class EngineCore:
             case LinkBroken():
                 self.links.table.broke(event.peer, now)
             case DrainRequested():
-                self._is_draining = True
-                self._close_desks()
+                self._is_to_end = self._door.is_closed = True
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(event)
                 self.serving.on_endpoint(event.peer, now)
@@ -106,10 +107,6 @@ class EngineCore:
                     self.links.on_fenced()
                 self.outflow.on_report(event)
                 self.serving.on_report(event, now)
-
-    def _close_desks(self) -> None:
-        """Nothing new is taken."""
-        self.outflow.is_draining = self.serving.is_draining = True
 
     def _on_frame(self, event: FrameIn, now: float) -> None:
         heard = self.links.receive(event.envelope, now)
@@ -135,8 +132,8 @@ class EngineCore:
             for peer in self.links.beat(now):
                 self.links.fence(peer.name)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, now)
-            is_leaving = self._is_draining or self._change is not None
-            self.links.tell_fronts(self._meter.status(self.parts, self._backlog(), is_leaving, self.metrics()))
+            backlog, is_closed = self._backlog(), self._door.is_closed
+            self.links.tell_fronts(self._meter.status(self.parts, backlog, is_closed, self.metrics()))
             self.serving.intake.repeat_revokes()
         self.outflow.tick(now)
         self.serving.tick(now)
@@ -174,7 +171,7 @@ class EngineCore:
             self._change.role = asked.role
         elif asked.role is not self.config.role:
             self._change = _Change(asked.role, now + asked.grace_ms / 1000)
-            self._close_desks()
+            self._door.is_closed = True
 
     def _go_on_changing(self, now: float) -> None:
         change = self._change
@@ -190,7 +187,7 @@ class EngineCore:
 
     def may_hand_over(self) -> bool:
         is_over = self._change is not None and self._change.has_left and not self.links.is_fencing
-        return is_over and not self._is_draining
+        return is_over and not self._is_to_end
 
     def successor(self, boot: Boot) -> "EngineCore":
         assert self._change is not None and self.may_hand_over()
@@ -242,7 +239,7 @@ class EngineCore:
         return self._num_tickets > 0
 
     def is_drained(self) -> bool:
-        return self._is_draining and not self.num_rooms and not self._num_tickets
+        return self._is_to_end and not self.num_rooms and not self._num_tickets
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()

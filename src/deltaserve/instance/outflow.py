@@ -8,7 +8,7 @@ last; a prefix only this side had cached goes out first, before the rest is comp
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
-from deltaserve.instance.api import Action, Event, InstanceConfig
+from deltaserve.instance.api import Action, Door, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refuse_offer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.kept_logprobs import KeptLogprobs
@@ -55,12 +55,14 @@ from deltaserve.wire.messages import (
 class Outflow:
     """All attempts computed here for readers. As the scheduler's gatekeeper it says which of them may be computed."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, meter: Meter, out: list[Action]) -> None:
+    def __init__(
+        self, config: InstanceConfig, parts: Parts, links: Greeter, meter: Meter, door: Door, out: list[Action]
+    ) -> None:
         self.config = config
         self.parts = parts
         self.links = links
         self.sender = Sender(Boot(config.boot), parts.pools, config.evidence)
-        self.is_draining = False
+        self._door = door
         parts.scheduler.waiting.gatekeeper = self
         self._out = out
         self._meter = meter
@@ -207,7 +209,7 @@ class Outflow:
         self.links.send(peer.name, Failed(room=asked.room, attempt=asked.attempt, reason=reason, message=text))
 
     def _refusal(self, offer: Offer) -> Refusal | None:
-        if self.is_draining:
+        if self._door.is_closed:
             return FailReason.DRAINING, "prefill is draining"
         if len(self.rooms) >= self.config.options.max_queued_requests:
             return FailReason.OVERLOADED, "prefill's queue is full"

@@ -93,7 +93,9 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
         metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = evictable
         metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
         metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - (pool.num_free + evictable) / pool.num_pages
-        metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT]
+        num_flushed = parts.cache.num_flushed[index]
+        metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT] - num_flushed
+        metrics[f'deltaserve_pages_flushed_total{{pool="{index}"}}'] = num_flushed
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = len(parts.scheduler.running)
     metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)

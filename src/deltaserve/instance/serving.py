@@ -7,7 +7,7 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.instance.api import Action, Event, InstanceConfig
+from deltaserve.instance.api import Action, Door, Event, InstanceConfig
 from deltaserve.instance.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.instance.ended import EndedAnswer
 from deltaserve.instance.greeting import Greeter
@@ -53,7 +53,7 @@ _REMOTE = (*_ASKED, DecodeState.VERIFYING)
 class Serving:
     """All rooms of fronts. Those that other workers compute are under way at the intake."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, out: list[Action]) -> None:
+    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, door: Door, out: list[Action]) -> None:
         self.config = config
         self.parts = parts
         self.links = links
@@ -61,7 +61,7 @@ class Serving:
         links.closed_below = self.receiver.closed_below
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
-        self.is_draining = False
+        self._door = door
         self._outbox = ToFronts(links)
         self._num_near = 0
         """Prompts computed here although a prefill worker was there."""
@@ -238,7 +238,7 @@ class Serving:
         return request.num_tokens - match.num_tokens <= near
 
     def _refusal(self, submit: Submit) -> Refusal | None:
-        if self.is_draining:
+        if self._door.is_closed:
             return FailReason.DRAINING, "decode is draining"
         if len(self.rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
             return FailReason.OVERLOADED, "decode's queue is full"

@@ -4,6 +4,7 @@ Pools, admission, the transfer planner, checksums and the handshake read it; not
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from deltaserve.base.ids import PoolId
 from deltaserve.base.lifetime import KEEP_ALL, Retention
@@ -35,14 +36,14 @@ class PageGroup:
         return self.latent_dim or self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheSpec:
     """The page groups of a model. `page_size` (tokens) is one for all: the tree matches in its units."""
 
     page_size: int
     groups: tuple[PageGroup, ...]
 
-    @property
+    @cached_property
     def pools(self) -> tuple[Retention, ...]:
         """Distinct retentions, FULL first, else in order of first use; a PoolId indexes this tuple."""
         distinct = dict.fromkeys(group.retention for group in self.groups)
