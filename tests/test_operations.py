@@ -10,6 +10,7 @@ from deltaserve.base.metrics import HELP, read_samples
 from deltaserve.engine.build import make_instance
 from deltaserve.engine.exits import Exit
 from deltaserve.link.limits import LinkStats
+from deltaserve.request.client import EngineStats
 from deltaserve.server.admission import Admission
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.settings import ServerSettings
@@ -21,7 +22,7 @@ ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT, re.MULTILINE))
 
 def of_the_front() -> dict[str, str]:
     registry = CollectorRegistry()
-    ServerMetrics(registry, dict, Admission(ServerSettings("m")))
+    ServerMetrics(registry, EngineStats, Admission(ServerSettings("m")))
     families = {f.name + ("_total" if f.type == "counter" else ""): f.documentation for f in registry.collect()}
     return {name: text for name, text in families.items() if name not in HELP}
 

@@ -260,7 +260,7 @@ def test_stats_can_be_shown_as_json() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     cluster.say("decode-0", status())
     cluster.submit(1)
-    stats = json.loads(json.dumps(cluster.front.stats()))
+    stats = json.loads(msgspec.json.encode(cluster.front.stats()))
     workers = stats["workers"]
     assert [w["name"] for w in workers] == list(TWO_AND_TWO)
     assert stats["rooms"] == 1 and stats["counts"] == {"submitted": 1}

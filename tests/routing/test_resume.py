@@ -193,10 +193,10 @@ def test_the_waiting_rooms_of_a_worker_are_placed_and_counted_like_others() -> N
     for number in range(5):
         cluster.submit(number)
     cluster.die("decode-0")
-    assert cluster.front.stats()["rooms_without_worker"] == 5
+    assert cluster.front.stats().rooms_without_worker == 5
     worker = cluster.front.workers.get(next(iter(cluster.boots)))
     assert worker is not None and (worker.own_rooms, worker.own_tokens) == (0, 0)
     cluster.reboot("decode-0")
     cluster.hello("decode-0")
-    assert cluster.front.stats()["rooms_without_worker"] == 0
+    assert cluster.front.stats().rooms_without_worker == 0
     assert worker.own_rooms == 5

@@ -161,7 +161,7 @@ def test_strangers_are_ignored() -> None:
     before = len(cluster.actions)
     cluster.hear(Envelope(src="decode-9", src_boot=5, dst_boot=FRONT_BOOT, body=Heartbeat()))
     assert cluster.actions[before:] == []
-    assert cluster.front.stats()["stale_frames"] == 1
+    assert cluster.front.stats().stale_frames == 1
 
 
 @pytest.mark.parametrize("words", [status(draining=True), status(ready=False)])
@@ -242,7 +242,7 @@ def test_a_worker_whose_address_is_not_known_is_a_stranger() -> None:
     cluster.say("prefill-0", status())
     assert cluster.actions == []
     assert cluster.front.ready() == "prefill-0: not started yet; decode-0: not started yet"
-    assert cluster.front.stats()["stale_frames"] == 2
+    assert cluster.front.stats().stale_frames == 2
 
 
 @pytest.mark.parametrize("order", [PAIR, PAIR[::-1]])

@@ -10,7 +10,15 @@ from deltaserve.base.errors import FailReason, RequestFailed
 from deltaserve.base.ids import Role, Room
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import unpack_u32
-from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.request.client import (
+    EngineStats,
+    Generation,
+    Limits,
+    OutputDelta,
+    RoleAnswer,
+    RoleRefused,
+    UnknownWorker,
+)
 from deltaserve.wire.messages import FinishReason, Usage
 from tests.fixtures.text_folder import VOCAB
 
@@ -160,9 +168,9 @@ class OracleEngine:
         """As set."""
         return None if self.takes_anyway else self.not_ready
 
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> EngineStats:
         """A picture with some numbers in it."""
-        return {"peers": {"decode-0": {"free_pages": 7, "ready": True, "name": "decode-0"}}, "queue": [1, 2]}
+        return EngineStats(rooms=7)
 
 
 def usage_of(prompt_len: int, output_len: int) -> Usage:

@@ -189,7 +189,7 @@ async def test_drain_by_call(codec: TextCodec) -> None:
         assert (await _post(case)).status_code == 503
         info = (await case.client.get("/server_info")).json()
         assert (info["draining"], info["drained"]) == (True, True)
-        assert info["engine"]["peers"]["decode-0"]["free_pages"] == 7
+        assert info["engine"]["rooms"] == 7
 
 
 async def test_flush_cache_tells_what_may_go(codec: TextCodec) -> None:

@@ -1,14 +1,14 @@
 """The contract between the HTTP server and whatever serves it (router over sockets, or a fake in tests)."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Namespace, Role, Room
+from deltaserve.base.ids import Namespace, PeerName, Role, Room
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
-from deltaserve.wire.messages import CacheUse, FinishReason, Usage
+from deltaserve.wire.messages import CacheUse, FinishReason, Status, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,47 @@ class Limits:
     vocab_size: int
     max_total_len: int | None = None
     """Prompt plus output that fit the smallest pool that holds output. None: not told; the worker checks alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One worker as the front knows it."""
+
+    name: str
+    role: str
+    state: str
+    """Of its link."""
+    refusal: str | None = None
+    breaker: str = "closed"
+    rooms: int = 0
+    """Of this front, placed there."""
+    tokens_to_compute: int = 0
+    """Of those rooms."""
+    resident_keys: int = 0
+    status: Status | None = None
+    """Its last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What /server_info and /metrics tell of the engine; names are those of the JSON."""
+
+    rooms: int = 0
+    rooms_without_worker: int = 0
+    waiting_tokens: int = 0
+    """Prompt tokens of rooms without a first token."""
+    draining: bool = False
+    stale_frames: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Rooms by what became of them."""
+    workers: tuple[WorkerStats, ...] = ()
+    links: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the sockets."""
+    internal_errors: int = 0
+    integrity: str | None = None
+    """Which books disagree; None: they do not."""
+    stopped_processes: Mapping[PeerName, int] = field(default_factory=dict)
+    """Worker |-> its process, which a signal or a debugger has stopped."""
 
 
 class RoleAnswer(Enum):
@@ -109,6 +150,6 @@ class Engine(Protocol):
         """None when `generate` takes a request now, be it to wait for a worker that comes back; else the reason."""
         ...
 
-    def stats(self) -> dict[str, object]:
-        """JSON-ready picture of peers, pools and queues for /server_info."""
+    def stats(self) -> EngineStats:
+        """Workers, queues and counts, now."""
         ...

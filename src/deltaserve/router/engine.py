@@ -7,6 +7,7 @@ generators. FrontCore decides; this file performs.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import replace
 from typing import assert_never
 
 from deltaserve.base.errors import FailReason, IntegrityError
@@ -14,7 +15,7 @@ from deltaserve.base.ids import PeerName, Role, Room
 from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.links import Links
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
-from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer
+from deltaserve.request.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer
 from deltaserve.router.room_stream import Stream
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, Member, WorkerUp
 from deltaserve.routing.front_core import FrontCore
@@ -102,14 +103,14 @@ class RouterEngine:
     def refusal(self) -> str | None:
         return self._breach or self._core.refusal(self._loop.time())
 
-    def stats(self) -> dict[str, object]:
-        return {
-            **self._core.stats(),
-            "links": self._links.links.stats.as_metrics(),
-            "internal_errors": self._num_errors,
-            "integrity": self._breach,
-            "stopped_processes": dict(self._halted),
-        }
+    def stats(self) -> EngineStats:
+        return replace(
+            self._core.stats(),
+            links=self._links.links.stats.as_metrics(),
+            internal_errors=self._num_errors,
+            integrity=self._breach,
+            stopped_processes=dict(self._halted),
+        )
 
     def _halts(self) -> Iterator[str]:
         for name, pid in self._halted.items():

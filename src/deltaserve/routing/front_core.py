@@ -19,7 +19,7 @@ from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
-from deltaserve.request.client import Generation, Limits, OutputDelta, RoleAnswer, UnknownWorker
+from deltaserve.request.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer, UnknownWorker
 from deltaserve.routing.balance import POLICIES, Choice
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
 from deltaserve.routing.placing import Placer
@@ -513,17 +513,17 @@ class FrontCore:
         """Of the workers that take rooms, now or soon; None while there is no pair."""
         return None if self.workers.refusal(now) else self.placer.limits(now)
 
-    def stats(self) -> dict[str, object]:
-        """JSON-ready picture of workers, rooms and counts."""
-        return {
-            "rooms": len(self.rooms),
-            "rooms_without_worker": len(self.rooms.unplaced),
-            "waiting_tokens": self.rooms.num_waiting_tokens,
-            "draining": self._is_draining,
-            "stale_frames": self.workers.num_stale_frames,
-            "counts": dict(self.counts),
-            "workers": [self.placer.describe(worker) for worker in self.workers],
-        }
+    def stats(self) -> EngineStats:
+        """Of workers, rooms and counts."""
+        return EngineStats(
+            rooms=len(self.rooms),
+            rooms_without_worker=len(self.rooms.unplaced),
+            waiting_tokens=self.rooms.num_waiting_tokens,
+            draining=self._is_draining,
+            stale_frames=self.workers.num_stale_frames,
+            counts=dict(self.counts),
+            workers=tuple(map(self.placer.stats_of, self.workers)),
+        )
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when two counts disagree."""

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import PeerName, Role
-from deltaserve.request.client import Limits
+from deltaserve.request.client import Limits, WorkerStats
 from deltaserve.routing.balance import POLICIES, Choice, Choosable
 from deltaserve.routing.breaker import Breakers
 from deltaserve.routing.estimate import Candidate, Computing, Keeping, Prices, local_len
@@ -189,19 +187,18 @@ class Placer:
             max_total_len=min(context_len, total_len),
         )
 
-    def describe(self, worker: Worker) -> dict[str, object]:
-        """JSON-ready."""
-        return {
-            "name": worker.name,
-            "role": worker.role.value,
-            "state": worker.peer.state.value,
-            "refusal": worker.refusal,
-            "breaker": self.breakers.state(worker.name).value,
-            "rooms": worker.own_rooms,
-            "tokens_to_compute": worker.own_tokens,
-            "resident_keys": self.residency.num_resident(worker.name),
-            "status": None if worker.status is None else msgspec.to_builtins(worker.status),
-        }
+    def stats_of(self, worker: Worker) -> WorkerStats:
+        return WorkerStats(
+            name=worker.name,
+            role=worker.role.value,
+            state=worker.peer.state.value,
+            refusal=worker.refusal,
+            breaker=self.breakers.state(worker.name).value,
+            rooms=worker.own_rooms,
+            tokens_to_compute=worker.own_tokens,
+            resident_keys=self.residency.num_resident(worker.name),
+            status=worker.status,
+        )
 
     def check_integrity(self, rooms: Rooms) -> None:
         """Raises IntegrityError when booked and recomputed counts differ."""

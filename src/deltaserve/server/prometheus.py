@@ -10,18 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from deltaserve.base.metrics import HELP, MetricSample, read_samples
+from deltaserve.request.client import EngineStats, WorkerStats
 from deltaserve.server.admission import Admission
 
-Stats = Callable[[], Mapping[str, object]]
+Stats = Callable[[], EngineStats]
 
-_OWN = {
-    "rooms": "deltaserve_front_rooms",
-    "waiting_tokens": "deltaserve_front_waiting_tokens",
-    "draining": "deltaserve_front_draining",
-    "stale_frames": "deltaserve_front_stale_frames_total",
-    "internal_errors": "deltaserve_front_internal_errors_total",
-}
-"""Number in Engine.stats() |-> metric."""
 _FRONT = {"instance": "front", "role": "front"}
 
 
@@ -40,39 +33,40 @@ class EngineMetrics(Collector):
         return families.values()
 
 
-def _samples(stats: Mapping[str, object]) -> Iterator[MetricSample]:
-    for key, name in _OWN.items():
-        if isinstance(value := stats.get(key), int | float):
-            yield MetricSample(name, {}, float(value))
-    for event, count in _numbers(stats.get("counts")).items():
-        yield MetricSample("deltaserve_front_events_total", {"event": event}, count)
-    yield from _labelled(_numbers(stats.get("links")), _FRONT)
-    workers = stats.get("workers")
-    for worker in workers if isinstance(workers, list) else []:
+def _samples(stats: EngineStats) -> Iterator[MetricSample]:
+    own = {
+        "rooms": stats.rooms,
+        "waiting_tokens": stats.waiting_tokens,
+        "draining": stats.draining,
+        "stale_frames_total": stats.stale_frames,
+        "internal_errors_total": stats.internal_errors,
+    }
+    for name, value in own.items():
+        yield MetricSample(f"deltaserve_front_{name}", {}, float(value))
+    for event, count in stats.counts.items():
+        yield MetricSample("deltaserve_front_events_total", {"event": event}, float(count))
+    yield from _labelled(stats.links, _FRONT)
+    for worker in stats.workers:
         yield from _of_worker(worker)
 
 
-def _of_worker(worker: Mapping[str, object]) -> Iterator[MetricSample]:
-    labels = {"instance": str(worker["name"]), "role": str(worker["role"])}
-    yield MetricSample("deltaserve_worker_up", labels, float(worker.get("state") == "ready"))
-    yield MetricSample("deltaserve_worker_breaker_open", labels, float(worker.get("breaker") == "open"))
-    for key in ("rooms", "resident_keys"):
-        if isinstance(value := worker.get(key), int):
-            yield MetricSample(f"deltaserve_worker_{key}", labels, float(value))
-    status = worker.get("status")
-    if isinstance(status, Mapping):
-        yield from _labelled(_numbers(status.get("metrics")), labels)
+def _of_worker(worker: WorkerStats) -> Iterator[MetricSample]:
+    labels = {"instance": worker.name, "role": worker.role}
+    own = {
+        "up": worker.state == "ready",
+        "breaker_open": worker.breaker == "open",
+        "rooms": worker.rooms,
+        "resident_keys": worker.resident_keys,
+    }
+    for name, value in own.items():
+        yield MetricSample(f"deltaserve_worker_{name}", labels, float(value))
+    if worker.status is not None:
+        yield from _labelled(worker.status.metrics, labels)
 
 
 def _labelled(values: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[MetricSample]:
     for sample in read_samples(values):
         yield MetricSample(sample.name, {**labels, **sample.labels}, sample.value)
-
-
-def _numbers(values: object) -> Mapping[str, float]:
-    if not isinstance(values, Mapping):
-        return {}
-    return {str(key): float(value) for key, value in values.items() if isinstance(value, int | float)}
 
 
 def _family(name: str) -> Metric:
