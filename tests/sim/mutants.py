@@ -391,6 +391,30 @@ MUTANTS = (
         "pages=(*self._page_updates(), *self._move_states(items)),",
         "pages=tuple(self._move_states(items) or self._page_updates()),",
     ),
+    # what operators ask for, and what is done where nothing can be fenced
+    Mutant(
+        "flush_takes_what_requests_hold",
+        "C4",
+        _CORE,
+        "                self.parts.cache.clear()\n",
+        "                for request in self.serving.requests():\n"
+        "                    self.parts.budget.reclaim(request)\n"
+        "                self.parts.cache.clear()\n",
+    ),
+    Mutant(
+        "ranking_forgets_the_urgent",
+        "D1",
+        "deltaserve.sched.queue",
+        "return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]",
+        "return [*sorted(head, key=lambda r: -ranks[r]), *rest]",
+    ),
+    Mutant(
+        "quarantine_has_no_age",
+        "A6",
+        _RECEIVER,
+        "0.0 if oldest is None else now - oldest.revoked_at",
+        "0.0",
+    ),
     # another role over the same memory
     Mutant("new_role_under_the_old_boot", "B1", _CORE, "role=self._change.role, boot=boot,", "role=self._change.role,"),
     Mutant(

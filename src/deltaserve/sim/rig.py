@@ -311,8 +311,7 @@ class Run:
     def _restart_stranded(self) -> None:
         """What the worker process and its supervisor do about pages that nobody gives back (engine/quarantine.py)."""
         for name, worker in list(self.world.workers.items()):
-            pools = worker.instance.parts.pools
-            if not self.knobs.can_fence and any(pool.count(PageState.QUARANTINED) for pool in pools):
+            if not self.knobs.can_fence and worker.instance.metrics()["deltaserve_quarantine_age_seconds"] > 0:
                 self.world.kill(name)
                 self.bury(worker)
                 self.start(name)
