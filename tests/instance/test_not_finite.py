@@ -94,7 +94,7 @@ def test_the_token_that_comes_with_pages_says_nothing_of_what_decode_had_itself(
     spoil(decode)
     for prompt in (PROMPT, [*PROMPT, 30, 31], PROMPT[:25]):
         assert is_right(ask(cluster, prompt), prompt)
-    assert decode.executor.num_not_finite == 1
+    assert len(decode.executor.not_finite) == 1
 
 
 def spoil(worker: SimWorker) -> None:

@@ -175,8 +175,8 @@ class OracleExecutor:
         """The next step computes KV that is not finite, and logits from it; so does whoever reads that KV."""
         self.spoiled: list[tuple[Namespace, bytes]] = []
         """Packed tokens, as known at the time, of rows that were spoiled."""
-        self.num_not_finite = 0
-        """Tokens that could not be drawn."""
+        self.not_finite: list[tuple[Namespace, bytes]] = []
+        """The same of rows of which no token could be drawn: whoever runs this knows."""
         self.flavours = 1
         self.first_flavour = 0
         """Of step 0; from step to step it is another one."""
@@ -207,11 +207,13 @@ class OracleExecutor:
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
         if self.spoil_next:
-            rows = [item.row for item in plan.items]
-            self.spoiled += [(self.namespaces.get(r, DEFAULT_NAMESPACE), bytes(self._rows[r].tokens)) for r in rows]
-        self.num_not_finite += sum(result.outcome is ItemOutcome.NOT_FINITE for result in results)
+            self.spoiled += [self._prompt(item.row) for item in plan.items]
+        self.not_finite += [self._prompt(r.row) for r in results if r.outcome is ItemOutcome.NOT_FINITE]
         self.spoil_next = False
         return StepResult(plan.step, results)
+
+    def _prompt(self, row: RowId) -> tuple[Namespace, bytes]:
+        return self.namespaces.get(row, DEFAULT_NAMESPACE), bytes(self._rows[row].tokens)
 
     def _open(self, opened: RowOpen) -> None:
         pools = range(self._cache.num_pools)

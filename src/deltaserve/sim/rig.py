@@ -6,7 +6,7 @@ The same seed gives the same run (I21: equal trace digests). A breach of an inva
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -276,21 +276,27 @@ class Run:
             self._watch.check(process)
 
     def _read_again(self, limit: float) -> None:
-        """I17: KV that is not finite may be met once, where nobody knew of it; nobody reads it after that."""
+        """I17: a worker that met KV that is not finite reads it no more; one that cannot know of it meets it once."""
         workers = list(self.world.workers.values())
         spoiled = [prompt for worker in workers for prompt in worker.executor.spoiled]
-        if not spoiled:
-            return
-        namespace, tokens = self._curiosity.choose(spoiled)
-        prompt = list(unpack_u32(tokens))[: max(1, self.knobs.traffic.largest - 2)]
-        met = [worker.executor.num_not_finite for worker in workers]
+        if spoiled:
+            self._ask_again(self._curiosity.choose(spoiled), dict.fromkeys(workers, 1), limit)
+        found_out = [(worker, prompt) for worker in workers for prompt in worker.executor.not_finite]
+        if found_out:
+            knows, prompt = self._curiosity.choose(found_out)
+            self._ask_again(prompt, {worker: int(worker is not knows) for worker in workers}, limit)
+
+    def _ask_again(self, prompt: tuple[Namespace, bytes], allowed: Mapping[SimWorker, int], limit: float) -> None:
+        namespace, tokens = prompt
+        before = {worker: len(worker.executor.not_finite) for worker in allowed}
         for _ in range(_NUM_PROBES):
-            probe = self._submit(prompt, 2, namespace)
+            asked = list(unpack_u32(tokens))[: max(1, self.knobs.traffic.largest - 2)]
+            probe = self._submit(asked, 2, namespace)
             self._until(limit, self.clients.all_over, lambda: "a probe does not end")
             if probe.answer.error is not None:
                 raise IntegrityError(f"I17: what was spoiled once fails after heal: {probe.answer.error.message}")
-        for worker, before in zip(workers, met, strict=True):
-            if worker.executor.num_not_finite > before + 1:
+        for worker, most in allowed.items():
+            if len(worker.executor.not_finite) > before[worker] + most:
                 raise IntegrityError(f"I17: {worker.name} reads KV that is not finite again")
 
     def _check_fences(self) -> None:
