@@ -8,7 +8,7 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer, SimWorker
-from deltaserve.sim.rank_memory import STAMP_BYTES
+from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory
 
 PROMPT = list(range(1, 30))
 
@@ -99,6 +99,7 @@ def test_the_token_that_comes_with_pages_says_nothing_of_what_decode_had_itself(
 
 def spoil(worker: SimWorker) -> None:
     """All that stands in its memory."""
+    assert isinstance(worker.memory, StampMemory)
     (arena,) = worker.memory.memory.values()
     for at in range(0, len(arena), STAMP_BYTES):
         arena[at : at + 8] = b"\xff" * 8

@@ -54,6 +54,17 @@ def fill(duo: Duo) -> PeerName:
     return decode_of(duo)
 
 
+def test_there_and_back_again_leaves_no_endpoint_behind() -> None:
+    duo = reported(Duo(Shape(num_prefill=2, num_decode=2)))
+    for role in (Role.PREFILL, Role.DECODE):
+        change(duo, SECOND, role)
+        settle_as(duo, SECOND, role)
+        duo.run(2.0)
+    assert SECOND not in duo.worker(DECODE).transport._endpoints
+    prefills = {PREFILL, PeerName("prefill-1")}
+    assert duo.worker(SECOND).transport._endpoints.keys() == prefills, "not ready for the first request"
+
+
 def test_a_decode_worker_becomes_prefill_and_its_tree_is_hit_there() -> None:
     duo = trio()
     name = fill(duo)

@@ -281,6 +281,8 @@ class Greeter:
             self.send(peer.name, self._hello((), hello))  # so that the other side can name both values as well
         self.refusals[peer.name] = reason, "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
+        if peer.name in self._greetings:
+            self._end_endpoint(peer.name)  # the one that was opened to greet it
         return True
 
     def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:

@@ -359,6 +359,8 @@ class Workers:
             worker.role = role
             if role is Role.PREFILL:
                 self._tell_decodes()
+            else:
+                self._send_hello(worker)  # it greets the prefill workers before the first request for them comes
 
     def _expect(self, worker: Worker, now: float) -> None:
         """Whoever is in use now will be expected back."""
