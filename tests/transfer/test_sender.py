@@ -194,6 +194,16 @@ def test_a_clean_drain_unpins() -> None:
     assert (pair.ticket.state, pair.prefill.num_pinned) == (SenderState.DRAINED, 0)
 
 
+def test_tombstones_of_a_peer_that_nobody_remembers_go() -> None:
+    pair = Pair(2)
+    pair.sender.fenced(DECODE)
+    assert pair.sender.num_tombstones == 1
+    pair.sender.forget_strangers({DECODE})
+    assert pair.sender.num_tombstones == 1
+    pair.sender.forget_strangers(set())
+    assert pair.sender.num_tombstones == 0
+
+
 def test_reports_about_a_ticket_that_is_over_change_nothing() -> None:
     pair = Pair(2)
     pair.sender.fenced(DECODE)

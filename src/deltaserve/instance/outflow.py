@@ -93,6 +93,7 @@ class Outflow:
             if room.is_announced and room.ticket is None and room.asks_again(now):
                 self._announce(room)  # a lost Cancel must not leave its pages waiting for a grant
         self.logprobs.expire(self.rooms, now)
+        self.sender.forget_strangers(self.links.table)
 
     def started(self, request: Request) -> bool:
         """A request was admitted: True if it is of this desk."""

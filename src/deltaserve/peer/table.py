@@ -127,7 +127,7 @@ class PeerTable:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def __contains__(self, name: PeerName) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._peers
 
     def get(self, name: PeerName) -> Peer:

@@ -5,7 +5,7 @@ endpoint for the peer is gone. A dirty ticket waits for that last one.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, cast
@@ -255,6 +255,11 @@ class Sender:
     def forget_boots(self, peer: PeerName, current: Boot | None) -> None:
         """Marks and tombstones of readers that are over; those of `current` stay."""
         for key in [k for k in self._pairs if k[0] == peer and k[1] != current]:
+            del self._pairs[key]
+
+    def forget_strangers(self, known: Container[PeerName]) -> None:
+        """The same of all that nobody remembers any more."""
+        for key in [key for key in self._pairs if key[0] not in known]:
             del self._pairs[key]
 
     @property
