@@ -67,7 +67,7 @@ def check_told(server: Server, cache: bool) -> None:
     for name in ("pages_usage", "num_running_reqs", "num_queue_reqs", "blocked_need_pages"):
         assert value(f"deltaserve_{name}") == 0
     (log,) = server.folder.glob("logs/decode-0.log")
-    assert re.search(r"\d+ running, \d+ waiting, \d+ pages needed .*; pool 0: \d+% used, \d+ free, ", log.read_text())
+    assert re.search(r"\d+ running, \d+ waiting.*; pool 0: \d+% used", log.read_text())
 
 
 def test_eviction_pressure(tiny_models: Path, folder: Path) -> None:
