@@ -20,7 +20,7 @@ demo: $(STAMP) ## Prefill and decode apart, decode's cache off and on; a talk wi
 check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(STAMP) ## The checks, then all tests (about 12 minutes on 2 cores)
+test: $(STAMP) ## The checks, then all tests (about 16 minutes on 2 cores)
 	@scripts/check
 	@scripts/test
 
