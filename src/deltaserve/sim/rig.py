@@ -291,6 +291,7 @@ class Run:
         before = {worker: len(worker.executor.not_finite) for worker in allowed}
         for _ in range(_NUM_PROBES):
             asked = list(unpack_u32(tokens))[: max(1, self.knobs.traffic.largest - 2)]
+            self._until(limit, self._is_free, lambda: f"held before a probe: {self._held()}")  # a queue may hold one
             probe = self._submit(asked, 2, namespace)
             self._until(limit, self.clients.all_over, lambda: "a probe does not end")
             if probe.answer.error is not None:
