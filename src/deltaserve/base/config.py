@@ -109,7 +109,6 @@ def option(default: Any, help_text: str, *, commands: tuple[str, ...] = (), use:
 
 COMPUTING = ("serve", "prefill", "decode")
 ROUTING = ("serve", "router")
-PREFILLING = ("serve", "prefill")
 DECODING = ("serve", "decode")
 """Commands that read an option. The others refuse its flag; a file of options may be shared by all."""
 

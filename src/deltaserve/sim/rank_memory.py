@@ -1,5 +1,6 @@
 """Pages of a simulated rank, as bytearrays."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import xxhash
@@ -41,7 +42,23 @@ class HeadMemory:
         )
 
 
-class StampMemory(HeadMemory):
+class StampPages(ABC):
+    """Pages of stamps, however they are cut."""
+
+    _page_size: int
+
+    @abstractmethod
+    def write_stamp(self, pool: PoolId, page: PageId, offset: int, stamp: bytes) -> None: ...
+
+    def write_stamps(self, pool: PoolId, table: Mapping[int, PageId], start: int, stamps: bytes) -> None:
+        """Stamps of positions start, start + 1, ... into the pages of a row. `table`: page index |-> page."""
+        size = self._page_size
+        for index in range(len(stamps) // STAMP_BYTES):
+            stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]
+            self.write_stamp(pool, table[(start + index) // size], (start + index) % size, stamp)
+
+
+class StampMemory(HeadMemory, StampPages):
     """All stamps of a worker of one rank."""
 
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
@@ -64,13 +81,6 @@ class StampMemory(HeadMemory):
         at = (page * self._page_size + offset) * STAMP_BYTES
         self.memory[RegionId(pool)][at : at + STAMP_BYTES] = stamp
 
-    def write_stamps(self, pool: PoolId, table: Mapping[int, PageId], start: int, stamps: bytes) -> None:
-        """Stamps of positions start, start + 1, ... into the pages of a row. `table`: page index |-> page."""
-        size = self._page_size
-        for index in range(len(stamps) // STAMP_BYTES):
-            stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]
-            self.write_stamp(pool, table[(start + index) // size], (start + index) % size, stamp)
-
     def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
         """All over the slot, so that no part of another one passes for it."""
         self.memory[RegionId(pool)][slot * self.page_bytes : (slot + 1) * self.page_bytes] = stamp * self._page_size
@@ -80,7 +90,7 @@ class StampMemory(HeadMemory):
         self.memory[RegionId(pool)][page * self.page_bytes : (page + 1) * self.page_bytes] = self._poison
 
 
-class SplitMemory:
+class SplitMemory(StampPages):
     """All stamps of a worker of several ranks, cut into heads that each rank has its share of."""
 
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> None:
@@ -120,13 +130,6 @@ class SplitMemory:
             for rank, place in places:
                 at = page * self.rank_page_bytes + (place * self._page_size + offset) * size
                 self.ranks[rank].memory[RegionId(pool)][at : at + size] = stamp[head * size : (head + 1) * size]
-
-    def write_stamps(self, pool: PoolId, table: Mapping[int, PageId], start: int, stamps: bytes) -> None:
-        """As of StampMemory."""
-        size = self._page_size
-        for index in range(len(stamps) // STAMP_BYTES):
-            stamp = stamps[index * STAMP_BYTES : (index + 1) * STAMP_BYTES]
-            self.write_stamp(pool, table[(start + index) // size], (start + index) % size, stamp)
 
     def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
         """As of StampMemory."""
