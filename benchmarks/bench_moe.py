@@ -36,7 +36,7 @@ def draw(num_experts: int, dtype: torch.dtype) -> MoeWeights:
 
 @torch.inference_mode()
 def measure(num_experts: int, dtype: torch.dtype) -> None:
-    spec = MoeSpec(RouterKind.SOFTMAX, num_experts, CHOSEN, INNER, renormalise=True, layers=frozenset({0}))
+    spec = MoeSpec(RouterKind.SOFTMAX, num_experts, CHOSEN, INNER, renormalise=True)
     before = resident_mib()
     plain = draw(num_experts, dtype)
     drawn = resident_mib()

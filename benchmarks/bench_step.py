@@ -148,9 +148,9 @@ def body_parameters(spec: ModelSpec) -> int:
     """Of the matrices a token meets, without embedding and head; experts counted as used by one token."""
     attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim * spec.hidden_size
     total = 0
-    for layer in range(spec.num_layers):
+    for layer in spec.layers:
         mlp = 3 * spec.intermediate_size
-        if spec.moe is not None and spec.is_moe(layer):
+        if spec.moe is not None and layer.has_experts:
             mlp = 3 * spec.moe.intermediate_size * spec.moe.experts_per_token
         total += attention + mlp * spec.hidden_size
     return total

@@ -58,7 +58,7 @@ def test_llama(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, eos_token_id=[7, 9], rope_theta=5e5)
     assert (spec.family, spec.dtype, spec.qk_norm) == ("llama", DType.BFLOAT16, QkNorm.NONE)
     assert (spec.head_dim, spec.num_heads, spec.num_kv_heads) == (16, 4, 2)
-    assert (spec.rope.kind, spec.rope.theta, spec.eos_token_ids) == (RopeKind.DEFAULT, 5e5, (7, 9))
+    assert (spec.layers[0].rope.kind, spec.layers[0].rope.theta, spec.eos_token_ids) == (RopeKind.DEFAULT, 5e5, (7, 9))
     assert (spec.tied_embeddings, spec.moe) == (False, None)
 
 
@@ -78,22 +78,18 @@ def test_qwen3_moe(tmp_path: Path) -> None:
     sparse = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
     spec = spec_of(tmp_path, architectures=["Qwen3MoeForCausalLM"], **moe, **sparse)
     assert spec.moe is not None
-    assert spec.moe.layers == {1, 5}
     assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.renormalise) == (8, 2, True)
-    assert [spec.is_moe(layer) for layer in range(6)] == [False, True, False, False, False, True]
+    assert [layer.has_experts for layer in spec.layers] == [False, True, False, False, False, True]
     assert spec.qk_norm is QkNorm.HEAD
 
 
 def test_minimax_m2(tmp_path: Path) -> None:
     """`rotary_dim`: the published files' name of what transformers calls partial_rotary_factor."""
     spec = spec_of(tmp_path, **_minimax(rotary_dim=8, num_mtp_modules=3, sliding_window=None))
-    assert (spec.qk_norm, spec.rope.dim, spec.head_dim) == (QkNorm.ALL, 8, 16)
+    assert (spec.qk_norm, spec.layers[0].rope.dim, spec.head_dim) == (QkNorm.ALL, 8, 16)
     assert spec.moe is not None
-    assert (spec.moe.router, spec.moe.intermediate_size, spec.moe.layers) == (
-        RouterKind.SIGMOID,
-        128,
-        frozenset({0, 1}),
-    )
+    assert (spec.moe.router, spec.moe.intermediate_size) == (RouterKind.SIGMOID, 128)
+    assert [layer.has_experts for layer in spec.layers] == [True, True]
     assert spec.num_draft_layers == 3
     assert spec_of(tmp_path, **_minimax(partial_rotary_factor=0.5, num_mtp_modules=3)) == spec
 
@@ -106,9 +102,13 @@ def test_deepseek_v3(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, **_deepseek(rope_scaling=yarn, num_nextn_predict_layers=1, **groups))
     assert spec.mla is not None
     assert spec.moe is not None
-    assert (spec.rope.kind, spec.rope.dim, spec.rope.attention_factor) == (RopeKind.YARN, 8, 1.0)
+    assert (spec.layers[0].rope.kind, spec.layers[0].rope.dim, spec.layers[0].rope.attention_factor) == (
+        RopeKind.YARN,
+        8,
+        1.0,
+    )
     assert spec.softmax_scale == pytest.approx(24**-0.5 * (0.1 * math.log(40) + 1) ** 2)
-    assert spec.moe.layers == {1}
+    assert [layer.has_experts for layer in spec.layers] == [False, True]
     assert (spec.moe.num_groups, spec.moe.kept_groups, spec.moe.scale, spec.num_draft_layers) == (4, 2, 2.5, 1)
     plain = spec_of(tmp_path, **_deepseek(q_lora_rank=None))
     assert plain.mla is not None

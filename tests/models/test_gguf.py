@@ -87,7 +87,7 @@ def test_the_type_is_that_of_the_matrices(tmp_path: Path, kind: Kind, dtype: DTy
 
 
 def test_rope_factors_are_read(tmp_path: Path) -> None:
-    rope = load_spec(write_gguf(VARIANTS["llama_llama3_rope"], tmp_path, Kind.F32)[0]).rope
+    rope = load_spec(write_gguf(VARIANTS["llama_llama3_rope"], tmp_path, Kind.F32)[0]).layers[0].rope
     assert rope.kind is RopeKind.FACTORS
     assert min(rope.factors) == pytest.approx(1.0)
     assert max(rope.factors) == pytest.approx(8.0)

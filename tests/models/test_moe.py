@@ -13,7 +13,7 @@ from deltaserve.models.moe import moe_mlp, route
 from deltaserve.models.packing import pack
 from deltaserve.models.weights import MoeWeights
 
-SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True, layers=frozenset({0}))
+SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True)
 
 
 def random_weights(hidden: int, dtype: torch.dtype = torch.bfloat16) -> MoeWeights:

@@ -19,7 +19,14 @@ from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
-from deltaserve.models.weights import AttentionWeights, DecoderWeights, DenseWeights, MlaWeights, MoeWeights
+from deltaserve.models.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    DenseWeights,
+    LayerWeights,
+    MlaWeights,
+    MoeWeights,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,19 @@ class LastTokens:
     """Of these tokens, one per page group as for the step; none where N is 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Where a layer finds its part of what a step brings."""
+
+    weights: LayerWeights
+    group: int
+    """Page group that holds its keys and values."""
+    index: int
+    """Within that group."""
+    rope: int
+    """Of the distinct ones."""
+
+
 class Decoder:
     """Packed batches: a step is a flat list of tokens of all rows, one after the other; no padding."""
 
@@ -40,7 +60,12 @@ class Decoder:
         self.local = spec.local(collective.shard)
         self._weights = weights
         self._collective = collective
-        self._rope = Rope(spec.rope, weights.embedding.device)
+        ropes = dict.fromkeys(layer.rope for layer in spec.layers)
+        self._ropes = tuple(Rope(rope, weights.embedding.device) for rope in ropes)
+        self._layers = tuple(
+            _Layer(held, *spec.place(index), rope=list(ropes).index(layer.rope))
+            for index, (held, layer) in enumerate(zip(weights.layers, spec.layers, strict=True))
+        )
 
     @property
     def shard(self) -> Shard:
@@ -54,20 +79,19 @@ class Decoder:
         `attention` holds one StepAttention per page group of the model's CacheSpec.
         """
         weights, eps, add_up = self._weights, self.spec.norm_eps, self._collective.all_reduce
-        final = len(weights.layers) - 1
         x = self._embed(tokens)  # [T, hidden]
-        rope = self._rope.tables(positions, x.dtype)
-        for index, layer in enumerate(weights.layers):
-            normed = rms_norm(x, layer.attention_norm, eps)
-            q, *planes = self._project(normed, layer.attention, rope)
-            attention[0].write_kv(index, *planes)
+        turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
+        for layer in self._layers:
+            held, index = layer.weights, layer.index
+            q, *planes = self._project(rms_norm(x, held.attention_norm, eps), held.attention, turns[layer.rope])
+            attention[layer.group].write_kv(index, *planes)
             step = attention
-            if last is not None and index == final:
+            if last is not None and layer is self._layers[-1]:
                 x, q, step = x.index_select(0, last.tokens), q.index_select(0, last.tokens), last.attention
                 if not step:
                     return x  # nobody reads any of them
-            x = x + add_up(self._attend(q, layer.attention, step[0], index))
-            x = x + add_up(self._mlp(rms_norm(x, layer.mlp_norm, eps), layer.mlp))
+            x = x + add_up(self._attend(q, held.attention, step[layer.group], index))
+            x = x + add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp))
         return rms_norm(x, weights.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

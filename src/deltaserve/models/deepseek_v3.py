@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, Family, dense_spec
+from deltaserve.models.family import (
+    COMMON_RENAMES,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    Family,
+    dense_spec,
+    with_experts,
+    with_rotary_dim,
+)
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import refuse_partial_rotary, softmax_correction
@@ -21,14 +31,14 @@ def _build(fields: Fields) -> ModelSpec:
     mla = _latent_attention(fields, rope_dim)
     if mla.q_rank is None and spec.attention_bias:
         raise fields.error("attention_bias", "false where q_lora_rank is null")
+    first = fields.integer("first_k_dense_replace", 0, spec.num_layers, default=0)
+    spec = with_experts(with_rotary_dim(spec, rope_dim), _experts(fields), range(first, spec.num_layers))
     drafts = "num_nextn_predict_layers" if fields.has("num_nextn_predict_layers") else "num_mtp_layers"
     return replace(
         spec,
         num_kv_heads=1,
         head_dim=mla.kv_rank + rope_dim,
-        rope=replace(spec.rope, dim=rope_dim),
         mla=mla,
-        moe=_experts(fields, spec.num_layers),
         num_draft_layers=fields.integer(drafts, 0, MAX_LAYERS, default=1),
     )
 
@@ -39,13 +49,14 @@ def _latent_attention(fields: Fields, rope_dim: int) -> MlaSpec:
         q_rank=fields.integer("q_lora_rank", 1, MAX_HIDDEN) if fields.has("q_lora_rank") else None,
         kv_rank=fields.integer("kv_lora_rank", 1, MAX_HIDDEN),
         still_dim=still_dim,
+        turning_dim=rope_dim,
         value_dim=fields.integer("v_head_dim", 1, MAX_HEADS),
         softmax_scale=float((still_dim + rope_dim) ** -0.5) * softmax_correction(fields),
         interleaved=fields.flag("rope_interleave", True),
     )
 
 
-def _experts(fields: Fields, num_layers: int) -> MoeSpec:
+def _experts(fields: Fields) -> MoeSpec:
     num_experts = fields.integer("n_routed_experts", 1, MAX_EXPERTS)
     num_groups = fields.integer("n_group", 1, num_experts, default=1)
     if num_experts % num_groups or (num_groups > 1 and num_experts == num_groups):
@@ -58,7 +69,6 @@ def _experts(fields: Fields, num_layers: int) -> MoeSpec:
         experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts // num_groups * kept_groups),
         intermediate_size=size,
         renormalise=fields.flag("norm_topk_prob", True),
-        layers=frozenset(range(fields.integer("first_k_dense_replace", 0, num_layers, default=0), num_layers)),
         num_groups=num_groups,
         kept_groups=kept_groups,
         scale=fields.positive("routed_scaling_factor", 1.0),

@@ -1,13 +1,13 @@
 """What a family file provides, and the mapping most families share."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import ModelSpec, QkNorm
+from deltaserve.models.model_spec import LayerSpec, ModelSpec, MoeSpec, QkNorm
 from deltaserve.models.rope_fields import rope_spec
 
 MAX_LAYERS = 512
@@ -70,25 +70,36 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
     max_position = fields.integer("max_position_embeddings", 1, MAX_POSITION)
+    layer = LayerSpec(rope_spec(fields, max_position, head_dim))
     return ModelSpec(
         family=family,
         dtype=_dtype(fields),
         vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
         hidden_size=hidden,
-        num_layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        layers=(layer,) * fields.integer("num_hidden_layers", 1, MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         qk_norm=qk_norm,
-        rope=rope_spec(fields, max_position, head_dim),
         max_position=max_position,
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         eos_token_ids=fields.integers("eos_token_id"),
     )
+
+
+def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> ModelSpec:
+    """`spec` with experts in these layers."""
+    changed = (replace(layer, has_experts=index in layers) for index, layer in enumerate(spec.layers))
+    return replace(spec, moe=moe, layers=tuple(changed))
+
+
+def with_rotary_dim(spec: ModelSpec, dim: int) -> ModelSpec:
+    """`spec` with so many channels of a head that turn, in all layers."""
+    return replace(spec, layers=tuple(replace(layer, rope=replace(layer.rope, dim=dim)) for layer in spec.layers))
 
 
 def refuse_sliding_window(fields: Fields) -> None:

@@ -3,7 +3,16 @@
 import re
 from dataclasses import replace
 
-from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, MAX_LAYERS, Family, Rename, dense_spec
+from deltaserve.models.family import (
+    COMMON_RENAMES,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    Family,
+    Rename,
+    dense_spec,
+    with_experts,
+    with_rotary_dim,
+)
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
@@ -33,12 +42,9 @@ def _build(fields: Fields) -> ModelSpec:
         experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts),
         intermediate_size=spec.intermediate_size,
         renormalise=True,
-        layers=frozenset(range(spec.num_layers)),
     )
-    rope = replace(spec.rope, dim=rotary_dim(fields, spec.head_dim))
-    return replace(
-        spec, moe=moe, rope=rope, num_draft_layers=fields.integer("num_mtp_modules", 0, MAX_LAYERS, default=0)
-    )
+    spec = with_experts(with_rotary_dim(spec, rotary_dim(fields, spec.head_dim)), moe, range(spec.num_layers))
+    return replace(spec, num_draft_layers=fields.integer("num_mtp_modules", 0, MAX_LAYERS, default=0))
 
 
 def _refuse_variants(fields: Fields) -> None:

@@ -24,7 +24,7 @@ def project_latents(
 ) -> tuple[Tensor, Tensor]:
     """-> queries [T, Hq, Rkv + R] and what is kept [T, 1, Rkv + R]: the latent, and the part of all keys that turns."""
     assert spec.mla is not None
-    still, turning, interleaved = spec.mla.still_dim, spec.rope.dim, spec.mla.interleaved
+    still, turning, interleaved = spec.mla.still_dim, spec.mla.turning_dim, spec.mla.interleaved
 
     def turned(part: Tensor) -> Tensor:
         return rotate(halves_apart(part) if interleaved else part, *rope)

@@ -1,9 +1,11 @@
 """ModelSpec: everything the decoder needs to know about a model, frozen. No family name is looked at after this."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec, PageGroup
@@ -38,6 +40,14 @@ class RouterKind(Enum):
     """Each score alone. A learned correction takes part in the choice of experts, not in their weights."""
 
 
+class Mixer(Enum):
+    """What a layer mixes the tokens of a request with."""
+
+    ATTENTION = "attention"
+    DELTA_RULE = "delta_rule"
+    """A recurrent state in place of keys and values."""
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary embedding of the first channels of a head."""
@@ -61,6 +71,18 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ from layer to layer."""
+
+    rope: RopeSpec
+    mixer: Mixer = Mixer.ATTENTION
+    window_len: int | None = None
+    """Tokens that a token sees, itself included; None: all before it."""
+    has_experts: bool = False
+    """In place of the dense feed-forward."""
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """A mixture of experts in place of the dense feed-forward of some layers."""
 
@@ -69,8 +91,6 @@ class MoeSpec:
     experts_per_token: int
     intermediate_size: int
     renormalise: bool
-    layers: frozenset[int]
-    """Layers that have experts; the others are dense."""
     num_groups: int = 1
     """Experts stand in groups of equal size, one after the other."""
     kept_groups: int = 1
@@ -101,7 +121,9 @@ class MlaSpec:
     kv_rank: int
     """Channels of the latent."""
     still_dim: int
-    """Channels of a head's query and key that do not turn; those that do are RopeSpec.dim."""
+    """Channels of a head's query and key that do not turn."""
+    turning_dim: int
+    """Channels that do: RopeSpec.dim."""
     value_dim: int
     """Of a head."""
     softmax_scale: float
@@ -118,7 +140,7 @@ class ModelSpec:
     """Of the checkpoint, as config.json says."""
     vocab_size: int
     hidden_size: int
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     num_heads: int
     num_kv_heads: int
     """As the pages hold them: 1 of latents."""
@@ -127,7 +149,6 @@ class ModelSpec:
     intermediate_size: int
     norm_eps: float
     qk_norm: QkNorm
-    rope: RopeSpec
     max_position: int
     """Tokens of context the config promises."""
     attention_bias: bool = False
@@ -140,11 +161,23 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
     def softmax_scale(self) -> float:
         return float(self.head_dim**-0.5) if self.mla is None else self.mla.softmax_scale
 
-    def is_moe(self, layer: int) -> bool:
-        return self.moe is not None and layer in self.moe.layers
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each page group of the CacheSpec: None, where a layer sees everything, first."""
+        lengths = dict.fromkeys(layer.window_len for layer in self.layers if layer.mixer is Mixer.ATTENTION)
+        return tuple(sorted(lengths, key=lambda length: length or 0))
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Where the layer's keys and values are kept: page group, index within it."""
+        window_len = self.layers[layer].window_len
+        return self.windows.index(window_len), self._num_attending(window_len, self.layers[:layer])
 
     def local(self, shard: Shard) -> "ModelSpec":
         """What one rank computes: its heads and its part of the feed-forward layers.
@@ -167,16 +200,26 @@ class ModelSpec:
         )
 
     def _local_inner(self, shard: Shard) -> int:
-        if self.moe is not None and len(self.moe.layers) == self.num_layers:
+        if all(layer.has_experts for layer in self.layers):
             return self.intermediate_size  # of no layer
         return _share("intermediate_size", self.intermediate_size, shard)
 
     def cache_spec(self, page_size: int, kv_dtype: DType) -> CacheSpec:
-        """What the model keeps per token: one page group of all layers."""
-        group = PageGroup("kv", self.num_layers, self.num_kv_heads, self.head_dim, kv_dtype)
+        """What the model keeps per token: a page group of the layers that see everything, and one per window length."""
+        return CacheSpec(page_size, tuple(self._page_group(window_len, kv_dtype) for window_len in self.windows))
+
+    def _page_group(self, window_len: int | None, kv_dtype: DType) -> PageGroup:
+        num_layers = self._num_attending(window_len, self.layers)
+        group = PageGroup("kv", num_layers, self.num_kv_heads, self.head_dim, kv_dtype)
         if self.mla is not None:
             group = replace(group, name="latent", planes=1, latent_dim=self.mla.kv_rank)
-        return CacheSpec(page_size, (group,))
+        if window_len is None:
+            return group
+        return replace(group, name=f"window-{window_len}", retention=Retention(Lifetime.WINDOW, window_len))
+
+    @staticmethod
+    def _num_attending(window_len: int | None, layers: Sequence[LayerSpec]) -> int:
+        return sum(layer.mixer is Mixer.ATTENTION and layer.window_len == window_len for layer in layers)
 
 
 def _share(name: str, value: int, shard: Shard) -> int:

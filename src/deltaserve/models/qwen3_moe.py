@@ -1,8 +1,14 @@
 """Qwen3 MoE: attention of Qwen3; softmax router over experts, top-k."""
 
-from dataclasses import replace
-
-from deltaserve.models.family import COMMON_RENAMES, MAX_EXPERTS, MAX_HIDDEN, Family, dense_spec, refuse_sliding_window
+from deltaserve.models.family import (
+    COMMON_RENAMES,
+    MAX_EXPERTS,
+    MAX_HIDDEN,
+    Family,
+    dense_spec,
+    refuse_sliding_window,
+    with_experts,
+)
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import refuse_partial_rotary
@@ -22,9 +28,8 @@ def _build(fields: Fields) -> ModelSpec:
         experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts),
         intermediate_size=fields.integer("moe_intermediate_size", 1, 16 * MAX_HIDDEN),
         renormalise=fields.flag("norm_topk_prob", False),
-        layers=frozenset(i for i in range(spec.num_layers) if i not in dense and (i + 1) % step == 0),
     )
-    return replace(spec, moe=moe)
+    return with_experts(spec, moe, [i for i in range(spec.num_layers) if i not in dense and (i + 1) % step == 0])
 
 
 QWEN3_MOE = Family("qwen3_moe", "Qwen3MoeForCausalLM", _build, COMMON_RENAMES)

@@ -62,15 +62,16 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     entries = {"embed_tokens.weight": table, "norm.weight": norm}
     if not spec.tied_embeddings:
         entries[HEAD] = table
-    for layer in range(spec.num_layers):
+    for layer, layer_spec in enumerate(spec.layers):
         entries |= {f"layers.{layer}.{name}": norm for name in NORMS}
         entries |= {f"layers.{layer}.self_attn.{name}": entry for name, entry in _attention(spec).items()}
-        if not spec.is_moe(layer):
+        if not layer_spec.has_experts:
             entries |= {f"layers.{layer}.mlp.{name}": entry for name, entry in _dense(spec).items()}
     parts = _parts(entries)
     if spec.moe is not None:
-        for layer in sorted(spec.moe.layers):
-            parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
+        for layer, layer_spec in enumerate(spec.layers):
+            if layer_spec.has_experts:
+                parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
     return parts
 
 
@@ -101,10 +102,10 @@ def _attention(spec: ModelSpec) -> dict[str, _Entry]:
 def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, _Entry]:
     """What makes latents and compressed queries is on every rank; what goes from there to heads is divided."""
     heads, hidden = Divided(spec.num_heads), spec.hidden_size
-    q_size = spec.num_heads * (mla.still_dim + spec.rope.dim)
+    q_size = spec.num_heads * (mla.still_dim + mla.turning_dim)
     kv_size, out_size = spec.num_heads * (mla.still_dim + mla.value_dim), spec.num_heads * mla.value_dim
     biased: dict[str, _Entry] = {
-        "kv_a_proj_with_mqa.weight": ((mla.kv_rank + spec.rope.dim, hidden), REPLICATED),
+        "kv_a_proj_with_mqa.weight": ((mla.kv_rank + mla.turning_dim, hidden), REPLICATED),
         "o_proj.weight": ((hidden, out_size), Divided(spec.num_heads, axis=1)),
     }
     plain: dict[str, _Entry] = {

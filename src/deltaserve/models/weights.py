@@ -131,7 +131,7 @@ def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     else:
         attention = _latent_attention(table, spec.mla, f"{prefix}.self_attn")
     mlp: DenseWeights | MoeWeights
-    if spec.moe is not None and spec.is_moe(index):
+    if spec.moe is not None and spec.layers[index].has_experts:
         mlp = _experts(table, spec.moe, f"{prefix}.mlp")
     else:
         mlp = _dense(table, f"{prefix}.mlp")
