@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
-from deltaserve.base.keys import extend_keys, seed_check, seed_key
+from deltaserve.base.keys import PromptKeys, extend_keys, seed_check, seed_key
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.peer.link import FrameIn, SendFrame
@@ -94,7 +94,7 @@ class Bench:
 
     def choice_ms(self, count: int) -> list[float]:
         asked = [self.generation(number) for number in range(count)]
-        samples = [KeyedSample(one, extend_keys(self._seed, one.prompt, 0, PAGE)) for one in asked]
+        samples = [KeyedSample(one, PromptKeys(lambda _: self._seed, one.prompt)) for one in asked]
         return sorted(_ms(lambda one=one: self.front.placer.choose(one, 0.01)) for one in samples)  # type: ignore[misc]
 
     def events_us(self, num_rooms: int, count: int) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.base.ids import Namespace
-from deltaserve.base.keys import KEY_BYTES, common_keys, extend_keys, key_at, num_keys, seed_key
+from deltaserve.base.keys import KEY_BYTES, PromptKeys, common_keys, extend_keys, key_at, num_keys, seed_key
 from deltaserve.base.tokens import pack_u32
 
 SECRET = b"s" * 32
@@ -47,6 +47,23 @@ def test_an_output_kept_as_bytearray_has_the_same_keys() -> None:
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_a_partial_page_has_no_key(size: int) -> None:
     assert keys_of(list(range(size))) == b""
+
+
+def test_a_prompt_has_a_chain_for_each_page_size_computed_once() -> None:
+    asked: list[int] = []
+
+    def seed(page_size: int) -> bytes:
+        asked.append(page_size)
+        return seed_key(SECRET, "model", page_size, Namespace("tenant"))
+
+    keys = PromptKeys(seed, pack_u32(range(50)))
+    for page_size in (4, 16, 4, 16, 1):
+        expected = extend_keys(
+            seed_key(SECRET, "model", page_size, Namespace("tenant")), pack_u32(range(50)), 0, page_size
+        )
+        assert keys.of(page_size) == expected
+    assert asked == [4, 16, 1]
+    assert keys.of(0) == b""
 
 
 @pytest.mark.parametrize("guess", range(7))

@@ -21,7 +21,7 @@ from deltaserve.wire.messages import (
     Tokens,
     Usage,
 )
-from tests.routing.cluster import FINGERPRINT, PAGE_SIZE, SECRET, Cluster, generation, room, status
+from tests.routing.cluster import FINGERPRINT, PAGE_SIZE, SECRET, Cluster, facts, generation, room, status
 
 TWO_AND_TWO = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
@@ -225,6 +225,41 @@ def test_rooms_follow_their_prefix() -> None:
         cluster.say(name, Events(first=0, stored=keys, evicted=b"", snapshot=True))
     cluster.submit(1, sample)
     assert [s.prefill.name for s in cluster.submits("decode-1") if s.prefill] == ["prefill-1"]
+
+
+UNEQUAL_PAGES = {"prefill-0": 16, "prefill-1": 8, "decode-0": 4, "decode-1": 8}
+
+
+def unequal_cluster() -> Cluster:
+    cluster = Cluster(UNEQUAL_PAGES)
+    for name, page_size in UNEQUAL_PAGES.items():
+        cluster.hello(name, its_facts=facts(page_size=page_size))
+    return cluster
+
+
+@pytest.mark.parametrize("decode", ["decode-0", "decode-1"])
+def test_decode_gets_the_keys_of_its_own_pages(decode: str) -> None:
+    cluster, other = unequal_cluster(), {"decode-0": "decode-1", "decode-1": "decode-0"}[decode]
+    cluster.say(other, status(draining=True))
+    sample = generation(1, prompt_len=43)
+    keys = cluster.submit(1, sample).keys
+    seed = seed_key(SECRET, FINGERPRINT, UNEQUAL_PAGES[decode], sample.namespace)
+    assert keys == extend_keys(seed, sample.prompt, 0, UNEQUAL_PAGES[decode])
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("prefill-0", "decode-0"), ("prefill-1", "decode-0")])
+def test_each_worker_holds_prefixes_in_pages_of_its_own(prefill: str, decode: str) -> None:
+    """What one told in its size is worth as many tokens as what another told in a larger one."""
+    cluster, sample = unequal_cluster(), generation(1, prompt_len=400)
+    for name in (prefill, decode):
+        size = UNEQUAL_PAGES[name]
+        keys = extend_keys(seed_key(SECRET, FINGERPRINT, size, sample.namespace), sample.prompt, 0, size)
+        cluster.say(name, Events(first=0, stored=keys, evicted=b"", snapshot=True))
+    for other in UNEQUAL_PAGES.keys() - {prefill, decode}:
+        keys = extend_keys(seed_key(SECRET, FINGERPRINT, 4, sample.namespace), sample.prompt[:-800], 0, 4)
+        cluster.say(other, Events(first=0, stored=keys, evicted=b"", snapshot=True))
+    cluster.submit(1, sample)
+    assert [s.prefill.name for s in cluster.submits(decode) if s.prefill] == [prefill]
 
 
 def test_a_burst_between_two_reports_spreads() -> None:

@@ -1,4 +1,4 @@
-"""Page keys: a hash chain over the pages of a prompt, computed once in the front.
+"""Page keys: a hash chain over the pages of a prompt, computed once for each page size that is in use.
 
     key_0 = xxh3_128(cluster secret, model fingerprint, page size, namespace)
     key_i = xxh3_128(key_{i-1} || uint32 ids of page i)          i = 1, 2, ...
@@ -9,6 +9,7 @@ Keys of a prompt are packed: 16 bytes for each full page, one after the other.
 """
 
 import hashlib
+from collections.abc import Callable
 
 import xxhash
 
@@ -42,6 +43,27 @@ def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, pag
         key = xxhash.xxh3_128_digest(key + view[offset : offset + stride])
         keys.append(key)
     return b"".join(keys)
+
+
+class PromptKeys:
+    """The chains of one prompt, one for each page size that is asked for, computed once."""
+
+    __slots__ = ("_chains", "_prompt", "_seed")
+
+    def __init__(self, seed: Callable[[int], bytes], prompt: bytes) -> None:
+        """`seed`: page size |-> key_0."""
+        self._seed = seed
+        self._prompt = prompt
+        self._chains: dict[int, bytes] = {}
+
+    def of(self, page_size: int) -> bytes:
+        """Packed keys of the prompt's full pages; none where no page size is known."""
+        if page_size < 1:
+            return b""
+        keys = self._chains.get(page_size)
+        if keys is None:
+            keys = self._chains[page_size] = extend_keys(self._seed(page_size), self._prompt, 0, page_size)
+        return keys
 
 
 def num_keys(keys: bytes | bytearray | memoryview) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from deltaserve.base.errors import ConfigError, DeadlineTooShort, FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import PeerName, Role, Room
-from deltaserve.base.keys import extend_keys, seed_key
+from deltaserve.base.keys import PromptKeys, seed_key
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len, unpack_u32
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
@@ -190,11 +190,14 @@ class FrontCore:
             raise RequestFailed(FailReason.OVERLOADED, f"{config.max_rooms} requests are active")
         if self.rooms.num_waiting_tokens + prompt_len > config.max_waiting_tokens:
             raise RequestFailed(FailReason.OVERLOADED, f"{config.max_waiting_tokens} prompt tokens are waiting")
-        refusal, page_size = self.workers.refusal(now), self.workers.page_size(now)
-        if refusal is not None or page_size is None:
-            raise RequestFailed(FailReason.NO_PEER, refusal or "no worker is ready")
-        seed = seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
-        sample = KeyedSample(generation, extend_keys(seed, generation.prompt, 0, page_size))
+        refusal = self.workers.refusal(now)
+        if refusal is not None:
+            raise RequestFailed(FailReason.NO_PEER, refusal)
+
+        def seed(page_size: int) -> bytes:
+            return seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
+
+        sample = KeyedSample(generation, PromptKeys(seed, generation.prompt))
         deadline = now + generation.deadline_s
         if self.workers.shortage() is not None:
             self.placer.check_held(sample, now)
@@ -405,6 +408,8 @@ class FrontCore:
 
     def _submit_to_decode(self, live: LiveRoom, now: float) -> None:
         assert live.placement is not None  # whoever submits has placed it
+        decode = self.workers.get(live.placement.decode)
+        assert decode is not None  # workers are never removed from the registry
         generation, prefill = live.sample.generation, live.placement.prefill
         sampling = generation.sampling
         if live.has_prompt_logprobs:
@@ -415,7 +420,7 @@ class FrontCore:
             epoch=live.epoch,
             prompt=generation.prompt + pack_u32(live.output),
             prompt_len=live.prompt_len,
-            keys=live.sample.keys,
+            keys=live.sample.keys.of(decode.facts.page_size),
             namespace=generation.namespace,
             sampling=sampling,
             prefill=None if prefill is None else self.workers.address(prefill),

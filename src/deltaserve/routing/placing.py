@@ -112,7 +112,8 @@ class Placer:
     def _hit_len(self, sample: KeyedSample, worker: Worker, now: float) -> int:
         if sample.generation.cache is CacheUse.BYPASS:
             return 0
-        return self.residency.hit_len(worker.name, sample.keys, worker.facts.page_size, now)
+        page_size = worker.facts.page_size
+        return self.residency.hit_len(worker.name, sample.keys.of(page_size), page_size, now)
 
     # ------------------------------------------------------------ accounts
 
@@ -130,10 +131,11 @@ class Placer:
             local_len=near,
         )
         for name in placement.workers:
-            self._worker(name).own_rooms += 1
+            worker = self._worker(name)
+            worker.own_rooms += 1
             self.breakers.chosen(name, now)
             if sample.generation.cache is CacheUse.NORMAL:
-                self.residency.expect(name, sample.keys, now)
+                self.residency.expect(name, sample.keys.of(worker.facts.page_size), now)
         computes, keeps = self._worker(placement.computing), self._worker(placement.decode)
         computes.own_tokens += placement.compute_tokens
         computes.unseen.compute_tokens += placement.compute_tokens

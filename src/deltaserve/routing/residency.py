@@ -1,4 +1,6 @@
-"""Which page keys each worker holds, as far as its Events tell. A hint: a wrong guess costs bytes, never correctness.
+"""Which page keys each worker holds, as far as its Events tell, each in its own page size.
+
+A hint: a wrong guess costs bytes, never correctness.
 
 Changes are numbered without gaps within a boot of the worker. When a message does not continue the last one, what is
 known stays, but nothing more is learned until a snapshot. How a snapshot is asked for: the front repeats its Hello, and

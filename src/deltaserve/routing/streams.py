@@ -16,6 +16,7 @@ import msgspec
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import PeerName, Room
+from deltaserve.base.keys import PromptKeys
 from deltaserve.base.machine import Table, advance
 from deltaserve.base.tokens import token_len
 from deltaserve.request.client import Generation, OutputDelta
@@ -88,8 +89,7 @@ class KeyedSample:
     """What is to be generated, with the page keys of its prompt."""
 
     generation: Generation
-    keys: bytes
-    """Packed."""
+    keys: PromptKeys
 
     @property
     def prompt_len(self) -> int:

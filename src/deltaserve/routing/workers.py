@@ -1,8 +1,8 @@
 """The registry: which workers there are, whether they are there, fit together, and how loaded they are.
 
 A worker is dialled as soon as it is known where it listens, and greeted until it answers. Its answer is checked against
-the others: all workers in use have equal `compat` maps and equal page sizes; the first ready one in configuration order
-is the measure. Who differs is refused, with both values named, until the measure or the worker itself is gone.
+the others: all workers in use have equal `compat` maps; the first ready one in configuration order is the measure. Who
+differs is refused, with both values named, until the measure or the worker itself is gone. Page sizes may differ.
 
 Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
 
@@ -180,12 +180,6 @@ class Workers:
 
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
-
-    def page_size(self, now: float) -> int | None:
-        """Tokens of a page on every worker in use; None while none is ready or expected back."""
-        ready = (w.facts.page_size for w in self if w.is_ready)
-        expected = (w.facts.page_size for w in self if w.is_expected(now))
-        return next(ready, next(expected, None))
 
     def shortage(self) -> str | None:
         """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
@@ -488,5 +482,4 @@ def _may_become(configured: Role, role: str) -> bool:
 
 def _identity(hello: Hello) -> dict[str, str]:
     """All that must be equal among the workers of one front."""
-    facts = hello.facts
-    return {"page_size": str(facts.page_size), "vocab_size": str(facts.vocab_size), **hello.compat}
+    return {"vocab_size": str(hello.facts.vocab_size), **hello.compat}
