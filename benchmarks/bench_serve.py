@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -145,10 +145,11 @@ class Served:
 
 
 @contextmanager
-def serving(model: Path, *flags: str) -> Iterator[Served]:
-    """`deltaserve serve`, ended afterwards."""
+def serving(model: Path, *flags: str, program: Sequence[str] | None = None) -> Iterator[Served]:
+    """`deltaserve serve`, ended afterwards. `program`: what stands for `deltaserve`."""
     port = free_port()
-    argv = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(model), "--port", str(port), *flags]
+    program = program or (sys.executable, "-m", "deltaserve.cli.main")
+    argv = [*program, "serve", str(model), "--port", str(port), *flags]
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
