@@ -47,7 +47,7 @@ class Bench:
         lens = [LONG] + [4608] + [256] * 32
         num_pages = sum(lens) // PAGE_SIZE
         pool = KvPool(cache, (num_pages,), torch.device("cpu"))
-        pool.arenas[0].bytes.fill_(0x3C)  # a small number in every type; untouched memory would all be one page
+        pool.page_arenas[0].bytes.fill_(0x3C)  # a small number in every type; untouched memory would all be one page
         self.tables = PageTable(1, len(lens), LONG // PAGE_SIZE)
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
         for line, length in enumerate(lens):

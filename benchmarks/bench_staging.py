@@ -41,8 +41,9 @@ from deltaserve.base.extents import Copy, Span, runs
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.device.memory_block import MemoryBlock
 from deltaserve.device.staged_copies import StagedCopies
-from deltaserve.layout.copy_plan import HeadBlock, PageFormat, PlacedPages, Route, plan_routes
+from deltaserve.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import HeadBlock
 from deltaserve.layout.staged_route import StagedRoute
 from deltaserve.transfer.gate import cut_windows
 from deltaserve.transport.base import RemoteRank, RemoteRegion, WriteId, WriteState

@@ -59,7 +59,7 @@ class World:
         counts = [cache.num_pages(length) for length in lens]
         num_pages = sum(counts) + 3
         self.pool = KvPool(cache, (shape.first_page + num_pages,), device)
-        arena = self.pool.arenas[0]
+        arena = self.pool.page_arenas[0]
         arena.bytes[shape.first_page * arena.layout.page_bytes :].fill_(0xFF)  # NaN in every dtype
         self.tables = PageTable(1, len(lens), max(counts))
         order = torch.randperm(num_pages, generator=self.generator).tolist()
@@ -77,7 +77,7 @@ class World:
     def _random_kv(self, length: int) -> Tensor:
         """[layers, planes, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""
         shape = self.shape
-        size = (shape.num_layers, self.pool.arenas[0].layout.group.planes, length, shape.kv_heads, shape.head_dim)
+        size = (shape.num_layers, self.pool.page_arenas[0].layout.group.planes, length, shape.kv_heads, shape.head_dim)
         values = torch.randn(size, generator=self.generator).to(torch_dtype(shape.dtype))
         rounded = values.to(torch_dtype(shape.kv_dtype)).to(torch_dtype(shape.dtype))
         return rounded.to(shape.device)

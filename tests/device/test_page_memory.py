@@ -35,12 +35,12 @@ def test_regions_name_real_memory() -> None:
     assert [region.num_bytes for _, region in regions] == sizes
     assert all(region.device == "cpu" for _, region in regions)
     ctypes.memset(regions[0][1].base, 7, 1)  # as a peer's write would
-    assert owner.kv.arenas[0].bytes[0] == 7
+    assert owner.kv.page_arenas[0].bytes[0] == 7
 
 
 def test_arena_has_the_layout_of_the_contract() -> None:
     """`[P, H, L, planes, S, D]`: one token's K and V land where layout/kv.py says."""
-    arena = memory().kv.arenas[0]
+    arena = memory().kv.page_arenas[0]
     row = 6 * arena.rows_per_page + 1 * arena.rows_per_head
     values = torch.arange(8, dtype=torch.bfloat16)[None] + 1
     arena.scatter(2, 1, torch.tensor([row * 4 + 3]), values)  # page 6, head 1, layer 2, V, token 3

@@ -14,8 +14,9 @@ from deltaserve.base.ids import RegionId
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.device.element_conversion import ElementConversion, torch_dtype
 from deltaserve.device.staged_copies import SLICE_BYTES, StagedCopies, granule_checksums
-from deltaserve.layout.copy_plan import HeadBlock, PageFormat, PlacedPages, Route, plan_routes
+from deltaserve.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import HeadBlock
 from deltaserve.layout.staged_route import StagedRoute
 
 CPU = torch.device("cpu")

@@ -161,7 +161,7 @@ def test_a_long_tail_widens_no_block_but_its_own() -> None:
     world = World(Shape(), lens)
     plan = plan_tiles(Batch(world.queries([1] * 42), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
-    blocks = make_blocks(plan, world.pool.arenas[0], PartTable.of(plan.num_parts, 4))
+    blocks = make_blocks(plan, world.pool.page_arenas[0], PartTable.of(plan.num_parts, 4))
     assert blocks[0].width == 256
     assert {block.width for block in blocks[1:]} == {32}
 

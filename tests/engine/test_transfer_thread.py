@@ -38,8 +38,9 @@ from deltaserve.wire.messages import RegionInfo
 from tests.engine.server import PATIENCE_S
 
 WRITER, READER = PeerName("prefill-0"), PeerName("decode-0")
-CACHE = CacheSpec(4, (PageGroup("kv", 2, 1, 8, DType.FLOAT32),))
-LAYOUT = KvLayout(CACHE.groups[0], CACHE.page_size)
+GROUP = PageGroup("kv", 2, 1, 8, DType.FLOAT32)
+CACHE = CacheSpec(4, (GROUP,))
+LAYOUT = KvLayout(GROUP, CACHE.page_size)
 NUM_PAGES = 8
 SIZES = {"kv": LAYOUT.arena_bytes(NUM_PAGES)}
 REGIONS = {"kv": RegionId(0)}

@@ -65,7 +65,7 @@ def test_checksums_of_device_pages(tiny_models: Path) -> None:
     memory = driver.executor.memory
     assert memory.regions()[0][1].device == "cuda:0"
     before = memory.checksums(PoolId(0), [PageId(1)])
-    memory.kv.arenas[0].bytes[memory.kv.arenas[0].layout.page_bytes] ^= 1
+    memory.kv.page_arenas[0].bytes[memory.kv.page_arenas[0].layout.page_bytes] ^= 1
     assert memory.checksums(PoolId(0), [PageId(1)]) != before
 
 

@@ -13,7 +13,6 @@ from deltaserve.base.extents import Copy
 from deltaserve.base.ids import RegionId
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.layout.copy_plan import (
-    HeadBlock,
     PageFormat,
     PlacedPages,
     Route,
@@ -24,7 +23,7 @@ from deltaserve.layout.copy_plan import (
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.shard import Shard, holders
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheSpec, HeadBlock, PageGroup
 
 SIZES = (1, 2, 4, 8, 16)
 PAIRS = list(itertools.product(SIZES, SIZES))

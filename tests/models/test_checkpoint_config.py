@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.layout.spec import PageGroup
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind, RouterKind
@@ -129,6 +130,7 @@ def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
 def test_cache_spec(tmp_path: Path) -> None:
     cache = spec_of(tmp_path).cache_spec(16, DType.FP8_E4M3)
     (group,) = cache.groups
+    assert isinstance(group, PageGroup)
     assert (cache.page_size, group.num_layers, group.num_kv_heads, group.head_dim) == (16, 2, 2, 16)
     assert (group.dtype, group.planes) == (DType.FP8_E4M3, 2)
 

@@ -58,7 +58,7 @@ def test_generation(tiny_models: Path, name: str, tp_size: int) -> None:
 def test_generation_with_replicated_kv_heads(tmp_path: Path, name: str) -> None:
     folder = write_variant(Variant(VARIANTS[name].build, REPLICATED[name]), tmp_path / name)
     driver = RankDriver(folder, tp_size=4)
-    assert [rank.memory.kv.arenas[0].layout.num_heads for rank in driver.ranks] == [1] * 4
+    assert [rank.memory.kv.page_arenas[0].layout.num_heads for rank in driver.ranks] == [1] * 4
     check_generation(driver, folder)
 
 
@@ -112,7 +112,7 @@ def test_logits_that_are_not_finite_leave_the_ranks_in_step(tiny_models: Path) -
     prompt = random_tokens(200, 6)
     driver.open(0, prompt)
     driver.step([extend(0, prompt, 0, 16)])
-    arena = driver.ranks[1].memory.kv.arenas[0]
+    arena = driver.ranks[1].memory.kv.page_arenas[0]
     page, size = driver.pages[0][0], arena.layout.page_bytes
     arena.bytes[page * size : (page + 1) * size] = 0xFF  # NaN
     (bad,) = driver.step([extend(0, prompt, 16, 200)]).items

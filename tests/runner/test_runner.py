@@ -157,7 +157,7 @@ def test_nan_ends_its_own_row_only(driver: Driver) -> None:
     for row, prompt in enumerate(prompts):
         driver.open(row, prompt)
         driver.step([extend(row, prompt, 0, 40)])
-    arena = driver.executor.memory.kv.arenas[0]
+    arena = driver.executor.memory.kv.page_arenas[0]
     size = arena.layout.page_bytes
     page = driver.pages[1][0]
     arena.bytes[page * size : (page + 1) * size] = 0xFF  # NaN
@@ -189,7 +189,7 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_executor(
 
 
 def test_pages_left_full_of_nan_harm_nobody(driver: Driver, tiny_models: Path) -> None:
-    driver.executor.memory.kv.arenas[0].bytes.fill_(0xFF)
+    driver.executor.memory.kv.page_arenas[0].bytes.fill_(0xFF)
     prompt = random_tokens(45, 7)
     out = generate(driver, 0, prompt, GREEDY, 5)
     want = reference_logprobs(tiny_models / "llama", prompt + out[:-1])
@@ -203,10 +203,10 @@ def test_pages_moved_to_another_executor_continue_the_request(tiny_models: Path)
     want = generate(prefill, 0, prompt, GREEDY, 8)
     decode.open(0, [*prompt, want[0]])
     src, dst = prefill.executor.memory, decode.executor.memory
-    size = src.kv.arenas[0].layout.page_bytes
+    size = src.kv.page_arenas[0].layout.page_bytes
     moved = list(zip(prefill.pages[0][:3], decode.pages[0][:3], strict=True))
     for a, b in moved:
-        dst.kv.arenas[0].bytes[b * size : (b + 1) * size] = src.kv.arenas[0].bytes[a * size : (a + 1) * size]
+        dst.kv.page_arenas[0].bytes[b * size : (b + 1) * size] = src.kv.page_arenas[0].bytes[a * size : (a + 1) * size]
     sums = src.checksums(PoolId(0), [a for a, _ in moved])
     assert sums == dst.checksums(PoolId(0), [b for _, b in moved])
     assert len(unpack_u32(sums)) == 3

@@ -99,14 +99,14 @@ def hand_over(prefill: RankDriver, decode: RankDriver, row: int, held: int, move
     for writer, source in enumerate(prefill.ranks):
         for reader, target in enumerate(decode.ranks):
             route = plan.route(group.name, writer, reader)
-            move(route, source.memory.kv.arenas[0].bytes, src, target.memory.kv.arenas[0].bytes, dst)
+            move(route, source.memory.kv.page_arenas[0].bytes, src, target.memory.kv.page_arenas[0].bytes, dst)
     return len(src.pages)
 
 
 def go_on(prefill: Prefilled, decode: RankDriver, move: Move) -> tuple[list[list[int]], list[list[Tensor]]]:
     """Three hand-overs, then decoding together. -> what each row says, and the distributions behind it, [V] each"""
     for rank in decode.ranks:
-        rank.memory.kv.arenas[0].bytes.fill_(0xFF)  # NaN: what did not arrive is seen
+        rank.memory.kv.page_arenas[0].bytes.fill_(0xFF)  # NaN: what did not arrive is seen
     outputs = [[token] for token in prefill.drawn]
     held = (0, 64, len(FIRST) // decode.page_size * decode.page_size)
     moved = []

@@ -7,10 +7,9 @@ from random import Random
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
-from deltaserve.layout.copy_plan import PageSlice
-from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.copy_plan import PageFormat, PageSlice
 from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.ranks import RankGroup
@@ -23,31 +22,34 @@ class HeadMemory:
 
     def __init__(self, cache: CacheSpec, shard: Shard, num_pages: int) -> None:
         self.cache = cache
-        self.layouts = [KvLayout(group, cache.page_size, shard) for group in cache.groups]
-        self.arenas = {RegionId(i): bytearray(lay.arena_bytes(num_pages)) for i, lay in enumerate(self.layouts)}
+        self.shard = shard
+        self.layouts = [PageFormat.of_group(group, cache.page_size, shard.size) for group in cache.groups]
+        self.arenas = {RegionId(i): bytearray(num_pages * lay.page_bytes) for i, lay in enumerate(self.layouts)}
         self.num_pages = num_pages
 
-    def _heads(self, index: int, page: int) -> list[tuple[int, slice]]:
-        layout = self.layouts[index]
-        first, end = layout.shard.heads(layout.group.num_kv_heads)
-        start, size = page * layout.page_bytes, layout.head_bytes
-        return [
-            (head, slice(start + (head - first) * size, start + (head - first + 1) * size))
-            for head in range(first, end)
-        ]
+    def _heads(self, index: int, page: int) -> list[tuple[str, slice]]:
+        """Name of each head that this rank holds, and its bytes."""
+        layout, heads = self.layouts[index], []
+        for number, block in enumerate(layout.blocks):
+            first, end = self.shard.heads(block.num_heads)
+            start, size = page * layout.page_bytes + layout.block_start(number), layout.head_bytes(block)
+            for head in range(first, end):
+                where = slice(start + (head - first) * size, start + (head - first + 1) * size)
+                heads.append((f"{self.cache.groups[index].name} block {number} head {head}", where))
+        return heads
 
     def fill(self, page: int, content: int) -> None:
-        for index, layout in enumerate(self.layouts):
+        for index in range(len(self.layouts)):
             for head, where in self._heads(index, page):
-                self.arenas[RegionId(index)][where] = head_bytes(layout.group, layout.head_bytes, content, head)
+                self.arenas[RegionId(index)][where] = head_bytes(head, where.stop - where.start, content)
 
     def problems(self, page: int, content: int) -> list[str]:
         """Heads of the page that are not those of `content`."""
         return [
-            f"group {index} page {page} head {head}"
-            for index, layout in enumerate(self.layouts)
+            f"page {page} {head}"
+            for index in range(len(self.layouts))
             for head, where in self._heads(index, page)
-            if self.arenas[RegionId(index)][where] != head_bytes(layout.group, layout.head_bytes, content, head)
+            if self.arenas[RegionId(index)][where] != head_bytes(head, where.stop - where.start, content)
         ]
 
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
@@ -65,8 +67,8 @@ class HeadMemory:
         )
 
 
-def head_bytes(group: PageGroup, num_bytes: int, content: int, head: int) -> bytes:
-    return Random(f"{group.name}.{content}.{head}").randbytes(num_bytes)
+def head_bytes(head: str, num_bytes: int, content: int) -> bytes:
+    return Random(f"{head}.{content}").randbytes(num_bytes)
 
 
 class RankedWorker:

@@ -12,7 +12,7 @@ from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, Ticket
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.layout.copy_plan import RankPair, plan_cache
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheSpec, HeadBlock, PageGroup, StateGroup
 from deltaserve.transfer.commands import (
     AttachEndpoint,
     ChunkSent,
@@ -49,20 +49,34 @@ TICKET = TicketId(Boot(2), Boot(1), TicketSeq(1))
 SIZES = [(p, d) for p, d in itertools.product((1, 2, 4, 8), repeat=2)]
 
 
-def spec(kv_heads: int) -> CacheSpec:
+KEY, VALUE = HeadBlock(4, 6, 3), HeadBlock(8, 6, 5)
+STATES = (
+    StateGroup("conv", 2, (KEY, KEY, VALUE), DType.BFLOAT16),
+    StateGroup("ssm", 2, (HeadBlock(8, 2, 15),), DType.FLOAT32),
+)
+
+
+def spec(kv_heads: int, states: tuple[StateGroup, ...]) -> CacheSpec:
     full = PageGroup("kv", 2, kv_heads, 8, DType.FLOAT32)
     latent = PageGroup("latent", 1, 1, 24, DType.BFLOAT16, planes=1)
     window = PageGroup("window", 1, kv_heads, 4, DType.FLOAT32, Retention(Lifetime.WINDOW, 32))
-    return CacheSpec(4, (full, latent, window))
+    return CacheSpec(4, (full, latent, window, *states))
 
 
 class Scene:
     """A writing and a reading worker, attached."""
 
-    def __init__(self, num_writers: int, num_readers: int, kv_heads: int = 4, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_writers: int,
+        num_readers: int,
+        kv_heads: int = 4,
+        seed: int | None = None,
+        states: tuple[StateGroup, ...] = (),
+    ) -> None:
         self.chance = Random(seed) if seed is not None else None
         self.fabric = Fabric(self.fate)
-        self.cache = spec(kv_heads)
+        self.cache = spec(kv_heads, states)
         self.writer = self.worker(P, num_writers)
         self.reader = self.worker(D, num_readers)
         self.heard: list[TransferReport] = []
@@ -122,7 +136,7 @@ class Scene:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
 @pytest.mark.parametrize(("num_writers", "num_readers"), SIZES)
 def test_every_head_arrives_and_is_verified(num_writers: int, num_readers: int, kv_heads: int) -> None:
-    scene = Scene(num_writers, num_readers, kv_heads, seed=num_writers * 100 + num_readers)
+    scene = Scene(num_writers, num_readers, kv_heads, num_writers * 100 + num_readers, STATES)
     src, dst = [3, 4, 9, 1, 7], [0, 5, 6, 11, 2]
     for index, page in enumerate(src):
         for memory in scene.writer.memories:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaserve.base.ids import PageId, PeerName, PoolId
-from deltaserve.layout.copy_plan import HeadBlock, PageFormat, Route, plan_cache, plan_routes
+from deltaserve.layout.copy_plan import PageFormat, Route, plan_cache, plan_routes
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import HeadBlock
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,

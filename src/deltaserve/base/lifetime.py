@@ -59,3 +59,4 @@ class Retention:
 
 
 KEEP_ALL = Retention(Lifetime.FULL)
+KEEP_LAST = Retention(Lifetime.STATE)

@@ -64,11 +64,37 @@ class StepAttention(Protocol):
         ...
 
 
+class StepStates(Protocol):
+    """Recurrent states of one step, of one state group: one of each query, in batch order.
+
+    A query [q_start, q_end) goes on from the state after q_start - 1 and leaves the one after q_end - 1. Those may be
+    two slots, of which the first is not written: it may be a checkpoint that others go on from, too.
+    """
+
+    @property
+    def queries(self) -> tuple[Query, ...]: ...
+
+    def load(self, layer: int) -> tuple[Tensor, ...]:
+        """Of each block a copy [B, heads, rows, width], zeros where a query begins at position 0.
+
+        `layer` counts within the group.
+        """
+        ...
+
+    def store(self, layer: int, *values: Tensor) -> None:
+        """Of each block [B, heads, rows, width]."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Computes attention. Index tensors are made once per step, not per layer."""
 
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
         """One StepAttention per page group, in the order of the CacheSpec. Page tables are read now."""
+        ...
+
+    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
+        """The same, per state group."""
         ...
 
     def shared_tokens_read(self, batch: Batch) -> int:

@@ -1,25 +1,25 @@
 """Arenas of the page groups: `[P, H, L, planes, S, D]`, byte for byte as layout/kv.py says."""
 
-import zlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from deltaserve.base.extents import Region
-from deltaserve.base.ids import PageId, PoolId, RegionId
+from deltaserve.base.ids import PageId, PoolId
 from deltaserve.base.tokens import pack_u32
+from deltaserve.device.arena import Arena
 from deltaserve.device.element_conversion import fp8_codes, fp8_values, torch_dtype
-from deltaserve.device.memory_block import MemoryBlock, Sharing
+from deltaserve.device.memory_block import Sharing
+from deltaserve.device.state_arena import StateArena
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.copy_plan import PageSlice
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.kv import KvLayout, StateLayout
 from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import CacheSpec
+from deltaserve.layout.spec import CacheGroup, CacheSpec, PageGroup
 
 
-class KvArena:
+class KvArena(Arena):
     """One page group's memory on one device.
 
     Elements are kept as raw bytes for fp8 (index kernels know no float8) and in their own dtype otherwise; fp8 has
@@ -29,10 +29,8 @@ class KvArena:
     def __init__(
         self, layout: KvLayout, num_pages: int, device: torch.device, sharing: Sharing = Sharing.PRIVATE
     ) -> None:
+        super().__init__(layout.page_bytes, num_pages, device, sharing)
         self.layout = layout
-        self.num_pages = num_pages
-        self._block = MemoryBlock(layout.arena_bytes(num_pages), device, sharing)
-        self.bytes = self._block.data  # [P * page_bytes] uint8
         self._dtype = torch_dtype(layout.group.dtype)
         self._fp8 = layout.group.dtype is DType.FP8_E4M3
         elements = self.bytes if self._fp8 else self.bytes.view(self._dtype)
@@ -67,20 +65,9 @@ class KvArena:
         stored = fp8_codes(values) if self._fp8 else values.to(self._dtype)
         self._tokens[layer, plane].index_copy_(0, slots, stored)
 
-    def page_checksum(self, page: PageId, slices: Sequence[PageSlice], seed: int) -> int:
-        """crc32 of these bytes of the page, continued from `seed`."""
-        start = page * self.layout.page_bytes
-        for offset, num_bytes in slices:
-            part = self.bytes[start + offset : start + offset + num_bytes]
-            seed = zlib.crc32(part.cpu().numpy().data, seed)
-        return seed
-
-    def region(self, id: RegionId) -> Region:
-        return self._block.region(id)
-
 
 class KvPool:
-    """All page groups of a model on one device."""
+    """All groups of a model on one device."""
 
     def __init__(
         self,
@@ -93,10 +80,24 @@ class KvPool:
         """`num_pages` per pool of `cache.pools`."""
         self.cache = cache
         self.num_pages = tuple(num_pages)
-        self.arenas = tuple(
-            KvArena(KvLayout(group, cache.page_size, shard), num_pages[cache.pool_of(group)], device, sharing)
-            for group in cache.groups
-        )
+
+        def arena(group: CacheGroup) -> KvArena | StateArena:
+            count = num_pages[cache.pool_of(group)]
+            if isinstance(group, PageGroup):
+                return KvArena(KvLayout(group, cache.page_size, shard), count, device, sharing)
+            return StateArena(StateLayout(group, shard), count, device, sharing)
+
+        self.arenas = tuple(map(arena, cache.groups))
+
+    @property
+    def page_arenas(self) -> tuple[KvArena, ...]:
+        """Those of page groups."""
+        return tuple(arena for arena in self.arenas if isinstance(arena, KvArena))
+
+    @property
+    def state_arenas(self) -> tuple[StateArena, ...]:
+        """Those of state groups."""
+        return tuple(arena for arena in self.arenas if isinstance(arena, StateArena))
 
     def checksums(
         self, pool: PoolId, pages: Sequence[PageId], slices: Sequence[Sequence[PageSlice]] | None = None

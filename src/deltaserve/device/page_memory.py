@@ -28,7 +28,7 @@ class DeviceMemory:
         self.kv = KvPool(cache, num_pages, device, shard, sharing)
 
     def regions(self) -> list[tuple[str, Region]]:
-        """(component, region): one per page group, named as the group. Region ids count from 0."""
+        """(component, region): one per group, named as it. Region ids count from 0."""
         arenas = self.kv.arenas
         return [(arena.layout.group.name, arena.region(RegionId(index))) for index, arena in enumerate(arenas)]
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention import Batch, StepAttention
+from deltaserve.device.attention import Batch, StepAttention, StepStates
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.long_query import LongQuery
 from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.tiled_queries import TiledQueries
 from deltaserve.device.tiles import is_tiled, plan_tiles, tiled_members
+from deltaserve.device.torch_states import TorchStates
 from deltaserve.device.workspace import Workspace
 
 
@@ -31,10 +32,15 @@ class TorchAttention:
 
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
         steps = []
-        for arena in self._pool.arenas:
+        for arena in self._pool.page_arenas:
             table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
             steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads, self._workspace))
         return steps
+
+    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
+        cache, arenas = self._pool.cache, self._pool.state_arenas
+        tables = [self._tables.table(cache.pool_of(arena.layout.group)) for arena in arenas]
+        return [TorchStates(a, table, batch, cache.page_size) for a, table in zip(arenas, tables, strict=True)]
 
     @property
     def scratch_bytes(self) -> int:

@@ -21,7 +21,7 @@ from deltaserve.engine.worker_spec import WorkerSpec, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.core import EngineCore
 from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheGroup, CacheSpec
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ALONE, Collective, GlooCollective
 from deltaserve.models.fingerprint import model_fingerprint
@@ -128,8 +128,10 @@ def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tup
     return tuple(sorted(fields.items()))
 
 
-def _describe(group: PageGroup) -> str:
-    shape = f"{group.num_layers} layers x {group.planes} x {group.num_kv_heads} heads x {group.head_dim}"
+def _describe(group: CacheGroup) -> str:
+    shape = f"{group.num_layers} layers, " + " + ".join(
+        f"{b.num_heads} heads x {b.num_rows} x {b.row_width}" for b in group.blocks
+    )
     kept = group.retention
     return f"{shape} {group.dtype.value}, {kept.lifetime.value} {kept.window_len or ''}".rstrip()
 

@@ -6,7 +6,7 @@ behind the other:
     K and V pages   one block  (kv heads, layers * 2 rows, head_dim)
     MLA latent      one block  (1, layers, latent + rope): every rank holds it
     conv state      three      (k heads, q), (k heads, k), (v heads, v): a rank's share is not one contiguous slice
-    GDN state       one        (v heads, 1, dk * dv)
+    GDN state       one        (v heads, layers, dk * dv)
 
 Every head that a reader holds comes from exactly one writer. Where several writers hold it, the readers that want it
 take them in turn: equal sizes pair rank r with rank r, and a latent comes from writer d mod P.
@@ -15,7 +15,7 @@ take them in turn: equal sizes pair rank r with rank r, and a latent comes from 
 copies. There is a route for every (writer, reader), also where nothing moves: a rank that has nothing to send is told
 so, and the writers that a reader waits for are counted from the plan.
 
-Called by transfer/endpoint.py; the states' blocks are planned for already and are first used by the hybrid models.
+Called by transfer/endpoint.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +26,7 @@ from deltaserve.base.extents import Copy, Span, merge_copies
 from deltaserve.base.ids import RegionId
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard, holders
-from deltaserve.layout.spec import CacheSpec, PageGroup
-
-
-class HeadBlock(NamedTuple):
-    """Heads of equal kind, of the whole model. One head of a page is [num_rows, page_size, row_width] elements."""
-
-    num_heads: int
-    num_rows: int
-    row_width: int
+from deltaserve.layout.spec import CacheGroup, CacheSpec, HeadBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +39,8 @@ class PageFormat:
     num_ranks: int = 1
 
     @classmethod
-    def of_group(cls, group: PageGroup, page_size: int, num_ranks: int = 1) -> Self:
-        block = HeadBlock(group.num_kv_heads, group.num_layers * group.planes, group.head_dim)
-        return cls((block,), page_size, group.dtype, num_ranks)
+    def of_group(cls, group: CacheGroup, page_size: int, num_ranks: int = 1) -> Self:
+        return cls(group.blocks, group.page_len(page_size), group.dtype, num_ranks)
 
     @property
     def fits(self) -> bool:
@@ -338,9 +329,9 @@ def _page_copy(src: RegionId, src_page: int, dst: RegionId, dst_page: int, num_b
     return Copy(Span(src, src_page * page_bytes, num_bytes), Span(dst, dst_page * page_bytes, num_bytes))
 
 
-def _kept(group: PageGroup) -> tuple[object, ...]:
+def _kept(group: CacheGroup) -> tuple[object, ...]:
     """What of a page group must be equal on both sides."""
-    return (group.name, group.num_layers, group.num_kv_heads, group.head_dim, group.planes, group.retention)
+    return (group.name, group.num_layers, group.blocks, group.retention)
 
 
 def _length(heads: tuple[int, int]) -> int:

@@ -5,10 +5,19 @@ Pools, admission, the transfer planner, checksums and the handshake read it; not
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 from deltaserve.base.ids import PoolId
-from deltaserve.base.lifetime import KEEP_ALL, Retention
+from deltaserve.base.lifetime import KEEP_ALL, KEEP_LAST, Retention
 from deltaserve.layout.dtype import DType
+
+
+class HeadBlock(NamedTuple):
+    """Heads of equal kind, of the whole model. One head of a page is [num_rows, tokens of a page, row_width]."""
+
+    num_heads: int
+    num_rows: int
+    row_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +44,44 @@ class PageGroup:
     def value_dim(self) -> int:
         return self.latent_dim or self.head_dim
 
+    @property
+    def blocks(self) -> tuple[HeadBlock, ...]:
+        return (HeadBlock(self.num_kv_heads, self.num_layers * self.planes, self.head_dim),)
+
+    def page_len(self, page_size: int) -> int:
+        """Tokens that lie in a page, each with rows of its own."""
+        return page_size
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Recurrent states of all layers of a kind. A page of its pool is a *slot*: the states after one token.
+
+    Of each block a rank has its heads, one after the other, and the blocks follow each other.
+    """
+
+    name: str
+    num_layers: int
+    blocks: tuple[HeadBlock, ...]
+    """A head's rows are those of layer 0, of layer 1, ..."""
+    dtype: DType
+
+    retention: ClassVar[Retention] = KEEP_LAST
+
+    def page_len(self, page_size: int) -> int:
+        return 1
+
+
+CacheGroup = PageGroup | StateGroup
+"""Only memory and attention ask which: all others read name, dtype, retention, blocks and page_len."""
+
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The page groups of a model. `page_size` (tokens) is one for all: the tree matches in its units."""
+    """The groups of a model. `page_size` (tokens) is one for all: the tree matches in its units."""
 
     page_size: int
-    groups: tuple[PageGroup, ...]
+    groups: tuple[CacheGroup, ...]
 
     @cached_property
     def pools(self) -> tuple[Retention, ...]:
@@ -53,10 +93,10 @@ class CacheSpec:
     def num_pools(self) -> int:
         return len(self.pools)
 
-    def pool_of(self, group: PageGroup) -> PoolId:
+    def pool_of(self, group: CacheGroup) -> PoolId:
         return PoolId(self.pools.index(group.retention))
 
-    def groups_of(self, pool: PoolId) -> tuple[PageGroup, ...]:
+    def groups_of(self, pool: PoolId) -> tuple[CacheGroup, ...]:
         return tuple(group for group in self.groups if self.pool_of(group) == pool)
 
     def num_pages(self, num_tokens: int) -> int:

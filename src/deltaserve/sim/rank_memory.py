@@ -9,7 +9,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.copy_plan import PageSlice
-from deltaserve.layout.kv import KvLayout
+from deltaserve.layout.kv import group_page_bytes
 from deltaserve.layout.shard import Shard, holders
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.wire.messages import RegionInfo
@@ -24,9 +24,9 @@ class HeadMemory:
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int], shard: Shard = Shard()) -> None:
         self.regions: list[tuple[str, Region]] = []
         self.memory: dict[RegionId, bytearray] = {}
-        self.rank_page_bytes = KvLayout(cache.groups[0], cache.page_size, shard).page_bytes
+        self.rank_page_bytes = group_page_bytes(cache.groups[0], cache.page_size, shard)
         for pool, group in enumerate(cache.groups):
-            self._add(group.name, KvLayout(group, cache.page_size, shard).arena_bytes(num_pages[pool]))
+            self._add(group.name, num_pages[pool] * group_page_bytes(group, cache.page_size, shard))
 
     def _add(self, component: str, num_bytes: int) -> None:
         region = RegionId(len(self.regions))
@@ -98,7 +98,7 @@ class SplitMemory(StampPages):
         self.rank_page_bytes = self.ranks[0].rank_page_bytes
         self.page_bytes = cache.page_size * STAMP_BYTES
         self._page_size = cache.page_size
-        self._num_heads = cache.groups[0].num_kv_heads
+        self._num_heads = cache.groups[0].blocks[0].num_heads
         self._head_bytes = STAMP_BYTES // self._num_heads
         """Of one stamp."""
         firsts = [Shard(rank, num_ranks).heads(self._num_heads)[0] for rank in range(num_ranks)]
@@ -149,7 +149,7 @@ def _common(first: bytes, others: Sequence[bytes]) -> bytes:
 
 def stamp_memory(cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> StampMemory | SplitMemory:
     """Of a worker."""
-    is_whole = num_ranks == cache.groups[0].num_kv_heads == 1
+    is_whole = num_ranks == cache.groups[0].blocks[0].num_heads == 1
     return StampMemory(cache, num_pages) if is_whole else SplitMemory(cache, num_pages, num_ranks)
 
 

@@ -1,0 +1,48 @@
+"""Which slots a step's queries read and write."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deltaserve.device.attention import Batch, Query
+from deltaserve.device.page_table import Table
+from deltaserve.device.state_arena import StateArena
+
+
+class TorchStates:
+    """StepStates over one arena."""
+
+    def __init__(self, arena: StateArena, table: Table, batch: Batch, page_size: int) -> None:
+        self._arena = arena
+        self._queries = batch.queries
+        lines = np.array([query.line for query in batch.queries], np.int64)
+        starts = np.array([query.q_start for query in batch.queries], np.int64)
+        ends = np.array([query.q_end for query in batch.queries], np.int64)
+        self._is_first = self._tensor(starts == 0) if (starts == 0).any() else None
+        self._sources = self._slots(table, lines, np.maximum(starts - 1, 0) // page_size)
+        self._targets = self._slots(table, lines, (ends - 1) // page_size)
+
+    def _slots(
+        self,
+        table: Table,
+        lines: np.ndarray[tuple[int], np.dtype[np.int64]],
+        indexes: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> Tensor:
+        return self._tensor(table[lines, indexes].astype(np.int64))
+
+    def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64 | np.bool_]]) -> Tensor:
+        return torch.from_numpy(values).to(self._arena.bytes.device)
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        return self._queries
+
+    def load(self, layer: int) -> tuple[Tensor, ...]:
+        """Never what lies in the slot of a query that begins at 0: it may be anything, NaN too."""
+        found = self._arena.load(layer, self._sources)
+        if self._is_first is None:
+            return found
+        return tuple(values.masked_fill_(self._is_first[:, None, None, None], 0) for values in found)
+
+    def store(self, layer: int, *values: Tensor) -> None:
+        self._arena.store(layer, self._targets, values)
