@@ -1,24 +1,18 @@
-"""Workers of several rank processes: answers are those of transformers, and they die and come back whole.
+"""Workers of several rank processes: answers are those of transformers.
 
-Pages move over NIXL from each rank to those that hold its heads on the other side. `make test` runs four launches,
-`make test-full` pairs of every two settings.
+Pages move over NIXL from each rank to those that hold its heads on the other side. `make test` runs three launches,
+`make test-full` pairs of every two settings. tests/e2e/test_rank_deaths.py kills ranks.
 """
 
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import psutil
 import pytest
 
-from deltaserve.engine.exits import Exit
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
-from tests.e2e.test_deaths import short_prompt, stream_tokens, wait_back
 
 UNIT = 16
 """Lengths of prompts are counted in these: a multiple of every page size."""
@@ -64,7 +58,6 @@ QUICK = (
     Launch("minimax_m2", 1, 2, 16, True, "on"),
     Launch("qwen3_moe", 2, 2, 16, False),
 )
-"""And the pair of workers whose ranks are killed."""
 
 
 def covering_launches() -> list[Launch]:
@@ -81,11 +74,6 @@ def covering_launches() -> list[Launch]:
 
 def pairs_of(row: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
     return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
-
-
-def ranks_of(server: Server, name: str) -> list[psutil.Process]:
-    """Ranks 1 and following of a worker."""
-    return psutil.Process(server.pid(name)).children()
 
 
 def check_answers(server: Server, model: Path, decode_cache: bool) -> None:
@@ -121,43 +109,3 @@ def test_answers_are_those_of_transformers(tiny_models: Path, folder: Path, laun
         if launch.staging == "on" and launch in QUICK:
             (log,) = server.folder.glob("deltaserve-*/prefill-0.log")
             assert "go through staging memory" in log.read_text()
-
-
-# ---------------------------------------------------------------- deaths
-
-PAIR = Launch("llama", 2, 2, 4, True)
-NUM_TOKENS = 48
-"""Of a stream. A step adds up over ranks many times, and where cores are few each time waits for the other's turn."""
-
-
-@pytest.fixture(scope="module")
-def pair(tiny_models: Path) -> Iterator[Server]:
-    """One server whose ranks die one after the other."""
-    with (
-        TemporaryDirectory(prefix="e2e-") as folder,
-        serving(Path(folder), tiny_models / PAIR.family, *PAIR.flags, deaths=2) as server,
-    ):
-        yield server
-
-
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
-def test_a_rank_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server, name: str) -> None:
-    """The worker ends at once, and comes back with as many ranks as before; the client sees at most a pause."""
-    prompt = short_prompt(1)
-    undisturbed = stream_tokens(pair, prompt, NUM_TOKENS, lambda count: None)
-    [rank] = ranks_of(pair, name)
-    killed: list[int] = []
-
-    def on_token(count: int) -> None:
-        if count >= 10 and not killed:
-            killed.append(rank.pid)
-            rank.kill()
-
-    assert stream_tokens(pair, prompt, NUM_TOKENS, on_token) == undisturbed
-    assert killed
-    wait_back(pair, name)
-    assert pair.deaths()[-1] == f"{name}: ended with exit code {Exit.RANK_ENDED.value}"
-    assert f"rank 1 (process {rank.pid}) ended with signal {signal.SIGKILL.name}" in pair.log()
-    [again] = ranks_of(pair, name)
-    assert again.pid != rank.pid
-    assert_true(tiny_models / PAIR.family, prompt, pair.complete(prompt, 4))
