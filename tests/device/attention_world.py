@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
@@ -35,6 +36,7 @@ class Shape:
     """Pages below are never touched: the kernel gives them no memory."""
     latent_dim: int | None = None
     """One plane is kept, and this many channels of its keys are the values."""
+    window_len: int | None = None
 
     @property
     def num_heads(self) -> int:
@@ -54,7 +56,7 @@ class World:
         device = torch.device(shape.device)
         planes = 2 if shape.latent_dim is None else 1
         group = PageGroup("kv", shape.num_layers, shape.kv_heads, shape.head_dim, shape.kv_dtype)
-        group = replace(group, planes=planes, latent_dim=shape.latent_dim)
+        group = replace(group, planes=planes, latent_dim=shape.latent_dim, retention=self.retention)
         cache = CacheSpec(shape.page_size, (group,))
         counts = [cache.num_pages(length) for length in lens]
         num_pages = sum(counts) + 3
@@ -63,6 +65,7 @@ class World:
         arena.bytes[shape.first_page * arena.layout.page_bytes :].fill_(0xFF)  # NaN in every dtype
         self.tables = PageTable(1, len(lens), max(counts))
         order = torch.randperm(num_pages, generator=self.generator).tolist()
+        self._trap = shape.first_page + order.pop()  # stays full of NaN
         for row, count in enumerate(counts):
             own = [PageId(shape.first_page + order.pop()) for _ in range(count)]
             shared = self.common[row] // shape.page_size
@@ -96,20 +99,41 @@ class World:
                 for layer in range(self.shape.num_layers):
                     step.write_kv(layer, *self.kv[row][layer, :, :start])
 
-    def run(self, batch: Batch, layer: int, q: Tensor) -> Tensor:
+    @property
+    def retention(self) -> Retention:
+        window_len = self.shape.window_len
+        return KEEP_ALL if window_len is None else Retention(Lifetime.WINDOW, window_len)
+
+    def free_behind(self, queries: Sequence[Query]) -> None:
+        """Pages that no token to come can see are gone: NaN stands in their place, and before the window in its page.
+
+        The latter where nobody else reads the page.
+        """
+        arena, size = self.pool.page_arenas[0], self.shape.page_size
+        for query in queries:
+            first = self.retention.first_needed(query.q_start, size)
+            self.tables.table(POOL)[query.line, :first] = self._trap
+            num_left = max(0, query.q_start + 1 - (self.shape.window_len or query.q_end)) - first * size
+            if num_left > 0 and first * size >= max(self.common if query.line == 0 else [self.common[query.line]]):
+                page = int(self.tables.table(POOL)[query.line, first])
+                start = page * arena.layout.page_bytes
+                rows = arena.bytes[start : start + arena.layout.page_bytes].view(arena.rows_per_page, size, -1)
+                rows[:, :num_left] = 0xFF
+
+    def run(self, batch: Batch, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Write the step's K and V, attend. q [T, Hq, D] -> [T, Hq, Dv]"""
         step = self.backend.begin_step(batch)[0]
         new = [self.kv[query.line][layer, :, query.q_start : query.q_end] for query in batch.queries]
         step.write_kv(layer, *torch.cat(new, 1))
-        return step.attend(layer, q, self.shape.head_dim**-0.5)
+        return step.attend(layer, q, self.shape.head_dim**-0.5, sinks)
 
     def random_q(self, num_tokens: int) -> Tensor:
         shape = self.shape
         q = torch.randn((num_tokens, shape.num_heads, shape.head_dim), generator=self.generator)
         return q.to(torch_dtype(shape.dtype)).to(shape.device)
 
-    def expected(self, batch: Batch, layer: int, q: Tensor) -> Tensor:
-        """Softmax over every position up to the query's own, in float64."""
+    def expected(self, batch: Batch, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Softmax over every position up to the query's own, within the window, in float64."""
         outs, token = [], 0
         scale, group = self.shape.head_dim**-0.5, self.shape.group_size
         for query in batch.queries:
@@ -119,7 +143,12 @@ class World:
             scores = torch.einsum("qhd,khd->hqk", part, k) * scale
             keys = torch.arange(query.q_end, device=q.device)
             hidden = keys[None] > keys[query.q_start :, None]
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            if self.shape.window_len is not None:
+                hidden |= keys[None] <= keys[query.q_start :, None] - self.shape.window_len
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, query.q_len, 1)), -1)
+            weights = scores.softmax(-1)[..., : query.q_end]
             outs.append(torch.einsum("hqk,khd->qhd", weights, v))
             token += query.q_len
         return torch.cat(outs)
@@ -128,36 +157,44 @@ class World:
 TOLERANCE = {DType.FLOAT32: 2e-5, DType.BFLOAT16: 3e-2, DType.FLOAT16: 4e-3}
 
 
-def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int]) -> None:
-    """Mixed queries over scattered pages equal plain attention; garbage in unwritten slots is never seen."""
+def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None) -> None:
+    """Mixed queries over scattered pages equal plain attention; garbage in unwritten and freed slots is never seen."""
     world = World(shape, lens)
     world.fill(q_lens)
     batch = Batch(world.queries(q_lens), shape.split_tokens)
+    world.free_behind(batch.queries)
     for layer in range(shape.num_layers):
         q = world.random_q(batch.num_tokens)
-        got = world.run(batch, layer, q)
+        got = world.run(batch, layer, q, sinks)
         assert got.shape == (*q.shape[:2], shape.latent_dim or shape.head_dim)
         assert got.dtype == q.dtype
         assert got.is_contiguous()
         torch.testing.assert_close(
-            got.double(), world.expected(batch, layer, q), atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype]
+            got.double(),
+            world.expected(batch, layer, q, sinks),
+            atol=TOLERANCE[shape.dtype],
+            rtol=TOLERANCE[shape.dtype],
         )
 
 
-def check_sharing_keeps_bits(shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int]) -> None:
+def check_sharing_keeps_bits(
+    shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None
+) -> None:
     """Every way of sharing whole splits gives the same bits as none; and the result is right."""
     world = World(shape, lens, common)
     world.fill(q_lens)
     queries = world.queries(q_lens)
+    world.free_behind(queries)
     private = Batch(queries, shape.split_tokens)
     q = world.random_q(private.num_tokens)
     layer = shape.num_layers - 1
-    plain = world.run(private, layer, q)
+    plain = world.run(private, layer, q, sinks)
     tolerance = TOLERANCE[shape.dtype]
-    torch.testing.assert_close(plain.double(), world.expected(private, layer, q), atol=tolerance, rtol=tolerance)
+    want = world.expected(private, layer, q, sinks)
+    torch.testing.assert_close(plain.double(), want, atol=tolerance, rtol=tolerance)
     for shared in sharings(world, queries):
         batch = Batch(queries, shape.split_tokens, shared)
-        assert torch.equal(world.run(batch, layer, q), plain), shared
+        assert torch.equal(world.run(batch, layer, q, sinks), plain), shared
 
 
 def sharings(world: World, queries: Sequence[Query]) -> list[tuple[Shared, ...]]:

@@ -145,7 +145,7 @@ def test_partial_results_are_as_many_as_there_are() -> None:
     queries = world.queries([1] * 32)
     plan = plan_tiles(Batch(queries, 32), world.tables.table(POOL), 16, 2)
     assert plan is not None
-    assert PartTable.of(plan.num_parts, 4).waste == (-(-2000 // 32) + 31 * 2) * 4
+    assert PartTable.of(plan, 4).waste == (-(-2000 // 32) + 31 * 2) * 4
 
 
 def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
@@ -153,7 +153,7 @@ def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
     world = World(Shape(), lens)
     plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
-    assert [tails.units.shape for tails in plan.tails] == [(16, 2), (1, 32)]
+    assert [edges.units.shape for edges in plan.edges] == [(16, 2), (1, 32)]
 
 
 def test_a_long_tail_widens_no_block_but_its_own() -> None:
@@ -161,7 +161,7 @@ def test_a_long_tail_widens_no_block_but_its_own() -> None:
     world = World(Shape(), lens)
     plan = plan_tiles(Batch(world.queries([1] * 42), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
-    blocks = make_blocks(plan, world.pool.page_arenas[0], PartTable.of(plan.num_parts, 4))
+    blocks = make_blocks(plan, world.pool.page_arenas[0], PartTable.of(plan, 4))
     assert blocks[0].width == 256
     assert {block.width for block in blocks[1:]} == {32}
 

@@ -55,6 +55,21 @@ def test_attention_over_latents_keeps_no_more_than_is_counted(
     assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
 
 
+@pytest.mark.parametrize("window_len", [100, 127, 1000])
+@pytest.mark.parametrize(
+    ("lens", "q_lens"), [([4096] + [100] * 39, [1] * 40), ([190] * 32, [16] * 32), ([4096], [512])]
+)
+def test_attention_over_windows_keeps_no_more_than_is_counted(
+    spec: ModelSpec, window_len: int, lens: list[int], q_lens: list[int]
+) -> None:
+    torch.set_num_threads(1)
+    layers = (spec.layers[0], replace(spec.layers[0], window_len=window_len))
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(replace(spec, layers=layers), SIZES)
+
+
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
 def test_a_rank_counts_its_heads_and_the_logits_of_all_tokens(tiny_models: Path, name: str) -> None:
     spec = load_spec(tiny_models / name)

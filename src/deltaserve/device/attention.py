@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def tokens_read(self) -> int:
-        """KV positions needed, summed over queries (one layer)."""
+        """KV positions needed, summed over queries (one layer that sees everything)."""
         return sum(query.q_end for query in self.queries)
 
 
@@ -59,8 +59,12 @@ class StepAttention(Protocol):
         """
         ...
 
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """q [T, Hq, D] after `write_kv` of the layer -> [T, Hq, Dv], contiguous, q's dtype."""
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """q [T, Hq, D] after `write_kv` of the layer -> [T, Hq, Dv], contiguous, q's dtype.
+
+        In a group with a window of w, position p sees the keys [p - w + 1, p]. `sinks` [Hq] float32: scores of a key
+        that every position sees, and that has no value.
+        """
         ...
 
 
@@ -98,5 +102,5 @@ class AttentionBackend(Protocol):
         ...
 
     def shared_tokens_read(self, batch: Batch) -> int:
-        """Of `batch.tokens_read`, positions this backend does not read again because of sharing (one layer)."""
+        """Of `batch.tokens_read`, positions this backend does not read again because of sharing."""
         ...

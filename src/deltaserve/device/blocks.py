@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.scratch_limits import BLOCK_BYTES
-from deltaserve.device.tiles import Bools, Ints, SplitItems, TailItems, TilePlan
+from deltaserve.device.tiles import Bools, EdgeItems, Ints, SplitItems, TilePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Block:
     kv_rows: Tensor  # [items * H * width / S] int64, see KvArena.gather
     passes: tuple[Pass, ...]
     hidden: Tensor | None = None  # [items, 1, R, n] bool: of the last n keys; those before are hidden from nobody
-    stale: Tensor | None = None  # [n] int64: keys, among items * H * width, that are not written yet
+    stale: Tensor | None = None  # [n] int64: keys, among items * H * width, that nobody sees and may hold anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,13 @@ class PartTable:
     num_heads: int
     """Of queries."""
     counts: Ints  # [Tt + 1] parts of each token's rows; the last stands for padding
+    firsts: Ints  # [Tt + 1] number of the first of them
     starts: Ints  # [Tt + 1] sum of the counts before
 
     @classmethod
-    def of(cls, num_parts: Ints, num_heads: int) -> "PartTable":
-        return cls(num_heads, np.append(num_parts, 0), np.concatenate(([0], np.cumsum(num_parts))))
+    def of(cls, plan: TilePlan, num_heads: int) -> "PartTable":
+        starts = np.concatenate(([0], np.cumsum(plan.num_parts)))
+        return cls(num_heads, np.append(plan.num_parts, 0), np.append(plan.first_parts, 0), starts)
 
     @property
     def num_tokens(self) -> int:
@@ -63,8 +65,8 @@ class PartTable:
         return self.waste + 1
 
     def place(self, tokens: Ints, heads: Ints, parts: Ints) -> Ints:
-        """Of a part of a query row. Tokens of padding: waste."""
-        found = self.starts[tokens] * self.num_heads + heads * self.counts[tokens] + parts
+        """Of part number `parts` of a query row. Tokens of padding: waste."""
+        found = self.starts[tokens] * self.num_heads + heads * self.counts[tokens] + parts - self.firsts[tokens]
         return np.where(tokens < self.num_tokens, found, self.waste)
 
 
@@ -119,10 +121,10 @@ class _Indexer:
 
 
 def make_blocks(plan: TilePlan, arena: KvArena, parts: PartTable) -> list[Block]:
-    """Splits first, then tails; the tail is the last part of each query row."""
+    """Splits first, then heads and tails."""
     indexer = _Indexer(arena, parts.num_heads // arena.layout.num_heads, parts)
     splits = [] if plan.items is None else list(_split_blocks(indexer, plan.items))
-    return splits + [block for tails in plan.tails for block in _tail_blocks(indexer, tails)]
+    return splits + [block for edges in plan.edges for block in _edge_blocks(indexer, edges)]
 
 
 def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
@@ -135,20 +137,20 @@ def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
         yield Block(width, indexer.kv_rows(pages), indexer.passes(tiles, parts, width))
 
 
-def _tail_blocks(indexer: _Indexer, tails: TailItems) -> Iterator[Block]:
-    """Each as wide as its own longest tail."""
+def _edge_blocks(indexer: _Indexer, edges: EdgeItems) -> Iterator[Block]:
+    """Each as wide as its own longest item."""
     start = 0
-    while start < len(tails.pages):
-        num_pages = int(tails.num_pages[start])
+    while start < len(edges.pages):
+        num_pages = int(edges.num_pages[start])
         width = num_pages * indexer.arena.layout.page_size
         here = slice(start, start + indexer.items_per_block(width))
-        tails_pass = indexer.one_pass([tails.units[here]], tails.parts[here])
-        hidden, stale = tails.hidden[here, :, :width], tails.stale[here, :width]
+        edges_pass = indexer.one_pass([edges.units[here]], edges.parts[here])
+        hidden, stale = edges.hidden[here, :, :width], edges.stale[here, :width]
         first = int(hidden.any((0, 1)).argmax())
         yield Block(
             width,
-            indexer.kv_rows(tails.pages[here, :num_pages]),
-            (tails_pass,),
+            indexer.kv_rows(edges.pages[here, :num_pages]),
+            (edges_pass,),
             indexer.tensor(hidden[:, None, :, first:]) if hidden.any() else None,
             indexer.tensor(np.flatnonzero(indexer.per_head(stale))),
         )

@@ -1,5 +1,6 @@
 """Attention of one long query (an extend) over all its keys."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -23,15 +24,55 @@ class _Keys:
     """Consecutive keys of the query."""
 
     kv_rows: Tensor  # [H * pages] int64, see KvArena.gather
-    first: int
-    """Of the gathered keys, those from here on."""
-    length: int
+    start: int
+    """Position of the first."""
+    end: int
+    skipped: int
+    """Keys gathered before it."""
+
+    def of(self, planes: tuple[Tensor, Tensor], start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Positions [start, end) of the two planes [H, keys, D]."""
+        here = slice(start - self.start, end - self.start)
+        return planes[0][:, here], planes[1][:, here]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Some positions of a block over the keys [start, end)."""
+
+    positions: slice
+    """Of the block."""
+    start: int
+    end: int
+    num_later: int
+    """The last so many keys are those of the positions: each sees them up to its own."""
+    num_left: int
+    """The first so many keys have left the window of a position."""
+    left_first: int
+    """Where those begin, counted from the first key that any position would see if all were there."""
+
+
+def _products_of(block: range, keys: _Keys, window_len: int | None) -> Iterator[_Product]:
+    """Every position of the block over what it sees of the keys, as few at once as CAUSAL_POSITIONS."""
+    stop = block.stop if window_len is None else min(block.stop, keys.end + window_len - 1)
+    for first in range(block.start, stop, CAUSAL_POSITIONS):
+        end = min(first + CAUSAL_POSITIONS, stop)
+        num_later = end - first if keys.start == block.start else 0
+        keys_end = end if num_later else keys.end
+        here = slice(first - block.start, end - block.start)
+        if window_len is None:
+            yield _Product(here, keys.start, keys_end, num_later, 0, 0)
+            continue
+        seen_from = first - window_len + 1
+        start = max(keys.start, seen_from)
+        yield _Product(here, start, keys_end, num_later, max(0, end - window_len - start), start - seen_from)
 
 
 class LongQuery:
     """Positions go in blocks, each over blocks of keys: those before it, then its own, which are causal.
 
-    Results of blocks of keys are merged by their log-sum-exp, so memory does not grow with the context.
+    Results of blocks of keys are merged by their log-sum-exp, so memory does not grow with the context. Keys that have
+    left the window of all positions of a block are not read.
     """
 
     def __init__(self, arena: KvArena, scratch: Workspace, table: Table, query: Query, first_token: int) -> None:
@@ -40,14 +81,18 @@ class LongQuery:
         self._scratch = scratch
         self._line = table[query.line]
         self._query = query
+        self._first_token = first_token
+        self._window_len = arena.layout.group.retention.window_len
         size = min(CAUSAL_POSITIONS, query.q_len)
-        self._later = torch.ones(size, size, dtype=torch.bool, device=arena.bytes.device).triu(1)  # key after the query
+        square = torch.ones(size, size, dtype=torch.bool, device=arena.bytes.device)
+        self._later = square.triu(1)  # [position, key]: the key comes after the position
+        self._left = square.tril(-1)  # the key, counted from the first one's window, has left the position's window
         self._blocks = []
         for start in range(query.q_start, query.q_end, MAX_POSITIONS):
             end = min(start + MAX_POSITIONS, query.q_end)
-            before = [self._keys(first, min(first + MAX_KEYS, start)) for first in range(0, start, MAX_KEYS)]
-            tokens = slice(first_token + start - query.q_start, first_token + end - query.q_start)
-            self._blocks.append((tokens, before, self._keys(start, end)))
+            seen_from = 0 if self._window_len is None else max(0, start - self._window_len + 1)
+            before = [self._keys(first, min(first + MAX_KEYS, start)) for first in range(seen_from, start, MAX_KEYS)]
+            self._blocks.append((range(start, end), before, self._keys(start, end)))
 
     def _keys(self, start: int, end: int) -> _Keys:
         """Positions [start, end)."""
@@ -56,46 +101,53 @@ class LongQuery:
         pages = self._line[start // size : -(-end // size)].astype(np.int64)
         heads = np.arange(arena.layout.num_heads)[:, None]
         rows = pages * arena.rows_per_page + heads * arena.rows_per_head  # [H, pages]
-        return _Keys(torch.from_numpy(rows.reshape(-1)).to(arena.bytes.device), start % size, end - start)
+        return _Keys(torch.from_numpy(rows.reshape(-1)).to(arena.bytes.device), start, end, start % size)
 
-    def attend(self, layer: int, q: Tensor, scale: float, out: Tensor) -> None:
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None, out: Tensor) -> None:
         """q [T, Hq, D], out [T, Hq, Dv]: fills this query's tokens of `out`."""
         rounds = may_round(q.dtype, self._query.q_end, q.shape[-1])
+        shift = self._first_token - self._query.q_start
         with rounded_products() if rounds else nullcontext():
-            for tokens, before, own in self._blocks:
-                out[tokens] = self._attend_block(layer, q[tokens], before, own, scale)
+            for block, before, own in self._blocks:
+                tokens = slice(block.start + shift, block.stop + shift)
+                out[tokens] = self._attend_block(layer, q[tokens], scale, (block, before, own), sinks)
 
-    def _attend_block(self, layer: int, q: Tensor, before: list[_Keys], own: _Keys, scale: float) -> Tensor:
+    def _attend_block(
+        self, layer: int, q: Tensor, scale: float, block: tuple[range, list[_Keys], _Keys], sinks: Tensor | None
+    ) -> Tensor:
         """q [C, Hq, D] -> [C, Hq, Dv] float32"""
+        positions, before, own = block
         (length, num_heads, dim), heads = q.shape, self._arena.layout.num_heads
         shape = (heads, num_heads // heads, length, dim)  # [H, g, C, D]
         grouped = self._take("long_q", *shape).copy_(q.view(length, *shape[:2], dim).permute(1, 2, 0, 3))
         grouped.mul_(scale)
         value_dim = self._arena.layout.group.value_dim
+        is_weighed = bool(before) or sinks is not None
         result = _Result(
-            self._take("long_out", *shape[:3], value_dim), self._take("long_lse", *shape[:3]) if before else None
+            self._take("long_out", *shape[:3], value_dim), self._take("long_lse", *shape[:3]) if is_weighed else None
         )
-        k, v = self._gather(layer, own)
-        for start in range(0, length, CAUSAL_POSITIONS):
-            end = min(start + CAUSAL_POSITIONS, length)
-            here = slice(start, end)
-            self._products(grouped[:, :, here], k[:, :end], v[:, :end, :value_dim], end - start, result.of(here))
-        is_fused = q.device.type == "cpu" and (length >= FUSED_POSITIONS or q.dtype == torch.float32)
+        planes = self._gather(layer, own)
+        for product in _products_of(positions, own, self._window_len):
+            self._compute(grouped, own.of(planes, product.start, product.end), product, result.of(product.positions))
+        is_fused = self._window_len is None and q.device.type == "cpu"
+        is_fused = is_fused and (length >= FUSED_POSITIONS or q.dtype == torch.float32)
         for keys in before:
-            k, v = self._gather(layer, keys)
+            planes = self._gather(layer, keys)
             if is_fused:
-                result.merge(_fused(grouped, k, v, value_dim))
+                result.merge(_fused(grouped, *planes, value_dim))
                 continue
-            for start in range(0, length, CAUSAL_POSITIONS):
-                here = slice(start, min(start + CAUSAL_POSITIONS, length))
-                size = (*shape[:2], here.stop - here.start)
+            for product in _products_of(positions, keys, self._window_len):
+                size = (*shape[:2], product.positions.stop - product.positions.start)
                 part = _Result(self._take("part_out", *size, value_dim), self._take("part_lse", *size))
-                self._products(grouped[:, :, here], k, v[..., :value_dim], 0, part)
-                result.of(here).merge(part)
+                self._compute(grouped, keys.of(planes, product.start, product.end), product, part)
+                result.of(product.positions).merge(part)
+        if sinks is not None:
+            result.weigh(sinks.view(*shape[:2], 1))
         return result.out.permute(2, 0, 1, 3).reshape(length, num_heads, -1)
 
-    def _products(self, q: Tensor, k: Tensor, v: Tensor, num_causal: int, result: "_Result") -> None:
-        """q [H, g, C, D] over k [H, N, D], v [H, N, Dv]; the last `num_causal` keys are those of the C positions."""
+    def _compute(self, queries: Tensor, planes: tuple[Tensor, Tensor], product: _Product, result: "_Result") -> None:
+        """`queries` [H, g, C, D] of the block, planes [H, N, D]: the keys of the product."""
+        q, k, v = queries[:, :, product.positions], planes[0], planes[1][..., : result.out.shape[-1]]
         (heads, group, length, dim), num_keys = q.shape, k.shape[1]
         step = max(1, SCORE_BYTES[q.device.type] // (4 * group * length * num_keys))
         for first in range(0, heads, step):
@@ -103,15 +155,23 @@ class LongQuery:
             rows = q[some].reshape(-1, group * length, dim)  # [h, g * C, D]
             scores = self._take("scores", len(rows), group * length, num_keys)
             torch.bmm(rows, k[some].transpose(1, 2), out=scores)
-            if num_causal:
-                own = scores.view(-1, group, length, num_keys)[..., num_keys - num_causal :]
-                own.masked_fill_(self._later[:length, :num_causal], float("-inf"))
+            self._hide(scores.view(-1, group, length, num_keys), product)
             weights = torch.softmax(scores, -1, out=self._take("weights", *scores.shape))
             out = torch.bmm(weights, v[some], out=self._take("product", *rows.shape[:2], v.shape[-1]))
             result.out[some] = out.view(-1, group, length, v.shape[-1])
             if result.lse is not None:  # the largest weight is e^(top - lse)
                 lse = scores.amax(-1).sub_(weights.amax(-1).log_())
                 result.lse[some] = lse.view(-1, group, length)
+
+    def _hide(self, scores: Tensor, product: _Product) -> None:
+        """scores [h, g, C, N]"""
+        length, num_keys = scores.shape[2:]
+        if product.num_later:
+            own = scores[..., num_keys - product.num_later :]
+            own.masked_fill_(self._later[:length, : product.num_later], float("-inf"))
+        if product.num_left:
+            left = self._left[:length, product.left_first : product.left_first + product.num_left]
+            scores[..., : product.num_left].masked_fill_(left, float("-inf"))
 
     def _gather(self, layer: int, keys: _Keys) -> tuple[Tensor, Tensor]:
         """The first and the last plane [H, keys, D] float32: K and V, or a latent that serves as both"""
@@ -120,7 +180,7 @@ class LongQuery:
             out = self._take(f"long{plane}", len(keys.kv_rows), layout.page_size * layout.group.head_dim)
             self._arena.gather(layer, plane, keys.kv_rows, out, self._scratch)
             found = out.view(layout.num_heads, -1, layout.group.head_dim)
-            planes.append(found[:, keys.first : keys.first + keys.length])
+            planes.append(found[:, keys.skipped : keys.skipped + keys.end - keys.start])
         return planes[0], planes[-1]
 
     def _take(self, name: str, *shape: int) -> Tensor:
@@ -144,6 +204,12 @@ class _Result:
         total = torch.logaddexp(self.lse, other.lse)
         self.out.mul_((self.lse - total).exp_()[..., None]).addcmul_(other.out, (other.lse - total).exp_()[..., None])
         self.lse.copy_(total)
+
+    def weigh(self, sinks: Tensor) -> None:
+        """sinks [H, g, 1]: one more key, with this score and no value."""
+        if self.lse is None:
+            raise ValueError("a result without log-sum-exp cannot be weighed")
+        self.out.mul_((self.lse - sinks).sigmoid_()[..., None])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, value_dim: int) -> _Result:

@@ -21,7 +21,7 @@ class TiledQueries:
     def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
         device, group = arena.bytes.device, arena.layout.group
         self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
-        table = PartTable.of(plan.num_parts, arena.layout.num_heads * group_size)
+        table = PartTable.of(plan, arena.layout.num_heads * group_size)
         self._parts = parts = _Parts(
             scratch.take("queries", (table.num_tokens * table.num_heads + 1, group.head_dim), torch.float32),
             scratch.take("outs", (table.empty + 1, group.value_dim), torch.float32),
@@ -33,9 +33,9 @@ class TiledQueries:
         self._split_keys = blocks[0].width  # splits stand first and have one width
         self._blocks = [_BlockRun(arena, block, parts, scratch) for block in blocks]
 
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
         """q [Tt, Hq, D] -> [Tt, Hq, Dv] float32"""
-        self._parts.reset()
+        self._parts.begin(sinks)
         self._queries.copy_(q).mul_(scale)
         with rounded_products() if may_round(q.dtype, self._split_keys, q.shape[-1]) else nullcontext():
             for block in self._blocks:
@@ -53,10 +53,17 @@ class _Parts:
         self.queries = queries  # [Rq + 1, D]
         self.outs = outs  # [P + 2, Dv]
         self.lses = lses  # [P + 2] natural log
-        self.merged = len(outs) > len(queries) + 1
+        self.sinks: Tensor | None = None  # [Hq] float32, of the layer
+        self._has_several = len(outs) > len(queries) + 1
 
-    def reset(self) -> None:
+    @property
+    def are_merged(self) -> bool:
+        """Whether a result is weighed by its log-sum-exp."""
+        return self._has_several or self.sinks is not None
+
+    def begin(self, sinks: Tensor | None) -> None:
         """The rest is written before it is read; another step may have used the same memory since."""
+        self.sinks = sinks
         self.queries[-1] = 0.0
         self.outs[-1] = 0.0
         self.lses[-1] = float("-inf")
@@ -67,16 +74,20 @@ class _Merge:
     """Query rows with about equally many parts: their results are added up together."""
 
     rows: Tensor  # [n] int64
+    heads: Tensor  # [n] int64 of each row
     places: Tensor  # [n * M] int64 into the parts, the empty one where a row has fewer than M
 
     def run(self, parts: _Parts, out: Tensor) -> None:
         """out [Rq, Dv]: fills `rows`."""
         shape = (len(self.rows), -1, out.shape[1])  # [n, M, Dv]
         outs = parts.outs.index_select(0, self.places).view(shape)
-        if outs.shape[1] == 1:
+        if outs.shape[1] == 1 and parts.sinks is None:
             out.index_copy_(0, self.rows, outs[:, 0])
             return
-        weights = parts.lses.index_select(0, self.places).view(len(self.rows), 1, -1).softmax(-1)
+        lses = parts.lses.index_select(0, self.places).view(len(self.rows), 1, -1)
+        if parts.sinks is not None:  # a part that adds nothing but its weight
+            lses = torch.cat((lses, parts.sinks.index_select(0, self.heads).view(-1, 1, 1)), -1)
+        weights = lses.softmax(-1)[..., : outs.shape[1]]
         out.index_copy_(0, self.rows, torch.bmm(weights, outs)[:, 0])
 
 
@@ -89,9 +100,12 @@ def _merges(table: PartTable, device: torch.device) -> list[_Merge]:
     for size in np.unique(sizes):
         tokens = np.flatnonzero(sizes == size)[:, None, None]  # [t, 1, 1]
         part = np.arange(counts[tokens].max())
-        places = np.where(part < counts[tokens], table.place(tokens, heads, part), table.empty)  # [t, Hq, M]
+        places = np.where(
+            part < counts[tokens], table.place(tokens, heads, table.firsts[tokens] + part), table.empty
+        )  # [t, Hq, M]
         rows = tokens[:, :, 0] * table.num_heads + heads[:, 0]
-        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in (rows, places))))
+        indexes = (rows, rows % table.num_heads, places)
+        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in indexes)))
     return merges
 
 
@@ -152,7 +166,7 @@ class _PassRun:
         for weights, values, out in self._value_products:
             torch.bmm(weights, values, out=out)
         parts.outs.index_copy_(0, self._targets, self._out)
-        if parts.merged:
+        if parts.are_merged:
             # The largest weight is e^(top - lse).
             lse = self._scores.amax(-1).sub_(self._weights.amax(-1).log_())
             parts.lses.index_copy_(0, self._targets, lse.view(-1))

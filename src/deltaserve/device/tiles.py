@@ -3,22 +3,24 @@
 Short queries (decode, and up to 16 positions over a short context) are computed in *tiles* of 8 query rows, zero
 padded, against one split of `split_tokens` keys. A split shared by several queries is one item with the rows of all of
 them, a private split an item with the rows of one: the same tile shape either way, so a row's result has the same bits.
-What follows the last whole split below q_start is the query's *tail*: causal and always private.
-Tails of queries of about the same length go together, so that one extend of 16 positions does not give 16 rows to
+What lies before and after the whole splits that a query sees (query_cut.py) is always private.
+Such edges of queries of about the same length go together, so that one extend of 16 positions does not give 16 rows to
 every decoding row beside it.
 
 A *unit* is one query row of every KV head: token * group_size + GQA head in the group, tokens counted over tiled
 queries only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.page_table import Table
+from deltaserve.device.query_cut import EdgeKeys, QueryCut, cut_query
 from deltaserve.device.scratch_limits import MAX_TILED_LEN, MAX_TILED_PARTS, TILE_ROWS
 
 Ints = npt.NDArray[np.int64]
@@ -35,15 +37,15 @@ class SplitItems:
 
 
 @dataclass(frozen=True, slots=True)
-class TailItems:
-    """Tails of some tiled queries, the longest first."""
+class EdgeItems:
+    """Heads and tails of some tiled queries, the longest first."""
 
-    pages: Ints  # [B, width / page_size]; beyond a tail's end its last page is repeated
+    pages: Ints  # [B, width / page_size]; beyond an item's end its last page is repeated
     num_pages: Ints  # [B] of each
-    parts: Ints  # [B] which partial result of its query rows a tail is: their last
+    parts: Ints  # [B] which partial result of its query rows an item is
     units: Ints  # [B, R]; `padding` fills up
-    hidden: Bools  # [B, R, width]: key after the query's position
-    stale: Bools  # [B, width]: key not written yet, may hold anything, NaN too
+    hidden: Bools  # [B, R, width]: key that the query's position does not see
+    stale: Bools  # [B, width]: key of another item, not written yet, or of nobody: may hold anything, NaN too
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,10 @@ class TilePlan:
     tokens: Ints  # [Tt] of the step's tokens, those of tiled queries
     padding: int
     """Unit id that stands for a zero row: the number of real units."""
-    num_parts: Ints  # [Tt] partial results of a token's query rows: one for each whole split, one for the tail
+    num_parts: Ints  # [Tt] partial results of a token's query rows: one for each whole split and each edge
+    first_parts: Ints  # [Tt] number of the first of them
     items: SplitItems | None
-    tails: tuple[TailItems, ...]
+    edges: tuple[EdgeItems, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +72,27 @@ class _Group:
     units: Ints  # [depth, TILE_ROWS]
 
 
-def is_tiled(query: Query, split_tokens: int) -> bool:
+def is_tiled(query: Query, split_tokens: int, window_len: int | None = None) -> bool:
     """Others go alone, see long_query.py; the choice depends on the query alone, not on its batch."""
-    num_parts = query.q_len * (query.q_start // split_tokens + 1)
-    return query.q_len == 1 or (query.q_len <= MAX_TILED_LEN and num_parts <= MAX_TILED_PARTS)
+    if query.q_len == 1 or query.q_len > MAX_TILED_LEN:
+        return query.q_len == 1
+    return query.q_len * cut_query(query, split_tokens, window_len).num_parts <= MAX_TILED_PARTS
 
 
-def tiled_members(batch: Batch, run: Shared) -> tuple[int, ...]:
-    """Queries of a run that read it together."""
-    return tuple(index for index in run.queries if is_tiled(batch.queries[index], batch.split_tokens))
+def tiled_members(batch: Batch, run: Shared, window_len: int | None = None) -> tuple[int, ...]:
+    """Queries of a run that read it together, as far as their windows reach."""
+    return tuple(index for index in run.queries if is_tiled(batch.queries[index], batch.split_tokens, window_len))
 
 
-def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> TilePlan | None:
+def plan_tiles(
+    batch: Batch, table: Table, page_size: int, group_size: int, window_len: int | None = None
+) -> TilePlan | None:
     """None when no query is tiled."""
-    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query, batch.split_tokens))
+    split = batch.split_tokens
+    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query, split, window_len))
     if not queries:
         return None
+    cuts = {index: cut_query(batch.queries[index], split, window_len) for index in queries}
     starts = np.cumsum([0, *(query.q_len for query in batch.queries)])
     tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in queries])
     lens = [batch.queries[index].q_len for index in queries]
@@ -94,50 +102,61 @@ def plan_tiles(batch: Batch, table: Table, page_size: int, group_size: int) -> T
         for index, end, length in zip(queries, ends.tolist(), lens, strict=True)
     }
     padding = len(tokens) * group_size
-    num_splits = [batch.queries[index].q_start // batch.split_tokens for index in queries]
     return TilePlan(
         queries=queries,
         tokens=tokens.astype(np.int64),
         padding=padding,
-        num_parts=np.repeat(np.array(num_splits) + 1, lens),
-        items=_split_items(_groups(batch, units, padding), table, batch.split_tokens // page_size),
-        tails=tuple(
-            _tail_items(batch, bucket, {index: units[index] for index in bucket}, padding, (table, page_size))
-            for bucket in _by_length(batch, queries)
+        num_parts=np.repeat([cuts[index].num_parts for index in queries], lens),
+        first_parts=np.repeat([cuts[index].first_part for index in queries], lens),
+        items=_split_items(_groups(batch, cuts, units, padding), table, split // page_size),
+        edges=tuple(
+            _edge_items(
+                [_Edge(batch.queries[i], units[i], keys) for i, keys in bucket], padding, table, page_size, window_len
+            )
+            for bucket in _by_length(batch, cuts, page_size)
         ),
     )
 
 
-def _by_length(batch: Batch, queries: Sequence[int]) -> list[tuple[int, ...]]:
-    """Queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, each with those of the longest tails first."""
-    buckets: dict[int, list[int]] = {}
-    for index in sorted(queries, key=lambda index: -_tail_len(batch.queries[index], batch.split_tokens)):
-        buckets.setdefault((batch.queries[index].q_len - 1).bit_length(), []).append(index)
-    return [tuple(buckets[size]) for size in sorted(buckets)]
+def _by_length(batch: Batch, cuts: Mapping[int, QueryCut], page_size: int) -> list[list[tuple[int, EdgeKeys]]]:
+    """Edges of queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, each with the longest ones first."""
+    edges = [(index, keys) for index, cut in cuts.items() for keys in cut.edges]
+    buckets: dict[int, list[tuple[int, EdgeKeys]]] = {}
+    for index, keys in sorted(edges, key=lambda edge: -_num_pages(edge[1], page_size)):
+        buckets.setdefault((batch.queries[index].q_len - 1).bit_length(), []).append((index, keys))
+    return [buckets[size] for size in sorted(buckets)]
 
 
-def _tail_len(query: Query, split_tokens: int) -> int:
-    return query.q_start % split_tokens + query.q_len
+def _num_pages(keys: EdgeKeys, page_size: int) -> int:
+    return -(-keys.end // page_size) - keys.start // page_size
 
 
-def _groups(batch: Batch, units: dict[int, Ints], padding: int) -> list[_Group]:
-    split = batch.split_tokens
-    private = {index: np.ones(batch.queries[index].q_start // split, np.bool_) for index in units}
+def _groups(batch: Batch, cuts: Mapping[int, QueryCut], units: Mapping[int, Ints], padding: int) -> list[_Group]:
+    private = {index: np.ones(len(cut.splits), np.bool_) for index, cut in cuts.items()}
     groups = []
     for run in batch.shared:
-        members = tiled_members(batch, run)
-        if len(members) < 2:
-            continue
-        rows = np.concatenate([units[index] for index in members])
-        splits = np.arange(run.start // split, run.end // split)
-        groups.append(_Group(batch.queries[members[0]].line, splits, _tiles(rows, padding)))
-        for index in members:
-            private[index][splits] = False
+        for readers, splits in _readers(run, cuts, batch.split_tokens):
+            rows = np.concatenate([units[index] for index in readers])
+            groups.append(_Group(batch.queries[readers[0]].line, np.array(splits), _tiles(rows, padding)))
+            for index in readers:
+                first = cuts[index].splits.start
+                private[index][splits.start - first : splits.stop - first] = False
     for index, mask in private.items():
-        splits = np.flatnonzero(mask)
-        if len(splits):
-            groups.append(_Group(batch.queries[index].line, splits, _tiles(units[index], padding)))
+        alone = cuts[index].splits.start + np.flatnonzero(mask)
+        if len(alone):
+            groups.append(_Group(batch.queries[index].line, alone, _tiles(units[index], padding)))
     return sorted(groups, key=lambda group: -len(group.units))
+
+
+def _readers(run: Shared, cuts: Mapping[int, QueryCut], split_tokens: int) -> Iterator[tuple[tuple[int, ...], range]]:
+    """Two tiled queries or more, and the splits that are whole for these and no others: windows begin one by one."""
+    members = [index for index in run.queries if index in cuts]
+    first_split, end_split = run.start // split_tokens, run.end // split_tokens
+    firsts = sorted({max(first_split, cuts[index].splits.start) for index in members})
+    for first, end in pairwise([*firsts, end_split]):
+        readers = tuple(index for index in members if cuts[index].splits.start <= first)
+        if len(readers) > 1 and first < end_split:
+            yield readers, range(first, min(end, end_split))
 
 
 def _tiles(units: Ints, padding: int) -> Ints:
@@ -160,28 +179,39 @@ def _split_items(groups: Sequence[_Group], table: Table, pages_per_split: int) -
     return SplitItems(pages.astype(np.int64), np.concatenate([group.splits for group in groups]), tuple(tiles))
 
 
-def _tail_items(
-    batch: Batch, indexes: tuple[int, ...], units: dict[int, Ints], padding: int, memory: tuple[Table, int]
-) -> TailItems:
-    """`memory`: page table and page size."""
-    split, (table, page_size) = batch.split_tokens, memory
-    queries = [batch.queries[index] for index in indexes]
-    q_starts = np.array([query.q_start for query in queries])
-    lines = np.array([query.line for query in queries])
-    first = q_starts // split * split  # [B] position of the tail's first key
-    lens = np.array([_tail_len(query, split) for query in queries])  # [B]
-    num_pages = -(-lens // page_size)
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """Keys that one query reads alone, and its rows."""
+
+    query: Query
+    units: Ints  # [q_len * group_size]
+    keys: EdgeKeys
+
+
+def _edge_items(
+    edges: Sequence[_Edge], padding: int, table: Table, page_size: int, window_len: int | None
+) -> EdgeItems:
+    """The longest first."""
+    lines, starts, ends, parts, q_starts = (
+        np.array(values)
+        for values in zip(
+            *((e.query.line, e.keys.start, e.keys.end, e.keys.part, e.query.q_start) for e in edges), strict=True
+        )
+    )  # [B] each
+    first_pages = starts // page_size
+    num_pages = -(-ends // page_size) - first_pages
     offsets = np.minimum(np.arange(num_pages[0]), num_pages[:, None] - 1)
-    pages = table[lines[:, None], (first // page_size)[:, None] + offsets]
-    max_rows = max(len(units[index]) for index in indexes)
-    rows = np.full((len(indexes), max_rows), padding, np.int64)
-    positions = np.zeros((len(indexes), max_rows), np.int64)  # of each query row, from its q_start
-    for place, index in enumerate(indexes):
-        count = len(units[index])
-        rows[place, :count] = units[index]
-        positions[place, :count] = np.arange(count) // (count // batch.queries[index].q_len)
-    keys = np.arange(pages.shape[1] * page_size)  # [width]
-    last_seen = (q_starts - first)[:, None] + positions  # [B, R]
-    parts = q_starts // split
-    hidden, stale = keys > last_seen[:, :, None], keys >= lens[:, None]
-    return TailItems(pages.astype(np.int64), num_pages, parts, rows, hidden, stale)
+    pages = table[lines[:, None], first_pages[:, None] + offsets]
+    max_rows = max(len(edge.units) for edge in edges)
+    rows = np.full((len(edges), max_rows), padding, np.int64)
+    positions = np.repeat(q_starts[:, None], max_rows, 1)  # [B, R] of each query row
+    for place, edge in enumerate(edges):
+        count = len(edge.units)
+        rows[place, :count] = edge.units
+        positions[place, :count] += np.arange(count) // (count // edge.query.q_len)
+    keys = (first_pages * page_size)[:, None] + np.arange(pages.shape[1] * page_size)  # [B, width] positions
+    stale = (keys < starts[:, None]) | (keys >= ends[:, None])
+    hidden = stale[:, None] | (keys[:, None] > positions[:, :, None])
+    if window_len is not None:
+        hidden |= keys[:, None] <= positions[:, :, None] - window_len
+    return EdgeItems(pages.astype(np.int64), num_pages, parts, rows, hidden, stale)

@@ -65,7 +65,8 @@ class TorchStep:
     def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int, scratch: Workspace) -> None:
         self._arena = arena
         self._slots = _write_slots(arena, table, batch)
-        plan = plan_tiles(batch, table, arena.layout.page_size, group_size)
+        window_len = arena.layout.group.retention.window_len
+        plan = plan_tiles(batch, table, arena.layout.page_size, group_size, window_len)
         self._tiled = None if plan is None else TiledQueries(arena, plan, group_size, scratch)
         self._long = _long_queries(arena, table, batch, scratch)
 
@@ -74,23 +75,24 @@ class TorchStep:
         for plane, values in enumerate(planes):
             self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
 
-    def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """q [T, Hq, D] -> [T, Hq, Dv]"""
         if self._tiled is not None and not self._long:
-            return self._tiled.attend(layer, q, scale).to(q.dtype)
+            return self._tiled.attend(layer, q, scale, sinks).to(q.dtype)
         out = q.new_empty(*q.shape[:-1], self._arena.layout.group.value_dim)
         if self._tiled is not None:
             tokens = self._tiled.tokens
-            out.index_copy_(0, tokens, self._tiled.attend(layer, q.index_select(0, tokens), scale).to(q.dtype))
+            tiled = self._tiled.attend(layer, q.index_select(0, tokens), scale, sinks)
+            out.index_copy_(0, tokens, tiled.to(q.dtype))
         for query in self._long:
-            query.attend(layer, q, scale, out)
+            query.attend(layer, q, scale, sinks, out)
         return out
 
 
 def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace) -> list[LongQuery]:
     out, token = [], 0
     for query in batch.queries:
-        if not is_tiled(query, batch.split_tokens):
+        if not is_tiled(query, batch.split_tokens, arena.layout.group.retention.window_len):
             out.append(LongQuery(arena, scratch, table, query, token))
         token += query.q_len
     return out

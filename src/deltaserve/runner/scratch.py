@@ -6,6 +6,7 @@ from deltaserve.device.scratch_limits import (
     CAUSAL_POSITIONS,
     MAX_KEYS,
     MAX_POSITIONS,
+    MAX_TILED_LEN,
     MAX_TILED_PARTS,
     SCORE_BYTES,
     TILE_ROWS,
@@ -49,6 +50,8 @@ def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
     rows, pages = max(TILE_ROWS, spec.num_heads // spec.num_kv_heads), sizes.split_tokens // sizes.page_size
     indexes = parts * spec.num_kv_heads * (2 * rows + pages) * 8
     item = spec.num_kv_heads * sizes.split_tokens * spec.head_dim * _FLOAT
+    if len(spec.windows) > 1:  # a tail may be all that a window holds, if that is no whole split
+        item = 2 * item + spec.num_kv_heads * 2 * MAX_TILED_LEN * spec.head_dim * _FLOAT
     return results + indexes + 6 * max(BLOCK_BYTES[sizes.device], item)
 
 
