@@ -1,12 +1,14 @@
 """Workers that change roles while they serve: every answer is right, and what was cached is hit in the new role."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
+from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import Server, serving, wait_until
+from tests.e2e.server import Answer, Server, serving, wait_until
 
 PAGE = 4
 FLAGS = ("--page-size", str(PAGE), "--num-pages", "1024", "--prefill", "1", "--decode", "2")
@@ -81,6 +83,33 @@ def test_an_answer_that_runs_longer_than_the_grace_goes_on_elsewhere(tiny_models
         change(server, name, "prefill", grace_s=0)
         assert_true(model, HEAD, under_way.result())
         assert server.info()["engine"]["counts"]["retried_decode"] == 1
+
+
+@pytest.mark.parametrize("staging", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_a_worker_of_several_ranks_changes_its_role(folder: Path, staging: str) -> None:
+    """Two ranks write to one, beside one that writes to another, then one writes to two: each time with traffic."""
+    flags = ["--prefill-tp-size", "2", "--chunked-prefill-size", "64"]
+    asked = ask_about(6, 4, 24, seed=1)
+    with serving(folder, RECALL_MODEL, *FLAGS, *flags, "--staging", staging) as server, ThreadPoolExecutor(4) as pool:
+
+        def traffic() -> list[Future[Answer]]:
+            return [pool.submit(server.complete, one.prompt, len(one.answer)) for one in asked]
+
+        def check(answers: list[Future[Answer]]) -> None:
+            assert [answer.result().tokens for answer in answers] == [one.answer for one in asked]
+
+        check(traffic())
+        wait_for_reports(server)
+        for worker, role in (
+            ("decode-0", "prefill"),
+            ("prefill-0", "decode"),
+            ("prefill-0", "prefill"),
+            ("decode-0", "decode"),
+        ):
+            under_way = traffic()
+            change(server, worker, role)
+            check(under_way)
+            check(traffic())
 
 
 def busy(server: Server) -> str | None:
