@@ -10,7 +10,7 @@ from deltaserve.base.ids import PageId, PoolId, RowId
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.shard import Shard
-from deltaserve.models.collective import GlooCollective
+from deltaserve.models.collective import ProcessCollective
 from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenValues
 from tests.runner.world import Driver, check_generation, drawn, extend, random_tokens
 
@@ -71,7 +71,7 @@ def test_checksums_of_device_pages(tiny_models: Path) -> None:
 
 def test_ranks_add_up_what_a_gpu_has_computed(tmp_path: Path) -> None:
     def work(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        collective = GlooCollective.join(Shard(rank, 2), tmp_path / "meet", 60.0)
+        collective = ProcessCollective.join(Shard(rank, 2), tmp_path / "meet", 60.0)
         part = torch.full((2, 3), rank + 1.0, device="cuda")
         return collective.all_gather(part), collective.all_reduce(part)
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from deltaserve.layout.shard import Shard
-from deltaserve.models.collective import Alone, CollectiveError, GlooCollective, ThreadCollective
-from tests.models.gloo_rank import DTYPES, part_of, try_all
+from deltaserve.models.collective import Alone, ProcessCollective, ThreadCollective
+from deltaserve.models.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
+from tests.models.collective_rank import DTYPES, part_of, try_all
 
-join = GlooCollective.join
 LIMIT_S = 600.0
 """Nothing here takes long; a busy machine does."""
 
@@ -81,7 +80,7 @@ def test_a_thread_does_not_wait_for_ever() -> None:
 def test_processes_get_the_same_and_hear_of_one_that_dies(tmp_path: Path) -> None:
     """Long before the time limit: its connections end."""
     size = 3
-    command = [sys.executable, "-m", "tests.models.gloo_rank"]
+    command = [sys.executable, "-m", "tests.models.collective_rank"]
     words = [[str(word) for word in (rank, size, tmp_path, LIMIT_S)] for rank in range(size)]
     processes = [subprocess.Popen([*command, *of_rank], stdout=subprocess.PIPE, text=True) for of_rank in words]
     outputs = [process.stdout for process in processes if process.stdout is not None]
@@ -93,16 +92,52 @@ def test_processes_get_the_same_and_hear_of_one_that_dies(tmp_path: Path) -> Non
     assert all(last_words[rank].startswith("CollectiveError: ranks: ") for rank in (0, 2))
 
 
+def meet(size: int, folder: Path) -> list[RankMesh]:
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(lambda rank: RankMesh.join(Shard(rank, size), folder / "meet", LIMIT_S), range(size)))
+
+
+def test_more_than_fits_one_exchange_goes_in_pieces(tmp_path: Path) -> None:
+    """Two turns of memory take turns: nobody overwrites what another still reads."""
+    size, num_lines = 3, 5
+    parts = [torch.randn(num_lines, SLOT_BYTES // 8, generator=torch.Generator().manual_seed(r)) for r in range(size)]
+
+    def work(mesh: RankMesh) -> tuple[Tensor, Tensor]:
+        collective = ProcessCollective(mesh)
+        return collective.all_reduce(parts[mesh.shard.rank].clone()), collective.all_gather(parts[mesh.shard.rank])
+
+    with ThreadPoolExecutor(size) as threads:
+        for summed, gathered in threads.map(work, meet(size, tmp_path)):
+            assert torch.equal(summed, parts[0] + parts[1] + parts[2])
+            assert torch.equal(gathered, torch.cat(parts, -1))
+
+
+def test_nothing_is_exchanged_of_nothing(tmp_path: Path) -> None:
+    first, _ = (ProcessCollective(mesh) for mesh in meet(2, tmp_path))
+    assert first.all_reduce(torch.empty(0, 4)).shape == (0, 4)
+    assert first.all_gather(torch.empty(0, 4)).shape == (0, 8)
+
+
 def test_a_process_does_not_wait_for_ever(tmp_path: Path) -> None:
     """For a rank that is there and takes no part, as a stopped one."""
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(lambda rank: join(Shard(rank, 2), tmp_path / "meet", LIMIT_S), range(2))
-    first._group.set_timeout(timedelta(seconds=0.2))  # less than that, and a busy machine might not have joined
-    with pytest.raises(CollectiveError, match="Timed out"):
-        first.all_reduce(torch.ones(2))
+    first, second = meet(2, tmp_path)
+    first.limit(0.2)  # less than LIMIT_S, and a busy machine might not have joined
+    with pytest.raises(CollectiveError, match="did not come in time"):
+        ProcessCollective(first).all_reduce(torch.ones(2))
     assert second.shard == Shard(1, 2)
 
 
+def test_processes_that_compute_something_else_are_found(tmp_path: Path) -> None:
+    first, second = (ProcessCollective(mesh) for mesh in meet(2, tmp_path))
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(second.all_reduce, torch.ones(3))
+        with pytest.raises(CollectiveError, match="do not compute the same"):
+            first.all_reduce(torch.ones(2))
+        with pytest.raises(CollectiveError):
+            other.result()
+
+
 def test_a_process_whose_other_rank_never_comes(tmp_path: Path) -> None:
-    with pytest.raises(CollectiveError):
-        join(Shard(0, 2), tmp_path / "meet", 0.5)
+    for rank in range(2):
+        with pytest.raises(CollectiveError, match=r"not all of them met within 0\.5 s"):
+            RankMesh.join(Shard(rank, 2), tmp_path / f"meet of {rank}", 0.5)

@@ -12,7 +12,8 @@ from deltaserve.base.errors import StateError
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.dtype import DType
-from deltaserve.models.collective import CollectiveError, ThreadCollective
+from deltaserve.models.collective import ThreadCollective
+from deltaserve.models.rank_mesh import CollectiveError
 from deltaserve.sched.plan import (
     ItemOutcome,
     PageUpdate,

@@ -23,7 +23,7 @@ from deltaserve.instance.core import EngineCore
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheGroup, CacheSpec
 from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.models.collective import ALONE, Collective, GlooCollective
+from deltaserve.models.collective import ALONE, Collective, ProcessCollective
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
@@ -67,7 +67,7 @@ def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
     """Waits for all ranks."""
-    return GlooCollective.join(shard, meeting_point(folder), spec.step_stuck_after_s)
+    return ProcessCollective.join(shard, meeting_point(folder), spec.step_stuck_after_s)
 
 
 def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: Callable[[str], None]) -> TorchExecutor:

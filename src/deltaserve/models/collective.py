@@ -5,21 +5,16 @@ bits on all ranks: decisions taken from it (which experts a token goes to) are t
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from deltaserve.layout.shard import Shard
-
-
-class CollectiveError(RuntimeError):
-    """A rank did not take part in time, or is gone. The ranks are out of step for good: the worker ends."""
+from deltaserve.models.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
 
 
 class Collective(Protocol):
@@ -113,49 +108,42 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return out
 
 
-class GlooCollective:
+class ProcessCollective:
     """A rank that is a process of this machine. What a GPU has computed goes through the memory of the host."""
 
-    def __init__(self, shard: Shard, group: ProcessGroupGloo) -> None:
-        self._shard = shard
-        self._group: Any = group
+    def __init__(self, mesh: RankMesh) -> None:
+        self._mesh = mesh
 
     @classmethod
-    def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "GlooCollective":
-        """Returns when all ranks are there. `meeting_point`: a file that no group has used before, in a folder that
-        only this user may enter. `timeout_s`: of this and of every collective. Raises CollectiveError."""
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # never what the host's name means
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 1
-        try:
-            store: Any = FileStore(str(meeting_point), shard.size)
-            store.set_timeout(options._timeout)
-            return cls(shard, ProcessGroupGloo(store, shard.rank, shard.size, options))
-        except RuntimeError as error:
-            raise _failed(error) from None
+    def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "ProcessCollective":
+        """See RankMesh.join."""
+        return cls(RankMesh.join(shard, meeting_point, timeout_s))
 
     @property
     def shard(self) -> Shard:
-        return self._shard
+        return self._mesh.shard
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        sums = x.cpu().contiguous()
-        try:
-            self._group.allreduce([sums]).wait()
-        except RuntimeError as error:
-            raise _failed(error) from None
-        return sums.to(x.device)
+        own = x.cpu().contiguous()
+        flat = own.view(-1)
+        sums = torch.empty_like(flat)
+        for piece, parts in self._exchange(flat):
+            torch.add(parts[0], parts[1], out=sums[piece])
+            for part in parts[2:]:
+                sums[piece] += part
+        return sums.view(own.shape).to(x.device)
 
     def all_gather(self, x: Tensor) -> Tensor:
         own = x.cpu().contiguous()
-        parts = own.new_empty((self._shard.size * own.shape[0], *own.shape[1:]))
-        try:
-            self._group._allgather_base(parts, own).wait()
-        except RuntimeError as error:
-            raise _failed(error) from None
-        return torch.cat(parts.chunk(self._shard.size), -1).to(x.device)
+        flat = own.view(-1)
+        gathered = flat.new_empty((self.shard.size, flat.numel()))
+        for piece, parts in self._exchange(flat):
+            gathered[:, piece] = parts
+        return torch.cat(gathered.view(len(gathered), *own.shape).unbind(), -1).to(x.device)
 
-
-def _failed(error: RuntimeError) -> CollectiveError:
-    return CollectiveError("ranks: " + " ".join(str(error).split())[:200])
+    def _exchange(self, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """flat [n] -> for each piece of it, what the ranks have there, [ranks, n']; to be read before the next one."""
+        length = SLOT_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), length):
+            piece = slice(start, min(start + length, flat.numel()))
+            yield piece, self._mesh.exchange(flat[piece].view(torch.uint8)).view(flat.dtype)

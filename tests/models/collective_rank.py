@@ -1,6 +1,6 @@
 """A rank in a process of its own, until another one dies.
 
-python -m tests.models.gloo_rank RANK SIZE FOLDER TIMEOUT_S
+python -m tests.models.collective_rank RANK SIZE FOLDER TIMEOUT_S
 """
 
 import sys
@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from deltaserve.layout.shard import Shard
-from deltaserve.models.collective import Collective, CollectiveError, GlooCollective
+from deltaserve.models.collective import Collective, ProcessCollective
+from deltaserve.models.rank_mesh import CollectiveError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,7 +36,7 @@ def try_all(collective: Collective) -> dict[str, Tensor]:
 
 
 def main(rank: int, size: int, folder: Path, timeout_s: float) -> None:
-    collective = GlooCollective.join(Shard(rank, size), folder / "meet", timeout_s)
+    collective = ProcessCollective.join(Shard(rank, size), folder / "meet", timeout_s)
     save_file(try_all(collective), folder / f"{rank}.safetensors")
     print("saved", flush=True)
     try:
