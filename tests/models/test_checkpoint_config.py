@@ -16,7 +16,7 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.layout.spec import PageGroup
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import ModelSpec, QkNorm, RopeKind, RouterKind
+from deltaserve.models.model_spec import Activation, ClampedGlu, ModelSpec, QkNorm, RopeKind, RouterKind
 from deltaserve.models.rope import inverse_frequencies
 from deltaserve.models.rope_fields import rope_spec
 
@@ -122,6 +122,57 @@ def test_a_latent_is_all_that_is_kept_per_token(tmp_path: Path) -> None:
     assert pool_page_bytes(spec.cache_spec(1, DType.BFLOAT16)) == (2 * (32 + 8) * 2,)
 
 
+_GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 512,
+    "num_hidden_layers": 8,
+}
+
+
+def test_gemma3_by_the_older_names(tmp_path: Path) -> None:
+    """Those of the published files: a period, a theta of the windows' own, a scaling of the others'."""
+    ropes = {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    spec = spec_of(tmp_path, **_GEMMA, **ropes, sliding_window_pattern=3, head_dim=32, tie_word_embeddings=...)
+    far, near = spec.layers[2].rope, spec.layers[0].rope
+    assert [layer.window_len for layer in spec.layers] == [512, 512, None, 512, 512, None, 512, 512]
+    assert (far.kind, far.theta, far.factor) == (RopeKind.LINEAR, 1e6, 8.0)
+    assert (near.kind, near.theta) == (RopeKind.DEFAULT, 2e4)
+    assert (spec.softmax_scale, spec.embedding_scale, spec.tied_embeddings) == (0.125, 8.0, True)
+    assert (spec.activation, spec.zero_centred_norms, spec.post_norms) == (Activation.GELU_TANH, True, True)
+
+
+def test_gemma3_in_its_multimodal_wrapper(tmp_path: Path) -> None:
+    """The text model's fields are few; transformers' own defaults stand for the rest."""
+    text = {"hidden_size": 2560, "num_hidden_layers": 12, "sliding_window": 1024, "model_type": "gemma3_text"}
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "eos_token_id": [1, 106]}))
+    spec = load_spec(tmp_path)
+    assumed = transformers.Gemma3TextConfig(**text)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, assumed.vocab_size)
+    windows = [None if kind == "full_attention" else 1024 for kind in assumed.layer_types]
+    assert [layer.window_len for layer in spec.layers] == windows
+    assert (spec.dtype, spec.eos_token_ids) == (DType.BFLOAT16, (1, 106))
+
+
+def test_gpt_oss_as_published(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 4, "swiglu_limit": 7.0}
+    changes = {
+        "architectures": ["GptOssForCausalLM"],
+        "rope_scaling": yarn,
+        "rope_theta": 150000,
+        "sliding_window": 128,
+    }
+    spec = spec_of(tmp_path, **changes, **experts, dtype=..., num_hidden_layers=4)
+    assert [layer.window_len for layer in spec.layers] == [128, None, 128, None]
+    assert (spec.dtype, spec.sinks, spec.attention_bias) == (DType.BFLOAT16, True, True)
+    assert spec.moe is not None
+    assert (spec.moe.clamped, spec.moe.renormalise) == (ClampedGlu(1.702, 7.0), True)
+    assert (spec.layers[0].rope.truncate, spec.layers[0].rope.theta) == (False, 150000)
+
+
 def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert spec_of(tmp_path, eos_token_id=7).eos_token_ids == (3, 4)
@@ -140,6 +191,12 @@ def test_cache_spec(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
         ({"architectures": []}, "architectures is []"),
+        ({**_GEMMA, "layer_types": ["full_attention"]}, "layer_types is ['full_attention'], expected 8 times"),
+        ({**_GEMMA, "layer_types": ["sliding_attention"] * 8}, "expected at least one full_attention"),
+        ({**_GEMMA, "sliding_window": 0}, "sliding_window is 0"),
+        ({**_GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, expected null"),
+        ({**_GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention is True, expected false"),
+        ({**_GEMMA, "hidden_activation": "silu"}, "hidden_activation is 'silu', expected gelu_pytorch_tanh"),
         ({"architectures": ...}, "architectures is None"),
         ({"num_hidden_layers": 513}, "num_hidden_layers is 513, expected 1 .. 512"),
         ({"vocab_size": 2**22 + 1}, "vocab_size"),

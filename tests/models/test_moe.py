@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import swiglu
+from deltaserve.models.layers import gated
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.moe import moe_mlp, route
 from deltaserve.models.packing import pack
@@ -37,7 +37,7 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
     for token in range(5):
         total = torch.zeros(hidden, dtype=torch.float64)
         for expert, gain in zip(experts[token].tolist(), gains[token].tolist(), strict=True):
-            inner = swiglu(functional.linear(x[token : token + 1], weights.gate_up[expert]))
+            inner = gated(functional.linear(x[token : token + 1], weights.gate_up[expert]))
             total += gain * functional.linear(inner, weights.down[expert])[0].double()
         torch.testing.assert_close(got[token].double(), total, rtol=2**-8, atol=2**-9)
 

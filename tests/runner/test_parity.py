@@ -46,6 +46,21 @@ def test_generation_with_an_output_matrix_of_its_own_though_tied(tiny_models: Pa
     check_generation(Driver(folder), folder)
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_generation_by_the_text_part_of_a_multimodal_checkpoint(tiny_models: Path, tmp_path: Path, prefix: str) -> None:
+    path = tiny_models / "gemma3_text"
+    folder = shutil.copytree(path, tmp_path / "gemma3")
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+    save_file(
+        {**tensors, "vision_tower.weight": torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+    text = json.loads((folder / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config))
+    check_generation(Driver(folder), path)
+
+
 def test_generation_with_the_head_dim_that_qwen3_assumes(tmp_path: Path) -> None:
     folder = write_variant(Variant(VARIANTS["qwen3"].build, {"head_dim": 128}), tmp_path / "qwen3")
     config = json.loads((folder / "config.json").read_text())
@@ -54,9 +69,10 @@ def test_generation_with_the_head_dim_that_qwen3_assumes(tmp_path: Path) -> None
     check_generation(Driver(folder), folder)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 4), (16, 16), (64, 64)])
-def test_generation_over_page_sizes(tiny_models: Path, page_size: int, split_tokens: int) -> None:
-    path = tiny_models / "qwen3"
+def test_generation_over_page_sizes(tiny_models: Path, page_size: int, split_tokens: int, name: str) -> None:
+    path = tiny_models / name
     check_generation(Driver(path, page_size, split_tokens), path)
 
 
@@ -95,7 +111,7 @@ def prompt_distributions(driver: Driver, path: Path) -> tuple[Tensor, Tensor]:
     return torch.stack(parts), reference_logprobs(path, prompt)[:-1]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama_bf16", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama_bf16", "deepseek_v3", "gemma3_text_scaled", "gpt_oss"])
 def test_sharing_on_and_off_gives_equal_bits(tiny_models: Path, name: str) -> None:
     driver = Driver(tiny_models / name)
     prompt = random_tokens(101, 5)

@@ -63,7 +63,7 @@ def test_generation_with_replicated_kv_heads(tmp_path: Path, name: str) -> None:
     check_generation(driver, folder)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_fused", "minimax_m2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_fused", "minimax_m2", "deepseek_v3", "gpt_oss"])
 def test_generation_with_experts_that_do_not_divide(tmp_path: Path, name: str) -> None:
     """Each rank has a part of every expert."""
     variant = VARIANTS[name]

@@ -1,7 +1,7 @@
 """Drives a TorchExecutor with hand-made plans, and the same model in transformers to compare with."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
@@ -60,7 +60,7 @@ class Driver:
         spec = load_spec(path)
         cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype)
         num_pages = num_pages or 1024 // page_size
-        sizes = ExecutorSizes((num_pages,), max_rows=32, max_context_len=512)
+        sizes = ExecutorSizes((num_pages + 1,) * cache_spec.num_pools, max_rows=32, max_context_len=512)
 
         def load(collective: Collective) -> TorchExecutor:
             return TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype, collective)
@@ -68,9 +68,13 @@ class Driver:
         self.executor = load(ALONE)
         self._load = load
         self.page_size, self.split_tokens = page_size, split_tokens
+        self.cache = cache_spec
         self.free = [PageId(page) for page in range(num_pages)]
         random.Random(0).shuffle(self.free)
+        self._trap = PageId(num_pages)
+        self._spoil(self.executor)
         self.pages: dict[int, tuple[PageId, ...]] = {}
+        """Of each row, in every pool."""
         self._opens: list[RowOpen] = []
         self._updates: list[PageUpdate] = []
         self.steps = 0
@@ -91,7 +95,7 @@ class Driver:
         pages = shared + tuple(self.free.pop() for _ in range(count))
         self.pages[row] = pages
         self._opens.append(RowOpen(RowId(row), sampling, pack_u32(tokens), prompt_len or len(tokens)))
-        self._updates.append(PageUpdate(RowId(row), PoolId(0), 0, pages))
+        self._updates += [PageUpdate(RowId(row), pool, 0, pages) for pool in self._pools]
 
     def step(
         self, items: Sequence[PlanItem], shared: Sequence[SharedRun] = (), closes: Sequence[int] = ()
@@ -101,12 +105,30 @@ class Driver:
             tuple(items),
             WorkList(self.split_tokens, tuple(shared)),
             tuple(self._opens),
-            tuple(self._updates),
+            (*self._updates, *self._free_behind(items)),
             tuple(RowId(row) for row in closes),
         )
         self._opens, self._updates = [], []
         self.steps += 1
         return self.run(plan)
+
+    def _spoil(self, executor: TorchExecutor) -> None:
+        """Not a number in every dtype."""
+        for arena in executor.memory.kv.page_arenas:
+            start = self._trap * arena.layout.page_bytes
+            arena.bytes[start : start + arena.layout.page_bytes] = 0xFF
+
+    @property
+    def _pools(self) -> tuple[PoolId, ...]:
+        return tuple(PoolId(pool) for pool in range(self.cache.num_pools))
+
+    def _free_behind(self, items: Sequence[PlanItem]) -> Iterator[PageUpdate]:
+        """What no token to come can see is gone: a page full of NaN stands in its place."""
+        for pool in self._pools:
+            for item in items:
+                first = self.cache.pools[pool].first_needed(item.q_start, self.page_size)
+                if first:
+                    yield PageUpdate(item.row, pool, 0, (self._trap,) * first)
 
     def run(self, plan: StepPlan) -> StepResult:
         return self.executor.execute(plan)
@@ -122,6 +144,8 @@ class RankDriver(Driver):
     def __init__(self, path: Path, tp_size: int, page_size: int = 16, dtype: DType | None = None) -> None:
         super().__init__(path, page_size, dtype=dtype)
         self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, COLLECTIVE_TIMEOUT_S)]
+        for rank in self.ranks:
+            self._spoil(rank)
         self._threads = [ThreadPoolExecutor(1) for _ in self.ranks]
         self._drawn: dict[RowId, int] = {}
 

@@ -8,6 +8,8 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.deepseek_v3 import DEEPSEEK_V3
 from deltaserve.models.family import Family
 from deltaserve.models.fields import Fields, shown
+from deltaserve.models.gemma3 import GEMMA3, GEMMA3_WRAPPED
+from deltaserve.models.gpt_oss import GPT_OSS
 from deltaserve.models.llama import LLAMA
 from deltaserve.models.minimax_m2 import MINIMAX_M2
 from deltaserve.models.model_spec import ModelSpec
@@ -16,7 +18,7 @@ from deltaserve.models.qwen3 import QWEN3
 from deltaserve.models.qwen3_moe import QWEN3_MOE
 from deltaserve.models.source import TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2, DEEPSEEK_V3)
+FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2, DEEPSEEK_V3, GEMMA3, GEMMA3_WRAPPED, GPT_OSS)
 
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:

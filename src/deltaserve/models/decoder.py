@@ -90,8 +90,10 @@ class Decoder:
                 x, q, step = x.index_select(0, last.tokens), q.index_select(0, last.tokens), last.attention
                 if not step:
                     return x  # nobody reads any of them
-            x = x + add_up(self._attend(q, held.attention, step[layer.group], index))
-            x = x + add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp))
+            added = add_up(self._attend(q, held.attention, step[layer.group], index))
+            x = x + (added if held.after_attention is None else rms_norm(added, held.after_attention, eps))
+            added = add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp))
+            x = x + (added if held.after_mlp is None else rms_norm(added, held.after_mlp, eps))
         return rms_norm(x, weights.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -100,6 +102,11 @@ class Decoder:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]"""
+        x = self._look_up(tokens)
+        scale = self.spec.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
         shard, table = self._collective.shard, self._weights.embedding
         if shard.size == 1:
             return functional.embedding(tokens, table)
@@ -127,6 +134,6 @@ class Decoder:
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         """This rank's part of a sum."""
         if isinstance(weights, DenseWeights):
-            return dense_mlp(x, weights)
+            return dense_mlp(x, weights, self.spec.activation)
         assert self.local.moe is not None
         return moe_mlp(x, weights, self.local.moe)

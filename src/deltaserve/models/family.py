@@ -17,6 +17,7 @@ MAX_HEADS = 2**12
 MAX_EXPERTS = 2**12
 MAX_POSITION = 2**26
 
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
 _DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
 
 
@@ -100,6 +101,21 @@ def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> Mode
 def with_rotary_dim(spec: ModelSpec, dim: int) -> ModelSpec:
     """`spec` with so many channels of a head that turn, in all layers."""
     return replace(spec, layers=tuple(replace(layer, rope=replace(layer.rope, dim=dim)) for layer in spec.layers))
+
+
+def windows(fields: Fields, num_layers: int, period: int) -> tuple[int | None, ...]:
+    """Of each layer, from `layer_types`; without those every `period`-th layer sees everything."""
+    kinds = fields.texts("layer_types")
+    if not kinds:
+        kinds = tuple(_WINDOWED if (layer + 1) % period else _FULL for layer in range(num_layers))
+    if len(kinds) != num_layers or not set(kinds) <= {_WINDOWED, _FULL}:
+        raise fields.error("layer_types", f"{num_layers} times {_WINDOWED} or {_FULL}")
+    if _FULL not in kinds:
+        raise fields.error("layer_types", f"at least one {_FULL}")
+    if _WINDOWED not in kinds:
+        return (None,) * num_layers
+    window_len = fields.integer("sliding_window", 1, MAX_POSITION)
+    return tuple(window_len if kind == _WINDOWED else None for kind in kinds)
 
 
 def refuse_sliding_window(fields: Fields) -> None:

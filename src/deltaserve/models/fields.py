@@ -1,5 +1,6 @@
 """Typed reading of config.json and the like: every error is one line that names the field."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,20 @@ class Fields:
         if any(isinstance(item, bool) or not isinstance(item, int) for item in items):
             raise self.error(name, "whole numbers")
         return tuple(items)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when absent."""
+        items = self.values.get(name)
+        if items is None:
+            return ()
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise self.error(name, "a list of strings")
+        return tuple(items)
+
+    def or_else(self, defaults: Mapping[str, Any]) -> "Fields":
+        """With these where a field is absent or null."""
+        given = {name: value for name, value in self.values.items() if value is not None}
+        return Fields({**defaults, **given}, self.where)
 
     def positives(self, name: str, count: int) -> tuple[float, ...]:
         """A list of `count` positive numbers."""

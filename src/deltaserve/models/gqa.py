@@ -24,7 +24,8 @@ def project(
     qkv = linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, spec.head_dim)
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.qk_norm is not None:
-        qk = _normalised(qk, spec, collective) * weights.qk_norm
+        wide = qk.to(weights.qk_norm.dtype)
+        qk = (_normalised(wide, spec, collective) * weights.qk_norm).to(qk.dtype)
     qk = rotate(qk, *rope)
     return qk[:, :heads], qk[:, heads:], v
 
@@ -46,5 +47,5 @@ def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
 
 def attend(q: Tensor, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
     """q [N, Hq, D] over the pages, after K and V of the layer were written. -> [N, hidden], a sum over these heads"""
-    out = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, D]
+    out = attention.attend(layer, q, spec.softmax_scale, weights.sinks)  # [N, Hq, D]
     return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out)

@@ -53,7 +53,8 @@ def load_weights(
     inventory = Inventory.of(family, stored, source.index)
     weights, targets = allocate(stored, dtype, device, shard)
     for name, box, values in _tensors(source, inventory, shard):
-        targets[name][box].copy_(values)
+        added = inventory.parts[name].added
+        targets[name][box].copy_(values.float() + added if added else values)
     inventory.check_complete()
     _name_unused(inventory.unused)
     if spec.tied_embeddings and not stored.tied_embeddings:

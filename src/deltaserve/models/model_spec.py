@@ -40,6 +40,14 @@ class RouterKind(Enum):
     """Each score alone. A learned correction takes part in the choice of experts, not in their weights."""
 
 
+class Activation(Enum):
+    """Of a feed-forward layer's gate."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    """GELU by its approximation with tanh."""
+
+
 class Mixer(Enum):
     """What a layer mixes the tokens of a request with."""
 
@@ -83,6 +91,14 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedGlu:
+    """Of gate and up projection, side by side row by row: (up + 1) * gate * sigmoid(alpha * gate), both clamped."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """A mixture of experts in place of the dense feed-forward of some layers."""
 
@@ -99,6 +115,8 @@ class MoeSpec:
     """Of the experts' sum."""
     shared_size: int = 0
     """Intermediate size of what every token goes through beside its experts; 0: there is none."""
+    clamped: ClampedGlu | None = None
+    """In place of SwiGLU: then all linear maps, the router's too, have biases, and files hold matrices transposed."""
 
     def local(self, shard: Shard) -> "MoeSpec":
         """Whole experts on each rank where their number divides, else a part of each: see models/shard_rules.py."""
@@ -156,6 +174,17 @@ class ModelSpec:
     tied_embeddings: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    activation: Activation = Activation.SILU
+    attention_scale: float | None = None
+    """Of the softmax; None: by head_dim, or what `mla` says."""
+    embedding_scale: float = 1.0
+    """Multiplies embeddings, rounded to the dtype of the computation."""
+    zero_centred_norms: bool = False
+    """Files hold the weights of norms less 1."""
+    post_norms: bool = False
+    """What attention and feed-forward give is normalised, too, before it is added."""
+    sinks: bool = False
+    """Each head has a learned score of a key that every position sees, and that has no value."""
     num_draft_layers: int = 0
     """Layers that files may hold after those of the model; not used."""
     eos_token_ids: tuple[int, ...] = ()
@@ -166,6 +195,8 @@ class ModelSpec:
 
     @property
     def softmax_scale(self) -> float:
+        if self.attention_scale is not None:
+            return self.attention_scale
         return float(self.head_dim**-0.5) if self.mla is None else self.mla.softmax_scale
 
     @property

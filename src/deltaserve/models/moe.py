@@ -4,14 +4,15 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import dense_mlp, product, swiglu
+from deltaserve.models.layers import clamped_gated, dense_mlp, gated, product
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.weights import MoeWeights
 
 
 def route(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> tuple[Tensor, Tensor]:
     """x [T, hidden] -> expert ids [T, k] and their weights [T, k] float32."""
-    logits = functional.linear(x.to(layer.router.dtype), layer.router).float()  # [T, E]
+    bias = None if layer.biases is None else layer.biases.router
+    logits = functional.linear(x.to(layer.router.dtype), layer.router, bias).float()  # [T, E]
     if spec.router is RouterKind.SOFTMAX:
         weights, experts = logits.softmax(-1).topk(spec.experts_per_token, -1)
     else:
@@ -49,12 +50,20 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
     for index, count in enumerate(counts[weights.first_expert : weights.first_expert + num_held]):
         if count == 0:
             continue
-        hidden = swiglu(product(inputs[start : start + count], weights.gate_up[index]))
-        outputs[start : start + count] = product(hidden, weights.down[index])
+        outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, spec)
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
     total = _weighted_sum(chosen, gains)
     return total if weights.shared is None else total + dense_mlp(x, weights.shared)
+
+
+def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec) -> Tensor:
+    """x [n, hidden] -> [n, hidden] of one of the experts held"""
+    biases = weights.biases
+    if spec.clamped is None or biases is None:
+        return product(gated(product(x, weights.gate_up[index])), weights.down[index])
+    hidden = clamped_gated(product(x, weights.gate_up[index], biases.gate_up[index]), spec.clamped)
+    return product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
 
 
 def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class ByExperts:
 
     num_experts: int
     whole: OneOf | Divided
-    part: Divided
+    part: Divided | FirstRank
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         return self._rule(shard).shape(whole, shard)
@@ -104,7 +104,7 @@ class ByExperts:
     def pieces(self, whole: Shape, shard: Shard) -> tuple[TensorPiece, ...]:
         return self._rule(shard).pieces(whole, shard)
 
-    def _rule(self, shard: Shard) -> OneOf | Divided:
+    def _rule(self, shard: Shard) -> OneOf | Divided | FirstRank:
         return self.part if self.num_experts % shard.size else self.whole
 
 

@@ -3,9 +3,11 @@
 Canonical names are those of the Llama files without the leading `model.`; a family's rename table leads there.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import NamedTuple
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
@@ -26,8 +28,8 @@ from deltaserve.models.source import TensorHeader
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 HEAD = "lm_head.weight"
-NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
-"""Of a layer."""
+_CENTRED = re.compile(r"(norm|.*layernorm|.*\.[qk]_norm)\.weight")
+"""Norms whose weights may be stored less 1."""
 FUSED_EXPERTS = ("gate_up_proj", "down_proj")
 """What files call the experts' matrices where each is one tensor of all experts."""
 CORRECTION = "gate.e_score_correction_bias"
@@ -43,6 +45,8 @@ class TensorPart:
     """Parts it fills: itself, or for a tensor that fuses several (experts), all of those."""
     rule: ShardRule = REPLICATED
     """What of it a rank holds."""
+    added: float = 0.0
+    """To its values when they are loaded: in float32, and kept so."""
 
     def shape_on(self, shard: Shard) -> Shape:
         return self.rule.shape(self.shape, shard)
@@ -55,6 +59,22 @@ class TensorPart:
 _Entry = tuple[Shape, ShardRule]
 
 
+class NormNames(NamedTuple):
+    """Of a layer."""
+
+    before_attention: str
+    before_mlp: str
+    after_attention: str | None = None
+    after_mlp: str | None = None
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "NormNames":
+        first, second = "input_layernorm.weight", "post_attention_layernorm.weight"
+        if not spec.post_norms:
+            return cls(first, second)
+        return cls(first, "pre_feedforward_layernorm.weight", second, "post_feedforward_layernorm.weight")
+
+
 def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
     table: _Entry = (spec.vocab_size, spec.hidden_size), Divided(spec.vocab_size)
@@ -63,11 +83,13 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     if not spec.tied_embeddings:
         entries[HEAD] = table
     for layer, layer_spec in enumerate(spec.layers):
-        entries |= {f"layers.{layer}.{name}": norm for name in NORMS}
+        entries |= {f"layers.{layer}.{name}": norm for name in NormNames.of(spec) if name is not None}
         entries |= {f"layers.{layer}.self_attn.{name}": entry for name, entry in _attention(spec).items()}
         if not layer_spec.has_experts:
             entries |= {f"layers.{layer}.mlp.{name}": entry for name, entry in _dense(spec).items()}
     parts = _parts(entries)
+    if spec.zero_centred_norms:
+        parts = {name: replace(part, added=float(bool(_CENTRED.fullmatch(name)))) for name, part in parts.items()}
     if spec.moe is not None:
         for layer, layer_spec in enumerate(spec.layers):
             if layer_spec.has_experts:
@@ -92,6 +114,8 @@ def _attention(spec: ModelSpec) -> dict[str, _Entry]:
     }
     if spec.attention_bias:
         entries |= _biases(entries)
+    if spec.sinks:
+        entries["sinks"] = (spec.num_heads,), heads
     if spec.qk_norm is QkNorm.HEAD:
         entries |= {f"{name}_norm.weight": ((spec.head_dim,), REPLICATED) for name in "qk"}
     if spec.qk_norm is QkNorm.ALL:
@@ -151,6 +175,8 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     router: dict[str, _Entry] = {f"{prefix}.gate.weight": ((count, hidden), REPLICATED)}
     if moe.router is RouterKind.SIGMOID:
         router[f"{prefix}.{CORRECTION}"] = (count,), REPLICATED
+    if moe.clamped is not None:
+        return _parts(router | _transposed_experts(hidden, moe, prefix))
     if moe.shared_size:
         router |= {f"{prefix}.shared_experts.{name}": e for name, e in _gated(hidden, moe.shared_size).items()}
     parts = _parts(router)
@@ -169,6 +195,22 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
             shape, tuple(names[name]), ByExperts(count, Divided(count), rule)
         )
     return parts
+
+
+def _transposed_experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, _Entry]:
+    """Fused, [in, out] of each expert; gate and up projection of a channel side by side."""
+    count, inner = moe.num_experts, moe.intermediate_size
+
+    def by(part: Divided | FirstRank) -> ByExperts:
+        return ByExperts(count, Divided(count), part)
+
+    return {
+        f"{prefix}.gate.bias": ((count,), REPLICATED),
+        f"{prefix}.experts.gate_up_proj": ((count, hidden, 2 * inner), by(Divided(inner, axis=2))),
+        f"{prefix}.experts.gate_up_proj_bias": ((count, 2 * inner), by(Divided(inner, axis=1))),
+        f"{prefix}.experts.down_proj": ((count, inner, hidden), by(Divided(inner, axis=1))),
+        f"{prefix}.experts.down_proj_bias": ((count, hidden), by(FirstRank())),
+    }
 
 
 def rank_weight_bytes(stored: ModelSpec, dtype: DType, shard: Shard) -> int:

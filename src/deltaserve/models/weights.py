@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deltaserve.layout.shard import Shard
 from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
-from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NORMS, TensorPart, tensor_parts
+from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NormNames, TensorPart, tensor_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class AttentionWeights:
     qkv: Linear  # [(Hq + 2 Hkv) * D, hidden]: queries, keys, values
     out: Linear  # [hidden, Hq * D]
     qk_norm: Tensor | None  # [Hq + Hkv, D], the two weights, repeated over heads where each is normalised alone
+    sinks: Tensor | None = None  # [Hq] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ class MoeWeights:
     down: tuple[Tensor, ...]  # of each expert held: [hidden, I]
     shared: DenseWeights | None = None  # for every token
     first_expert: int = 0  # of those held
+    biases: "MoeBiases | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeBiases:
+    router: Tensor  # [E]
+    gate_up: tuple[Tensor, ...]  # of each expert held: [2 I]
+    down: tuple[Tensor, ...] | None  # of each expert held: [hidden]; of parts of experts: on the first rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class LayerWeights:
     attention: AttentionWeights | MlaWeights
     mlp_norm: Tensor  # [hidden]
     mlp: DenseWeights | MoeWeights
+    after_attention: Tensor | None = None  # [hidden], norm of what is added to the residual stream
+    after_mlp: Tensor | None = None  # [hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,17 @@ class TargetTable:
 
     def whole(self, name: str) -> Tensor:
         """A tensor of its own."""
-        target = self.empty(*self.parts[name].shape_on(self.shard))
+        part = self.parts[name]
+        dtype = torch.float32 if part.added else self.dtype
+        target = torch.empty(part.shape_on(self.shard), dtype=dtype, device=self.device)
         self.targets[name] = target
+        return target
+
+    def transposed(self, name: str) -> Tensor:
+        """As `whole`, with the last two axes of the file's tensor the other way round."""
+        *count, rows, cols = self.parts[name].shape_on(self.shard)
+        target = self.empty(*count, cols, rows)
+        self.targets[name] = target.transpose(-1, -2)
         return target
 
     def fused(self, prefix: str, *names: str) -> Linear:
@@ -124,7 +144,10 @@ def allocate(
 
 def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     prefix = f"layers.{index}"
-    attention_norm, mlp_norm = (table.whole(f"{prefix}.{name}") for name in NORMS)
+    norms = [None if name is None else table.whole(f"{prefix}.{name}") for name in NormNames.of(spec)]
+    attention_norm, mlp_norm, after_attention, after_mlp = norms
+    assert attention_norm is not None
+    assert mlp_norm is not None
     attention: AttentionWeights | MlaWeights
     if spec.mla is None:
         attention = _attention(table, spec, f"{prefix}.self_attn")
@@ -135,19 +158,21 @@ def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
         mlp = _experts(table, spec.moe, f"{prefix}.mlp")
     else:
         mlp = _dense(table, f"{prefix}.mlp")
-    return LayerWeights(attention_norm, attention, mlp_norm, mlp)
+    return LayerWeights(attention_norm, attention, mlp_norm, mlp, after_attention, after_mlp)
 
 
 def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
     norm = None
     if spec.qk_norm is not QkNorm.NONE:
-        norm = table.empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
+        dtype = torch.float32 if spec.zero_centred_norms else table.dtype
+        norm = replace(table, dtype=dtype).empty(spec.num_heads + spec.num_kv_heads, spec.head_dim)
         for name, part in (("q_norm", norm[: spec.num_heads]), ("k_norm", norm[spec.num_heads :])):
             table.targets[f"{prefix}.{name}.weight"] = part.view(-1) if spec.qk_norm is QkNorm.ALL else part
     return AttentionWeights(
         qkv=table.fused(prefix, "q_proj", "k_proj", "v_proj"),
         out=table.fused(prefix, "o_proj"),
         qk_norm=norm,
+        sinks=replace(table, dtype=torch.float32).whole(f"{prefix}.sinks") if spec.sinks else None,
     )
 
 
@@ -174,6 +199,8 @@ def _dense(table: TargetTable, prefix: str) -> DenseWeights:
 
 def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
     """Files hold experts one by one, or fused: both are taken."""
+    if moe.clamped is not None:
+        return _transposed_experts(table, moe, prefix)
     gate_up, down = (table.whole(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
     size, num_held = down.shape[2], len(down)
     first = table.shard.heads(moe.num_experts)[0] if num_held < moe.num_experts else 0
@@ -190,3 +217,16 @@ def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
         correction = table.whole(f"{prefix}.{CORRECTION}")
     router = table.whole(f"{prefix}.gate.weight")
     return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared, first)
+
+
+def _transposed_experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
+    gate_up, down = (table.transposed(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
+    gate_up_bias, down_bias = (table.whole(f"{prefix}.experts.{name}_bias") for name in FUSED_EXPERTS)
+    biases = MoeBiases(
+        router=table.whole(f"{prefix}.gate.bias"),
+        gate_up=gate_up_bias.unbind(),
+        down=down_bias.unbind() if len(down_bias) else None,
+    )
+    first = table.shard.heads(moe.num_experts)[0] if len(down) < moe.num_experts else 0
+    router = table.whole(f"{prefix}.gate.weight")
+    return MoeWeights(router, None, gate_up.unbind(), down.unbind(), first_expert=first, biases=biases)
