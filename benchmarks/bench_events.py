@@ -128,7 +128,6 @@ class Bench:
             attempt=1,
             prompt=submit.prompt,
             prompt_len=submit.prompt_len,
-            keys=submit.keys,
             namespace=submit.namespace,
             sampling=submit.sampling,
             remaining_ms=submit.remaining_ms,

@@ -152,7 +152,7 @@ def test_all_ranks_move_their_heads_and_one_report_tells_of_it() -> None:
         for memory in writer.memories:
             memory.fill(3, content=7)
         world.tell(P, OpenGate(D, TICKET))
-        pairs = (PagePairs(PoolId(0), 0, (PageId(3),), (PageId(5),)),)
+        pairs = (PagePairs(PoolId(0), 0, 0, (PageId(3),), (PageId(5),)),)
         world.tell(P, PostChunk(D, TICKET, 0, pairs, b"token"))
         world.until(lambda: bool(world.told(P, ChunkSent)) and len(world.told(D, Landed)) == 2)
         assert [memory.problems(5, content=7) for memory in reader.memories] == [[], []]

@@ -12,7 +12,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.transfer_thread import PollPace, Reports, TransferThread
-from deltaserve.layout.copy_plan import PageSlice
+from deltaserve.layout.copy_plan import PageSlice, PlacedPages, Route
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec, PageGroup
@@ -91,6 +91,9 @@ class Side:
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
         return b""
 
+    def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
+        return b""
+
 
 @dataclass
 class Rig:
@@ -125,7 +128,7 @@ class Rig:
 
     def post(self) -> None:
         self.thread.submit(OpenGate(READER, TICKET))
-        pairs = PagePairs(PoolId(0), 0, (PageId(1), PageId(2)), (PageId(5), PageId(6)))
+        pairs = PagePairs(PoolId(0), 0, 0, (PageId(1), PageId(2)), (PageId(5), PageId(6)))
         self.thread.submit(PostChunk(READER, TICKET, chunk=0, pairs=(pairs,), payload=b"first token"))
 
     def polls_until(self, count: int) -> None:

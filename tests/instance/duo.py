@@ -120,7 +120,7 @@ class Duo:
         self, prompt: Sequence[int], max_tokens: int, namespace: str = "", cache: CacheUse = CacheUse.NORMAL
     ) -> Asked:
         generation = self.cluster.generation(prompt, max_tokens, namespace, cache)
-        expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.cache.pools, generation.namespace)
+        expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.pools, generation.namespace)
         return Asked(generation.room, tuple(prompt), self.cluster.front.submit(generation), expected)
 
     def serve(self, prompt: Sequence[int], max_tokens: int = 3, **options: str) -> Asked:

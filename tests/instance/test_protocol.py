@@ -255,7 +255,7 @@ def offer(duo: Duo, **changes: object) -> Offer:
         ({"prompt": pack_u32([1, 2, 97])}, FailReason.BAD_EXTENT),
         ({"prompt_len": 0}, FailReason.BAD_EXTENT),
         ({"prompt_len": 99}, FailReason.BAD_EXTENT),
-        ({"prompt": pack_u32([1] * 300), "keys": b""}, FailReason.TOO_LONG),
+        ({"prompt": pack_u32([1] * 300)}, FailReason.TOO_LONG),
     ],
 )
 def test_an_offer_that_cannot_be_served_is_refused_by_name(changes: dict[str, object], reason: FailReason) -> None:

@@ -156,11 +156,13 @@ def test_a_deadline_beyond_all_reason_can_be_told_to_prefill(remaining_ms: int) 
 
 @pytest.mark.parametrize("keys", [b"x", b"k" * 17, b"k" * 16, bytes(16 * 8), b"k" * 16 * 9])
 def test_keys_that_are_not_the_prompts_are_refused(keys: bytes) -> None:
+    """A tree that took them would refuse whoever comes with the right ones. (An Offer carries none.)"""
     duo = Duo()
-    offer = msgspec.structs.replace(an_offer(duo), keys=keys)
-    duo.inject(PREFILL, DECODE, offer)
+    duo.serve([50, *PROMPT], 2)
+    submit = msgspec.structs.replace(duo.sent(Submit, FRONT)[-1], room=b"room of no one..", keys=keys)
+    duo.inject(DECODE, FRONT, submit)
     duo.run(0.01)
-    assert [f.reason for f in duo.sent(Failed)] == [FailReason.BAD_EXTENT]
+    assert [f.reason for f in duo.sent(Finished, DECODE) if f.room == submit.room] == [FailReason.BAD_EXTENT]
     duo.serve(PROMPT, 3)
 
 

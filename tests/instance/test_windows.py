@@ -5,6 +5,7 @@ import pytest
 from deltaserve.base.ids import PoolId
 from deltaserve.base.tokens import pack_u32, token_len
 from deltaserve.instance.checks import grant_fits
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.sim.cluster import Shape, worker_config
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.wire.messages import Component, Grant
@@ -66,4 +67,4 @@ def test_a_grant_for_pages_behind_the_window_is_refused(first: int, fits: bool) 
     spans = {PoolId(0): range(11), PoolId(1): range(first, 11)}
     coverage = tuple(Component(pool=p, first=s.start, pages=pack_u32(range(len(s)))) for p, s in spans.items())
     grant = Grant(room=bytes(16), attempt=1, ticket=1, coverage=coverage)
-    assert grant_fits(config, (64, 64), grant, 41) is fits
+    assert grant_fits(config, (64, 64), grant, PromptPages(41, 4, 4)) is fits

@@ -294,7 +294,6 @@ def big_offer(num_bytes: int) -> Offer:
         attempt=1,
         prompt=bytes(num_bytes),
         prompt_len=1,
-        keys=b"",
         namespace="",
         sampling=SamplingParams(max_tokens=1, seed=0),
         remaining_ms=1,

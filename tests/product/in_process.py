@@ -108,6 +108,14 @@ class TorchWorker(SimWorker):
 
 
 @dataclass(frozen=True)
+class Pages:
+    """Of a worker."""
+
+    size: int = 16
+    dtype: DType = DType.FLOAT32
+
+
+@dataclass(frozen=True)
 class Served:
     """An answer, and where its prompt came from."""
 
@@ -124,27 +132,37 @@ class Product:
         folder: Path,
         prefill_ranks: int,
         decode_ranks: int,
-        page_size: int = 16,
+        pages: Pages | tuple[Pages, Pages] = Pages(),
         radix_cache: bool = True,
         staging: StagingMode | None = None,
+        tolerance: float = TOLERANCE,
     ) -> None:
+        """`pages`: of prefill and of decode. `tolerance`: of log-probabilities; greedy tokens may differ by as much."""
+        of_role = dict(
+            zip((Role.PREFILL, Role.DECODE), pages if isinstance(pages, tuple) else (pages, pages), strict=True)
+        )
+        self._tolerance = tolerance
+        self._is_rounded = tolerance > TOLERANCE
         self._folder = folder
         spec = load_spec(folder)
         half = Part(0.001, 1)
         self.world = World(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
-        num_pages = 3 * _CONTEXT_LEN // page_size
-        shape = Shape(page_size=page_size, prefill_pages=num_pages, decode_pages=num_pages, chunk_len=48)
+        sizes = [of_role[role].size for role in (Role.PREFILL, Role.DECODE)]
+        shape = Shape(page_size=sizes[0], decode_page_size=sizes[1], chunk_len=48 // sizes[0] * sizes[0] or sizes[0])
         shape = replace(shape, max_running=4, context_len=_CONTEXT_LEN)
         self._num_rooms = 0
+        self.worst = 0.0
+        """Difference of a log-probability from that of transformers."""
         members = []
         for name, role, ranks in ((PREFILL, Role.PREFILL, prefill_ranks), (DECODE, Role.DECODE, decode_ranks)):
             config = worker_config(replace(shape, radix_cache=radix_cache or role is Role.PREFILL), name, role, 1)
             config = replace(
                 config,
-                cache=spec.cache_spec(page_size, DType.FLOAT32),
-                num_pages=(num_pages,),
+                cache=spec.cache_spec(of_role[role].size, of_role[role].dtype),
+                num_pages=(-(-3 * _CONTEXT_LEN // of_role[role].size),),
                 vocab_size=spec.vocab_size,
                 tp_size=ranks,
+                has_staging=staging is not None,
             )
             TorchWorker(self.world, config, folder, staging)
             members.append(member_of(name, role))
@@ -175,11 +193,14 @@ class Product:
         assert answer.error is None, answer.error
         tokens = [*prompt, *answer.tokens]
         lines = reference_logprobs(self._folder, tokens)[len(prompt) - 1 : -1]  # [output, V]
-        assert lines.argmax(-1).tolist() == answer.tokens
         assert len(answer.logprobs) == len(answer.tokens)
         for line, token, told in zip(lines, answer.tokens, answer.logprobs, strict=True):
+            assert token == line.argmax().item() or (
+                self._is_rounded and line.max() - line[token] <= 2 * self._tolerance
+            )
             for one, logprob in ((token, told.logprob), *told.top):
-                assert abs(line[one].item() - logprob) <= TOLERANCE
+                self.worst = max(self.worst, abs(line[one].item() - logprob))
+        assert self.worst <= self._tolerance
         assert answer.last is not None
         assert answer.last.usage is not None
         usage = answer.last.usage

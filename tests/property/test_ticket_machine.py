@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deltaserve.base.ids import Attempt, Room, TicketSeq
 from deltaserve.cache.pages import PageState
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.transfer.commands import PostChunk, TicketId
 from deltaserve.transfer.receiver import Heard, Ticket
 from deltaserve.transfer.sender import GrantVerdict, SendTicket
@@ -194,7 +195,7 @@ class TicketMachine(RuleBasedStateMachine):
     def hear_grant(self, grant: Grant) -> None:
         key = TicketId(DECODE_BOOT, PREFILL_BOOT, TicketSeq(grant.ticket))
         known = self.sender.get(key)
-        _, verdict = self.sender.accept(DECODE, DECODE_BOOT, grant)
+        _, verdict = self.sender.accept(DECODE, DECODE_BOOT, grant, PromptPages(1 << 20, 4, 4))
         assert (verdict is GrantVerdict.REPEATED) == (known is not None)
         if verdict is GrantVerdict.OPENED:
             assert key not in self.opened, "a ticket is opened twice"
@@ -244,7 +245,8 @@ class TicketMachine(RuleBasedStateMachine):
             return
         taken = zip(self.prefill.pools, counts, strict=True)
         src = tuple(pool.allocate(count) or () for pool, count in taken)
-        self.flights.append(Flight(self.sender.post(ticket, src, b"first" if is_last else None)))
+        ends = [cursor + count for cursor, count in zip(ticket.cursors, counts, strict=True)]
+        self.flights.append(Flight(self.sender.post(ticket, ends, src, b"first" if is_last else None)))
         if is_last:
             self.finished.add(ticket.id)
         for pool, pages in zip(self.prefill.pools, src, strict=True):

@@ -24,6 +24,7 @@ _ENDPOINT = "deltaserve.transfer.endpoint"
 _GATE = "deltaserve.transfer.gate"
 _RANKS = "deltaserve.transfer.ranks"
 _PLAN = "deltaserve.layout.copy_plan"
+_PROMPT_PAGES = "deltaserve.layout.prompt_pages"
 _COVERAGE = "deltaserve.transfer.coverage"
 _CORE = "deltaserve.instance.core"
 _SERVING = "deltaserve.instance.serving"
@@ -111,8 +112,8 @@ MUTANTS = (
         "checksums_unread",
         "A20",
         _ENDPOINT,
-        "check.pages, slices) == check.checksums",
-        "check.pages, slices) != b'?'",
+        "        return sums == check.checksums\n",
+        "        return sums != b'?'\n",
     ),
     Mutant(
         "done_after_last_chunk",
@@ -279,8 +280,8 @@ MUTANTS = (
         "uncomputed_page_sent",
         "G3",
         _OUTFLOW,
-        "end = room.request.num_computed // self.config.cache.page_size",
-        "end = room.num_tokens // self.config.cache.page_size",
+        "end = ticket.prompt.num_closed(room.request.num_computed)",
+        "end = ticket.prompt.num_closed(room.num_tokens)",
     ),
     Mutant("nan_is_cached", "G3", _STEPS, "        request.cache = CacheUse.BYPASS\n", ""),
     Mutant(
@@ -293,9 +294,45 @@ MUTANTS = (
     Mutant(
         "delta_from_zero",
         "G4",
-        _OUTFLOW,
-        "cursors = enumerate(ticket.cursors)",
-        "cursors = enumerate(c - f for c, f in zip(ticket.cursors, ticket.firsts, strict=True))",
+        _SENDER,
+        "return self.prompt.sources(self.cursors[pool], end)",
+        "return self.prompt.sources(self.cursors[pool] - self.firsts[pool], end)",
+    ),
+    # pages of unequal sizes
+    Mutant(
+        "chunk_ends_inside_a_page_of_the_reader",
+        "C13",
+        _PROMPT_PAGES,
+        "return num_computed // self.reader_size",
+        "return -(-num_computed // self.reader_size)",
+    ),
+    Mutant(
+        "prefix_counted_in_pages_of_the_writer",
+        "C13",
+        _PROMPT_PAGES,
+        "start = first * self.reader_size // self.writer_size",
+        "start = first",
+    ),
+    Mutant(
+        "grant_read_in_pages_of_the_writer",
+        "C13",
+        _PROMPT_PAGES,
+        "return -(-self.num_tokens // self.reader_size)",
+        "return -(-self.num_tokens // self.writer_size)",
+    ),
+    Mutant(
+        "last_page_checked_beyond_what_was_sent",
+        "C13",
+        _PROMPT_PAGES,
+        "return -(-self.num_tokens // self.writer_size) * self.writer_size",
+        "return -(-self.num_tokens // self.reader_size) * self.reader_size",
+    ),
+    Mutant(
+        "keys_of_another_workers_pages",
+        "T14",
+        _FRONT,
+        "keys=live.sample.keys.of(decode.facts.page_size)",
+        "keys=live.sample.keys.of(next(iter(self.workers)).facts.page_size)",
     ),
     Mutant(
         "namespaces_mixed",
@@ -352,8 +389,8 @@ MUTANTS = (
         "pages_of_the_first_pool_sent",
         "H3",
         _OUTFLOW,
-        "room.request.pages(PoolId(pool), first,",
-        "room.request.pages(PoolId(0), first,",
+        "sources = ((PoolId(pool), ticket",
+        "sources = ((PoolId(0), ticket",
     ),
     # lifetimes
     Mutant(

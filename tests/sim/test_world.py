@@ -13,7 +13,7 @@ from deltaserve.sim.process import Answer
 
 def ask(cluster: Cluster, prompt: list[int], max_tokens: int) -> tuple[Answer, tuple[int, ...]]:
     answer = cluster.front.submit(cluster.generation(prompt, max_tokens))
-    return answer, oracle_output(pack_u32(prompt), max_tokens, VOCAB, cluster.shape.cache.pools)
+    return answer, oracle_output(pack_u32(prompt), max_tokens, VOCAB, cluster.shape.pools)
 
 
 def settle(cluster: Cluster, pairs: list[tuple[Answer, tuple[int, ...]]], limit_s: float = 60.0) -> None:

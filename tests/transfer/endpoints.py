@@ -30,6 +30,8 @@ from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT
 
 PAGE_SIZE = 4
 PAGE_BYTES = PAGE_SIZE * STAMP_BYTES
+NUM_TOKENS = 32 * PAGE_SIZE
+"""Of the longest prompt."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Pair:
     ) -> PostChunk:
         """A chunk of equal page lists in every pool; `payload` makes it the last."""
         pairs = tuple(
-            PagePairs(PoolId(p), first, tuple(map(PageId, src)), tuple(map(PageId, dst)))
+            PagePairs(PoolId(p), first, first, tuple(map(PageId, src)), tuple(map(PageId, dst)))
             for p in range(self.num_pools if src else 0)
         )
         return PostChunk(DECODE, ticket, index, pairs, payload)
@@ -163,5 +165,5 @@ class Pair:
         checks = []
         for piece in (piece for done in dones for piece in done.pieces):
             pages = tuple(PageId(p) for p in dst[piece.first : piece.end])
-            checks.append(PageCheck(ALONE, PoolId(piece.pool), pages, piece.checksums))
-        return self.reader.endpoint.perform(VerifyPages(PREFILL, ticket, tuple(checks)), self.fabric.now)
+            checks.append(PageCheck(ALONE, PoolId(piece.pool), piece.first, pages, piece.checksums))
+        return self.reader.endpoint.perform(VerifyPages(PREFILL, ticket, tuple(checks), NUM_TOKENS), self.fabric.now)

@@ -7,7 +7,7 @@ from random import Random
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
-from deltaserve.layout.copy_plan import PageFormat, PageSlice
+from deltaserve.layout.copy_plan import PageFormat, PageSlice, PlacedPages, Route
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.transfer.commands import TransferCommand, TransferReport
@@ -65,6 +65,9 @@ class HeadMemory:
             & 0xFFFFFFFF
             for page in pages
         )
+
+    def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
+        raise NotImplementedError("pages are of one size here")
 
 
 def head_bytes(head: str, num_bytes: int, content: int) -> bytes:

@@ -127,7 +127,7 @@ class Scene:
 
     def post(self, chunk: int, first: int, src: list[int], dst: list[int], payload: bytes | None = None) -> None:
         pairs = tuple(
-            PagePairs(PoolId(pool), first, tuple(map(PageId, src)), tuple(map(PageId, dst)))
+            PagePairs(PoolId(pool), first, first, tuple(map(PageId, src)), tuple(map(PageId, dst)))
             for pool in range(self.cache.num_pools)
         )
         self.writer_does(PostChunk(D, TICKET, chunk, pairs, payload))
@@ -159,14 +159,16 @@ def test_every_head_arrives_and_is_verified(num_writers: int, num_readers: int, 
     for index, page in enumerate(dst):
         assert [problem for memory in scene.reader.memories for problem in memory.problems(page, index)] == []
     checks = tuple(
-        PageCheck(pair, PoolId(piece.pool), tuple(map(PageId, dst[piece.first : piece.end])), piece.checksums)
+        PageCheck(
+            pair, PoolId(piece.pool), piece.first, tuple(map(PageId, dst[piece.first : piece.end])), piece.checksums
+        )
         for pair, done in coverage.dones()
         for piece in done.pieces
     )
-    scene.reader_does(VerifyPages(P, TICKET, checks))
+    scene.reader_does(VerifyPages(P, TICKET, checks, 20))
     assert scene.until_heard(PagesVerified).problem is None
     scene.reader.memories[-1].arenas[RegionId(0)][dst[1] * scene.reader.memories[-1].layouts[0].page_bytes] ^= 1
-    scene.reader_does(VerifyPages(P, TICKET, checks))
+    scene.reader_does(VerifyPages(P, TICKET, checks, 20))
     assert scene.until_heard(PagesVerified).problem is not None
     assert scene.writer.group.num_pending == scene.reader.group.num_pending == 0
 
@@ -315,11 +317,11 @@ def test_reports_of_a_slow_rank_from_before_a_fence_are_dropped() -> None:
 
 def test_a_rank_verifies_its_own_pages_only() -> None:
     group = RankGroup(3)
-    checks = tuple(PageCheck(RankPair(0, reader), PoolId(0), (PageId(1),), b"abcd") for reader in (0, 2, 2))
-    first, second, third = group.fan_out(VerifyPages(P, TICKET, checks))
-    assert first == VerifyPages(P, TICKET, checks[:1])
+    checks = tuple(PageCheck(RankPair(0, reader), PoolId(0), 0, (PageId(1),), b"abcd") for reader in (0, 2, 2))
+    first, second, third = group.fan_out(VerifyPages(P, TICKET, checks, 20))
+    assert first == VerifyPages(P, TICKET, checks[:1], 20)
     assert second is None
-    assert third == VerifyPages(P, TICKET, checks[1:])
+    assert third == VerifyPages(P, TICKET, checks[1:], 20)
     assert group.reduce(2, PagesVerified(TICKET, "differs")) == []
     assert group.reduce(0, PagesVerified(TICKET)) == [PagesVerified(TICKET, "differs")]
 

@@ -253,7 +253,7 @@ def test_the_verification_names_the_pages_of_each_chunk() -> None:
     ticket = side.grant(3)
     side.receiver.landed(PREFILL, done(ticket, 1, 2, 1, is_last=True, checksums=(b"cccc", b"dddd")))
     side.receiver.landed(PREFILL, done(ticket, 0, 0, 2, checksums=(b"aaaaaaaa", b"bbbbbbbb")))
-    verification = side.receiver.verification(ticket)
+    verification = side.receiver.verification(ticket, 12)
     assert verification is not None
     assert verification.ticket == ticket.id
     assert {(c.pool, c.pages, c.checksums) for c in verification.checks} == {

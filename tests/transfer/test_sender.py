@@ -4,11 +4,15 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Boot, PageId, PoolId
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.transfer.commands import PagePairs, PostChunk
 from deltaserve.transfer.sender import GrantVerdict, SendTicket
 from deltaserve.transfer.tables import SenderState
 from deltaserve.wire.messages import Drain
 from tests.transfer.toys import DECODE, DECODE_BOOT, DecodeSide, PrefillSide
+
+PROMPT = PromptPages(24, 4, 4)
+"""Longer than what is granted of it."""
 
 
 class Pair:
@@ -18,7 +22,7 @@ class Pair:
         self.decode, self.prefill = DecodeSide(pools), PrefillSide(pools)
         self.granted = self.decode.grant(num_pages)
         self.grant = self.decode.message(self.granted)
-        ticket, verdict = self.prefill.sender.accept(DECODE, DECODE_BOOT, self.grant)
+        ticket, verdict = self.prefill.sender.accept(DECODE, DECODE_BOOT, self.grant, PROMPT)
         assert verdict is GrantVerdict.OPENED
         assert ticket is not None
         self.ticket: SendTicket = ticket
@@ -26,7 +30,9 @@ class Pair:
         self.source = self.prefill.allocate(num_pages)
 
     def post(self, first: int, end: int, payload: bytes | None = None) -> PostChunk:
-        return self.sender.post(self.ticket, tuple(pages[first:end] for pages in self.source), payload)
+        return self.sender.post(
+            self.ticket, [end] * len(self.source), tuple(pages[first:end] for pages in self.source), payload
+        )
 
 
 def test_chunks_follow_the_coverage_and_are_pinned() -> None:
@@ -34,7 +40,7 @@ def test_chunks_follow_the_coverage_and_are_pinned() -> None:
     first = pair.post(0, 3)
     assert (first.chunk, first.payload) == (0, None)
     for pool, pairs in enumerate(first.pairs):
-        assert pairs == PagePairs(PoolId(pool), 0, pair.source[pool][:3], pair.granted.pages[pool][:3])
+        assert pairs == PagePairs(PoolId(pool), 0, 0, pair.source[pool][:3], pair.granted.pages[pool][:3])
     last = pair.post(3, 5, b"payload")
     assert (last.chunk, [(p.first, len(p.src)) for p in last.pairs]) == (1, [(3, 2), (3, 2)])
     assert last.payload == b"payload"
@@ -53,15 +59,15 @@ def test_each_pool_goes_on_from_where_its_own_pages_ended() -> None:
     """Pool 0 from page 2 of the prompt on, pool 1 from page 4 on."""
     decode, prefill = DecodeSide((32, 40)), PrefillSide((32, 40))
     granted = decode.grant_each([range(2, 6), range(4, 6)])
-    ticket, _ = prefill.sender.accept(DECODE, DECODE_BOOT, decode.message(granted))
+    ticket, _ = prefill.sender.accept(DECODE, DECODE_BOOT, decode.message(granted), PROMPT)
     assert ticket is not None
     source = prefill.allocate(6)
-    first = prefill.sender.post(ticket, (source[0][2:4], ()), None)
-    assert first.pairs == (PagePairs(PoolId(0), 2, source[0][2:4], granted.pages[0][:2]),)
-    last = prefill.sender.post(ticket, (source[0][4:], source[1][4:]), b"payload")
+    first = prefill.sender.post(ticket, (4, 4), (source[0][2:4], ()), None)
+    assert first.pairs == (PagePairs(PoolId(0), 2, 2, source[0][2:4], granted.pages[0][:2]),)
+    last = prefill.sender.post(ticket, (6, 6), (source[0][4:], source[1][4:]), b"payload")
     assert last.pairs == (
-        PagePairs(PoolId(0), 4, source[0][4:], granted.pages[0][2:]),
-        PagePairs(PoolId(1), 4, source[1][4:], granted.pages[1]),
+        PagePairs(PoolId(0), 4, 4, source[0][4:], granted.pages[0][2:]),
+        PagePairs(PoolId(1), 4, 4, source[1][4:], granted.pages[1]),
     )
 
 
@@ -84,18 +90,18 @@ def test_pinned_pages_are_out_of_reach_though_their_owner_freed_them() -> None:
 
 def test_a_grant_opens_once() -> None:
     pair = Pair()
-    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (pair.ticket, GrantVerdict.REPEATED)
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant, PROMPT) == (pair.ticket, GrantVerdict.REPEATED)
     pair.sender.close(pair.ticket)
-    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (pair.ticket, GrantVerdict.REPEATED)
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant, PROMPT) == (pair.ticket, GrantVerdict.REPEATED)
     pair.sender.gate_drained(pair.ticket.id, Drain.CLEAN)
-    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant) == (None, GrantVerdict.CLOSED)
+    assert pair.sender.accept(DECODE, DECODE_BOOT, pair.grant, PROMPT) == (None, GrantVerdict.CLOSED)
 
 
 def test_a_revoke_that_overtakes_its_grant_keeps_it_from_opening() -> None:
     decode, prefill = DecodeSide(), PrefillSide()
     grant = decode.message(decode.grant(2))
     assert prefill.sender.revoked(DECODE, DECODE_BOOT, grant.ticket) is None
-    assert prefill.sender.accept(DECODE, DECODE_BOOT, grant) == (None, GrantVerdict.CLOSED)
+    assert prefill.sender.accept(DECODE, DECODE_BOOT, grant, PROMPT) == (None, GrantVerdict.CLOSED)
     assert prefill.sender.num_tombstones == 1
 
 
@@ -109,7 +115,7 @@ def test_the_mark_forgets_tombstones_and_goes_forward_only() -> None:
     prefill.sender.advance_mark(DECODE, DECODE_BOOT, 1)
     assert prefill.sender.revoked(DECODE, DECODE_BOOT, 2) is None  # below the mark: nothing to remember
     assert prefill.sender.num_tombstones == 1
-    verdicts = [prefill.sender.accept(DECODE, DECODE_BOOT, grant)[1] for grant in grants]
+    verdicts = [prefill.sender.accept(DECODE, DECODE_BOOT, grant, PROMPT)[1] for grant in grants]
     assert verdicts == [GrantVerdict.CLOSED, GrantVerdict.CLOSED, GrantVerdict.OPENED, GrantVerdict.CLOSED]
 
 
@@ -121,14 +127,14 @@ def test_a_mark_may_leap(mark: int) -> None:
         prefill.sender.revoked(DECODE, DECODE_BOOT, seq)
     prefill.sender.advance_mark(DECODE, DECODE_BOOT, mark)
     assert prefill.sender.num_tombstones == 0
-    assert prefill.sender.accept(DECODE, DECODE_BOOT, first)[1] is GrantVerdict.CLOSED
+    assert prefill.sender.accept(DECODE, DECODE_BOOT, first, PROMPT)[1] is GrantVerdict.CLOSED
 
 
 def test_marks_and_tombstones_die_with_the_boot_they_belong_to() -> None:
     prefill, decode = PrefillSide(), DecodeSide()
     grant = decode.message(decode.grant(0))
     prefill.sender.revoked(DECODE, DECODE_BOOT, 1)
-    assert prefill.sender.accept(DECODE, Boot(999), grant)[1] is GrantVerdict.OPENED  # another boot's ticket 1
+    assert prefill.sender.accept(DECODE, Boot(999), grant, PROMPT)[1] is GrantVerdict.OPENED  # another boot's ticket 1
     prefill.sender.forget_boots(DECODE, DECODE_BOOT)
     assert prefill.sender.num_tombstones == 1
     prefill.sender.forget_boots(DECODE, Boot(999))
@@ -226,5 +232,5 @@ def test_illegal_moves_raise() -> None:
 def test_free_pages_cannot_be_sent() -> None:
     pair = Pair(2)
     with pytest.raises(StateError):
-        pair.sender.post(pair.ticket, ((PageId(31), PageId(30)),), None)
+        pair.sender.post(pair.ticket, (2,), ((PageId(31), PageId(30)),), None)
     assert (pair.ticket.cursors, pair.ticket.next_chunk, pair.prefill.num_pinned) == ([0], 0, 0)

@@ -65,11 +65,13 @@ def transfer(scene: Scene) -> None:
     assert coverage.is_complete
     assert problems(scene) == []
     checks = tuple(
-        PageCheck(pair, PoolId(piece.pool), tuple(map(PageId, DST[piece.first : piece.end])), piece.checksums)
+        PageCheck(
+            pair, PoolId(piece.pool), piece.first, tuple(map(PageId, DST[piece.first : piece.end])), piece.checksums
+        )
         for pair, done in coverage.dones()
         for piece in done.pieces
     )
-    scene.reader_does(VerifyPages(P, TICKET, checks))
+    scene.reader_does(VerifyPages(P, TICKET, checks, 4 * len(DST)))
     assert scene.until_heard(PagesVerified).problem is None
     assert sorted(scene.until_said(ChunkSent).chunk for _ in range(3)) == [0, 1, 2]
     for _ in range(30):
@@ -202,7 +204,7 @@ def contents(scene: Scene) -> list[bytes]:
 
 
 def pages(group: str = "kv", first: int = 0, packed: bytes = b"\x01\0\0\0") -> StagedPages:
-    return StagedPages(group=group, first=first, pages=packed)
+    return StagedPages(group=group, first=first, num_tokens=len(packed), pages=packed)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from deltaserve.wire.staged_frames import (
     is_stage_frame,
 )
 
-PAGES = StagedPages(group="kv", first=3, pages=b"\x01\0\0\0")
+PAGES = StagedPages(group="kv", first=3, num_tokens=16, pages=b"\x01\0\0\0")
 FRAMES: list[StageFrame] = [
     StageAsk(write=1, num_bytes=1 << 40),
     StageLease(write=1, round=2, offset=256),

@@ -110,16 +110,16 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         evidence=evidence_of(spec),
         options=spec.options,
         tp_size=spec.tp_size,
+        has_staging=_stages(spec),
     )
 
 
 def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
-    """All that must be equal on both sides before pages may move between them."""
+    """All that must be equal on both sides before pages may move between them; for the rest see instance/fitting.py."""
     groups = {f"pages.{group.name}": _describe(group) for group in cache.groups}
     fields = {
         "fingerprint": fingerprint,
         "dtype": spec.dtype.value,
-        "page_size": str(cache.page_size),
         "transport": spec.transport,
         "overrides": spec.model_overrides or "",
         "checksums": "crc" if spec.options.verify_checksums else "off",
@@ -133,7 +133,7 @@ def _describe(group: CacheGroup) -> str:
         f"{b.num_heads} heads x {b.num_rows} x {b.row_width}" for b in group.blocks
     )
     kept = group.retention
-    return f"{shape} {group.dtype.value}, {kept.lifetime.value} {kept.window_len or ''}".rstrip()
+    return f"{shape}, {kept.lifetime.value} {kept.window_len or ''}".rstrip()
 
 
 def _announce(component: str, region: Region) -> RegionInfo:
@@ -193,7 +193,7 @@ class _Plane:
 def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard) -> DataPlane:
     regions = executor.memory.regions()
     staging = None
-    if spec.staging is not None and spec.transport == "nixl":  # a notification of mooncake does not prove its bytes
+    if spec.staging is not None and _stages(spec):
         staging, region = _staging(spec.staging, spec.staging_bytes, executor, RegionId(len(regions)))
         regions = [*regions, (STAGING, region)]
     try:
@@ -211,6 +211,11 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Sh
         checksums=spec.options.verify_checksums,
     )
     return _Plane(Endpoint(config, transport, executor.memory, staging), transport, _StagingLog())
+
+
+def _stages(spec: WorkerSpec) -> bool:
+    """Not over mooncake: its notifications do not prove that their bytes are there."""
+    return spec.staging is not None and spec.transport == "nixl"
 
 
 def _staging(mode: StagingMode, num_bytes: int, executor: TorchExecutor, id: RegionId) -> tuple[Staging, Region]:

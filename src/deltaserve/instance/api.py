@@ -87,6 +87,8 @@ class InstanceConfig:
     evidence: Evidence = Evidence.COMPLETION
     tp_size: int = 1
     """Ranks, each of which holds its heads of every page."""
+    has_staging: bool = False
+    """Each of them has memory in which elements are converted on the way."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
 

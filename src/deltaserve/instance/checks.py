@@ -10,6 +10,7 @@ from deltaserve.base.keys import KEY_BYTES, extend_keys, seed_key
 from deltaserve.base.sampling import sampling_problem
 from deltaserve.base.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.instance.api import InstanceConfig
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.sched.plan import ItemOutcome
 from deltaserve.wire.messages import (
     Ask,
@@ -63,6 +64,10 @@ def are_pair(ours: Role, theirs: str) -> bool:
 def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
     """Why decode can never serve a Submit, or None."""
     problem = _request_problem(config, submit)
+    if problem is None and (len(submit.keys) % KEY_BYTES or not page_keys(config, submit).startswith(submit.keys)):
+        problem = (
+            "the keys are not those of the prompt's full pages"  # a tree that took them would refuse the right ones
+        )
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
     if not 0 <= token_len(submit.prompt) - submit.prompt_len < submit.sampling.max_tokens:
@@ -79,18 +84,17 @@ def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     return _size_problem(config, num_tokens)
 
 
-def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, num_tokens: int) -> bool:
-    """Whether a grant's coverage is, in every pool, an end of a prompt of `num_tokens` tokens.
+def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, prompt: PromptPages) -> bool:
+    """Whether a grant's coverage is, in every pool, an end of the prompt, in decode's pages.
 
     `pool_pages`: sizes of decode's pools, as it announced them.
     """
     if not 0 < grant.ticket < _TICKETS:
         return False
-    num_pages = config.cache.num_pages(num_tokens)
-    num_pools = config.cache.num_pools
+    num_pages, num_pools = prompt.num_pages, config.cache.num_pools
     if sorted(c.pool for c in grant.coverage) != list(range(num_pools)) or len(pool_pages) != num_pools:
         return False
-    needed = [kept.first_needed(num_tokens, config.cache.page_size) for kept in config.cache.pools]
+    needed = [kept.first_needed(prompt.num_tokens, prompt.reader_size) for kept in config.cache.pools]
     return all(c.first >= needed[c.pool] and _is_end(c, num_pages, pool_pages[c.pool]) for c in grant.coverage)
 
 
@@ -110,13 +114,14 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
         return "the prompt's length is not inside the prompt"
     if np.frombuffer(asked.prompt, np.dtype("<u4")).max() >= config.vocab_size:  # no object per token: it may be long
         return "token id beyond the vocabulary"
-    # Computed anew: a tree that took a wrong key would refuse everybody who comes with the right one.
+    return sampling_problem(asked.sampling, config.vocab_size)
+
+
+def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:
+    """Of the full pages of what is asked for, in this worker's size."""
     page_size = config.cache.page_size
     first = seed_key(config.cluster_secret, config.fingerprint, page_size, Namespace(asked.namespace))
-    expected = extend_keys(first, asked.prompt, 0, page_size)
-    if len(asked.keys) % KEY_BYTES or not expected.startswith(asked.keys):
-        return "the keys are not those of the prompt's full pages"
-    return sampling_problem(asked.sampling, config.vocab_size)
+    return extend_keys(first, asked.prompt, 0, page_size)
 
 
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:

@@ -19,8 +19,10 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Boot, PeerName, Role
 from deltaserve.instance.api import Action, InstanceConfig
 from deltaserve.instance.checks import Refusal, are_pair, may_say
+from deltaserve.instance.fitting import terms_of, unfitting
+from deltaserve.layout.spec import PageTerms
 from deltaserve.peer.link import Dial, HangUp, SendFrame
-from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
+from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict
 from deltaserve.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
@@ -142,6 +144,10 @@ class Greeter:
         hello = self.table.get(name).hello
         return len(hello.ends) if hello is not None else 0
 
+    def _terms_of(self, hello: Hello) -> PageTerms:
+        """Of a peer that was not refused."""
+        return terms_of(self.config.cache, hello.facts)
+
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""
         peer = self.table.get(name)
@@ -249,7 +255,7 @@ class Greeter:
             self._end_life(peer)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
         greeting = self._new_greeting(peer.name, hello)
-        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.ends))
+        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
         return FromPeer(peer, None, is_gone)
 
     def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> FromPeer:
@@ -258,7 +264,7 @@ class Greeter:
         is_answer = bool(ours) and hello.answers == _digest(ours)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
-            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.ends))
+            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
         elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
             # it has attached to an endpoint that is no more, or has made another one since
             is_gone = True
@@ -268,7 +274,7 @@ class Greeter:
         return FromPeer(peer, None, is_gone)
 
     def _refuses(self, peer: Peer, hello: Hello) -> bool:
-        differences = unequal_fields(self._compat, dict(hello.compat))
+        differences = unfitting(self.config, hello)
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
         reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER

@@ -175,7 +175,6 @@ class Intake:
             attempt=room.attempt,
             prompt=bytes(request.tokens),
             prompt_len=request.prompt_len,
-            keys=bytes(request.keys),
             namespace=request.namespace,
             sampling=request.sampling,
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
@@ -316,7 +315,7 @@ class Intake:
         if heard is Heard.COMPLETE:
             room.move(DecodeEvent.LAND)
             room.times.landed = now
-            verification = self._receiver.verification(ticket)
+            verification = self._receiver.verification(ticket, room.attempt_len)
             if verification is None:
                 return self._accept(ticket, room)
             self._out.append(verification)

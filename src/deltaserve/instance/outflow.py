@@ -1,20 +1,22 @@
 """The writer's desk: prompts computed for other workers, Offer -> Starting -> (Grant) -> chunks -> sent.
 
 It holds nothing for a room before its Offer, and of a room's end only what the transport may still read: pins.
-A room's pages go out as its steps close them, [max(cursor, the reader's prefix), computed end), page aligned except the
-last; a prefix only this side had cached goes out first, before the rest is computed.
+A room's pages go out as its steps close them, [max(cursor, the reader's prefix), computed end), in whole pages of the
+reader except the last (layout/prompt_pages.py); a prefix only this side had cached goes out first, before the rest is
+computed.
 """
 
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, PoolId, Room
 from deltaserve.base.machine import advance
 from deltaserve.instance.api import Action, Door, Event, InstanceConfig
-from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, refuse_offer
+from deltaserve.instance.checks import STEP_FAILURES, Refusal, grant_fits, page_keys, refuse_offer
 from deltaserve.instance.greeting import Greeter
 from deltaserve.instance.kept_logprobs import KeptLogprobs
 from deltaserve.instance.meter import Meter
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import PrefillRoom, make_request, prompt_logprobs_frames
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.peer.table import Peer
 from deltaserve.request.request import Request
 from deltaserve.request.status import PREFILL_TABLE, PrefillEvent, PrefillState
@@ -181,10 +183,9 @@ class Outflow:
             failed = Failed(room=offer.room, attempt=offer.attempt, reason=refusal[0], message=refusal[1])
             self.links.send(peer.name, failed)
             return
-        request = make_request(offer, now)
+        request = make_request(offer, page_keys(self.config, offer), now)
         request.is_urgent = request.output_len > 0  # its client has had tokens already
-        num_pages = self.config.cache.num_pages(request.num_tokens)
-        room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens, num_pages)
+        room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens)
         self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.waiting.add(request)
@@ -224,11 +225,14 @@ class Outflow:
             else:
                 self._unknown(peer, grant)
             return
-        arena = peer.hello.facts.pool_pages if peer.hello else ()
-        if not grant_fits(self.config, arena, grant, room.num_tokens):
+        if peer.hello is None:
+            return
+        facts = peer.hello.facts
+        prompt = PromptPages(room.num_tokens, self.config.cache.page_size, facts.page_size)
+        if not grant_fits(self.config, facts.pool_pages, grant, prompt):
             self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
             return
-        ticket, verdict = self.sender.accept(peer.name, boot, grant)
+        ticket, verdict = self.sender.accept(peer.name, boot, grant, prompt)
         if verdict is GrantVerdict.CLOSED:
             self._end(room)  # the attempt is over: decode grants each one once
         if verdict is not GrantVerdict.OPENED or ticket is None:
@@ -377,18 +381,19 @@ class Outflow:
         if ticket is None or not ticket.is_open or not has_pages:
             return
         if room.first is not None:
-            self._post(room, ticket, room.num_pages, encode_first_token(room.first))
+            self._post(room, ticket, ticket.prompt.num_pages, encode_first_token(room.first))
             self._move(room, PrefillEvent.SEND)
             return
-        end = room.request.num_computed // self.config.cache.page_size
+        end = ticket.prompt.num_closed(room.request.num_computed)
         if any(cursor < end for cursor in ticket.cursors):
             self._post(room, ticket, end, None)
 
     def _post(self, room: PrefillRoom, ticket: SendTicket, end: int, payload: bytes | None) -> None:
-        """Pages up to index `end` of the prompt, in every pool from where the last chunk ended."""
-        cursors = enumerate(ticket.cursors)
-        pages = tuple(room.request.pages(PoolId(pool), first, max(first, end)) for pool, first in cursors)
-        self._out.append(self.sender.post(ticket, pages, payload))
+        """The prompt up to the reader's page `end`, in every pool from where the last chunk ended."""
+        pools = range(self.config.cache.num_pools)
+        sources = ((PoolId(pool), ticket.sources(PoolId(pool), end)) for pool in pools)
+        pages = tuple(room.request.pages(pool, pages.start, pages.stop) for pool, pages in sources)
+        self._out.append(self.sender.post(ticket, [end for _ in pools], pages, payload))
 
     # ------------------------------------------------------------ endings
 

@@ -58,9 +58,11 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
 
 
 def facts_of(config: InstanceConfig) -> Facts:
-    """Sizes as announced in a Hello."""
+    """As announced in a Hello."""
     return Facts(
         page_size=config.cache.page_size,
+        kv_dtypes={group.name: group.dtype.value for group in config.cache.groups},
+        has_staging=config.has_staging,
         pool_pages=config.num_pages,
         max_context_len=config.max_context_len,
         max_running=config.max_running_requests,

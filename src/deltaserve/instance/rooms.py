@@ -46,7 +46,6 @@ class PrefillRoom:
     request: Request
     num_tokens: int
     """Of this attempt's prompt."""
-    num_pages: int
     state: PrefillState = PrefillState.QUEUED
     is_announced: bool = False
     """Starting was sent."""
@@ -268,15 +267,15 @@ def prompt_logprobs_frames(room: Room, start: int, values: tuple[TokenLogprobs, 
     )
 
 
-def make_request(asked: Submit | Offer, now: float) -> Request:
-    """The scheduler's object for what a front or a decode worker asks for."""
+def make_request(asked: Submit | Offer, keys: bytes, now: float) -> Request:
+    """The scheduler's object for what a front or a decode worker asks for. `keys`: of its leading full pages here."""
     return Request(
         room=Room(asked.room),
         namespace=Namespace(asked.namespace),
         sampling=asked.sampling,
         prompt_len=asked.prompt_len,
         tokens=bytearray(asked.prompt),
-        keys=bytearray(asked.keys),
+        keys=bytearray(keys),
         arrival=now,
         deadline=now + min(asked.remaining_ms, _LONGEST_MS) / 1000,
         cache=asked.cache,
@@ -293,7 +292,7 @@ class RoomBook:
 
     def open(self, front: PeerName, submit: Submit, now: float) -> DecodeRoom:
         """A room's attempts are numbered on when the front sends it again after a failure."""
-        request = make_request(submit, now)
+        request = make_request(submit, submit.keys, now)
         if submit.prompt_len == 1:  # no position of it has a log-probability
             request.sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=None)
         former = self.ended.take(request.room)

@@ -148,10 +148,27 @@ class Route:
     def dst_slices(self) -> tuple[PageSlice, ...]:
         return tuple(PageSlice(run.dst_offset, run.num_heads * self.dst.head_bytes(run.block)) for run in self.heads)
 
+    def arriving(self, num_tokens: int) -> tuple[PageSlice, ...]:
+        """`dst_slices` of a page of which only the first tokens are written."""
+        if num_tokens == self.dst.page_size:
+            return self.dst_slices
+        slices = []
+        for run in self.heads:
+            token_bytes = run.block.row_width * self.dst.dtype.itemsize
+            row_bytes = self.dst.page_size * token_bytes
+            rows = range(run.num_heads * run.block.num_rows)
+            slices += [PageSlice(run.dst_offset + row * row_bytes, num_tokens * token_bytes) for row in rows]
+        return tuple(slices)
+
     @property
     def needs_staging(self) -> bool:
         """Elements change on the way: they are converted in a buffer, no write moves them from place to place."""
         return self.src.dtype is not self.dst.dtype
+
+    @property
+    def is_recut(self) -> bool:
+        """A page of the reader is no range of bytes of the writer's: page sizes or dtypes differ."""
+        return self.src.page_size != self.dst.page_size or self.needs_staging
 
     def copies(self, src: PlacedPages, dst: PlacedPages) -> list[Copy]:
         """Copies of the tokens that both page lists hold, as few as the layouts allow.

@@ -3,7 +3,7 @@
 Pools, admission, the transfer planner, checksums and the handshake read it; nothing else knows families.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -72,6 +72,15 @@ class StateGroup:
         return 1
 
 
+@dataclass(frozen=True, slots=True)
+class PageTerms:
+    """What two workers of one model may have different of their groups."""
+
+    page_size: int
+    dtypes: tuple[DType, ...]
+    """Of the groups, in order."""
+
+
 CacheGroup = PageGroup | StateGroup
 """Only memory and attention ask which: all others read name, dtype, retention, blocks and page_len."""
 
@@ -92,6 +101,11 @@ class CacheSpec:
     @property
     def num_pools(self) -> int:
         return len(self.pools)
+
+    def under(self, terms: PageTerms) -> "CacheSpec":
+        """The same groups, as another worker keeps them. Raises ValueError when these are not so many."""
+        groups = zip(self.groups, terms.dtypes, strict=True)
+        return CacheSpec(terms.page_size, tuple(replace(group, dtype=dtype) for group, dtype in groups))
 
     def pool_of(self, group: CacheGroup) -> PoolId:
         return PoolId(self.pools.index(group.retention))

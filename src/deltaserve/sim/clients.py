@@ -116,13 +116,13 @@ class Clients:
         return sampling
 
     def _oracle(self, prompt: bytes, sampling: SamplingParams, namespace: Namespace) -> OracleAnswer:
-        return oracle_answer(prompt, sampling, VOCAB, self.knobs.shape.cache.pools, namespace)
+        return oracle_answer(prompt, sampling, VOCAB, self.knobs.shape.pools, namespace)
 
     def _explained(self, asked: Asked) -> OracleAnswer:
         """The one answer that begins with what came: pieces of two answers are none."""
         generation, answer = asked.generation, asked.answer
         heard = [Sampled(token, of) for token, of in zip_longest(answer.tokens, answer.logprobs)]
-        pools, flavours = self.knobs.shape.cache.pools, self.knobs.flavours
+        pools, flavours = self.knobs.shape.pools, self.knobs.flavours
         wanted, namespace = generation.sampling, generation.namespace
         return oracle_answer(generation.prompt, wanted, VOCAB, pools, namespace, heard, flavours)
 

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from deltaserve.base.ids import Namespace, PeerName, Role, Room
+from deltaserve.base.lifetime import Retention
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
@@ -36,6 +37,8 @@ class Shape:
     num_unified: int = 0
     num_fronts: int = 1
     page_size: int = 4
+    decode_page_size: int | None = None
+    """Of unified workers, too. None: the same."""
     num_pools: int = 1
     """One that keeps everything; 2: beside it one with a window; 3: and one of recurrent states."""
     window_len: int = 9
@@ -81,16 +84,28 @@ class Shape:
     def fronts(self) -> list[PeerName]:
         return [FRONT, *(PeerName(f"front-{i}") for i in range(1, self.num_fronts))]
 
+    def page_size_of(self, role: Role) -> int:
+        return self.page_size if role is Role.PREFILL else self.decode_page_size or self.page_size
+
+    def cache_of(self, role: Role) -> CacheSpec:
+        return stamp_spec(self.page_size_of(role), self.num_pools, self.window_len, self.num_heads)
+
+    def chunk_len_of(self, role: Role) -> int:
+        """Whole pages."""
+        page_size = self.page_size_of(role)
+        return -(-self.chunk_len // page_size) * page_size
+
     @property
-    def cache(self) -> CacheSpec:
-        return stamp_spec(self.page_size, self.num_pools, self.window_len, self.num_heads)
+    def pools(self) -> tuple[Retention, ...]:
+        return self.cache_of(Role.PREFILL).pools
 
     def num_pages(self, role: Role) -> tuple[int, ...]:
         """Of each pool of a worker."""
         full = self.prefill_pages if role is Role.PREFILL else self.decode_pages
         pages = [full] * self.num_pools
         if self.spare_pages is not None:
-            most = [kept.most_pages(self.context_len, self.chunk_len, self.page_size) for kept in self.cache.pools]
+            page_size, chunk_len = self.page_size_of(role), self.chunk_len_of(role)
+            most = [kept.most_pages(self.context_len, chunk_len, page_size) for kept in self.pools]
             pages[1:] = [count + self.spare_pages for count in most[1:]]
         more = zip_longest(pages, self.more_pages[: self.num_pools], fillvalue=0)
         return tuple(count + extra for count, extra in more)
@@ -98,12 +113,13 @@ class Shape:
     @property
     def pool_tokens(self) -> int:
         """What a request may need at most: its smallest pool, or the context."""
-        return min(self.prefill_pages * self.page_size, self.decode_pages * self.page_size, self.context_len)
+        decode_size = self.page_size_of(Role.DECODE)
+        return min(self.prefill_pages * self.page_size, self.decode_pages * decode_size, self.context_len)
 
 
 def page_bytes(shape: Shape) -> int:
-    """Of any pool."""
-    return shape.page_size * STAMP_BYTES
+    """Of any pool, on whoever has the larger pages."""
+    return max(map(shape.page_size_of, Role)) * STAMP_BYTES
 
 
 def window_bytes(shape: Shape) -> int:
@@ -112,11 +128,12 @@ def window_bytes(shape: Shape) -> int:
 
 
 def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
+    chunk_len = shape.chunk_len_of(role)
     return InstanceConfig(
         name=name,
         role=role,
         boot=boot_of(name, life),
-        cache=shape.cache,
+        cache=shape.cache_of(role),
         num_pages=shape.num_pages(role),
         max_running_requests=shape.max_running,
         max_context_len=shape.context_len,
@@ -129,9 +146,9 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         tp_size=shape.prefill_ranks if role is Role.PREFILL else shape.decode_ranks,
         options=InstanceOptions(
             max_queued_requests=shape.max_queued,
-            chunked_prefill_size=shape.chunk_len,
-            max_prefill_tokens=shape.chunk_len * 4,
-            attention_split_tokens=shape.page_size * 2,
+            chunked_prefill_size=chunk_len,
+            max_prefill_tokens=chunk_len * 4,
+            attention_split_tokens=shape.page_size_of(role) * 2,
             num_reserved_decode_tokens=shape.reserve_len,
             decode_extend_tokens=shape.extend_len,
             radix_cache=shape.radix_cache,

@@ -114,7 +114,8 @@ def draw_knobs(seed: int) -> Knobs:
     if networks.hits(_SLOW_NETWORKS):
         return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
-    return _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
+    knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
+    return _with_page_sizes(knobs, Chance(seed, "page sizes"))
 
 
 def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
@@ -128,6 +129,16 @@ def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
         decode_ranks=chance.choose((1, 2, 4)),
     )
     return replace(knobs, shape=shape, rank_lag_s=chance.choose((0.0, chance.log_uniform(0.0005, 0.1))))
+
+
+def _with_page_sizes(knobs: Knobs, chance: Chance) -> Knobs:
+    """Prefill and decode with pages of unequal sizes, in a tenth of the runs; one of them divides the other, or not."""
+    if not chance.hits(0.1):
+        return knobs
+    shape = replace(knobs.shape, num_pools=1, more_pages=knobs.shape.more_pages[:1])
+    size = chance.choose([size for size in (1, 2, 4, 6, 16, 48) if size != shape.page_size])
+    pages = -(-shape.decode_pages * shape.page_size // size)
+    return replace(knobs, shape=replace(shape, decode_page_size=size, decode_pages=pages))
 
 
 def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:

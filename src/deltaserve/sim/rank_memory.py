@@ -8,8 +8,9 @@ import xxhash
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32
-from deltaserve.layout.copy_plan import PageSlice
+from deltaserve.layout.copy_plan import PageSlice, PlacedPages, Route
 from deltaserve.layout.kv import group_page_bytes
+from deltaserve.layout.prompt_pages import tokens_before
 from deltaserve.layout.shard import Shard, holders
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.wire.messages import RegionInfo
@@ -40,6 +41,25 @@ class HeadMemory:
             xxhash.xxh32_intdigest(b"".join(arena[page * size + at : page * size + at + num] for at, num in of_group))
             for page in pages
         )
+
+    def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
+        (route,) = routes
+        return pack_u32(map(xxhash.xxh32_intdigest, copied_pages(route, self.memory[RegionId(pool)], src, dst)))
+
+
+def copied_pages(route: Route, arena: bytearray, src: PlacedPages, dst: PlacedPages) -> list[bytes]:
+    """What a reader finds in each of its pages `dst` of what was copied from pages `src` of `arena`."""
+    size, there = route.dst_page_bytes, PlacedPages(dst.region, dst.first, range(len(dst.pages)))
+    pages = bytearray(size * len(dst.pages))
+    for at, target, num_elements in route.element_copies(src, there):
+        num_bytes = num_elements * route.src.dtype.itemsize
+        pages[target : target + num_bytes] = arena[at : at + num_bytes]
+    end = (src.first + len(src.pages)) * route.src.page_size
+    written = tokens_before(end, dst.first, len(dst.pages), route.dst.page_size)
+    return [
+        b"".join(pages[page * size + at : page * size + at + num] for at, num in route.arriving(num_tokens))
+        for page, num_tokens in enumerate(written)
+    ]
 
 
 class StampPages(ABC):

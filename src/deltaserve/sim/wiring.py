@@ -80,7 +80,7 @@ class TaggedEndpoint(Endpoint):
                 end = self._ends.setdefault((command.ticket, pairs.pool), pairs.first)
                 if pairs.first != end:
                     raise IntegrityError(f"I20: a chunk starts at page {pairs.first}, the last ended at {end}")
-                self._ends[command.ticket, pairs.pool] = end + len(pairs.src)
+                self._ends[command.ticket, pairs.pool] = end + len(pairs.dst)
         return super().perform(command, now)
 
     def _post_next(self, link: object, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:

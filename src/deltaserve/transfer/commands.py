@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.layout.copy_plan import RankPair
+from deltaserve.layout.spec import PageTerms
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.messages import Done, Drain, RankEnd
 
@@ -36,6 +37,8 @@ class OpenEndpoint:
     """Which greeting it belongs to, told again by its reports: those of an earlier one must not count."""
     theirs: tuple[RankEnd, ...] | None = None
     """Of the peer's ranks, in order; None while they are not known."""
+    terms: PageTerms | None = None
+    """Of the peer's pages; None: as ours are, or not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class AttachEndpoint:
     peer: PeerName
     greeting: int
     theirs: tuple[RankEnd, ...]
+    terms: PageTerms | None = None
+    """As above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,14 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class PagePairs:
-    """src[i] (of this rank) is written to the reader's dst[i], for all groups of a pool."""
+    """What the prompt's pages `dst` of the reader hold is copied from `src`, pages of this rank, for all groups of a
+    pool. With equal page sizes they are pairs."""
 
     pool: PoolId
     first: int
-    """Index in the prompt of the first page."""
+    """Index in the prompt of the first page of `dst`."""
+    src_first: int
+    """The same of `src`, counted in this side's pages."""
     src: tuple[PageId, ...]
     dst: tuple[PageId, ...]
 
@@ -94,6 +102,8 @@ class PageCheck:
     pair: RankPair
     """Whose announcement it was, and whose pages: what is compared are the heads that go between these two."""
     pool: PoolId
+    first: int
+    """Index in the prompt of the first page."""
     pages: tuple[PageId, ...]
     checksums: bytes
 
@@ -105,6 +115,8 @@ class VerifyPages:
     peer: PeerName
     ticket: TicketId
     checks: tuple[PageCheck, ...]
+    num_tokens: int
+    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

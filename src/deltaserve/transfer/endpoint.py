@@ -13,6 +13,7 @@ from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PageId, PeerName, PoolId, RegionId
 from deltaserve.layout.copy_plan import CachePlan, PageSlice, PlacedPages, RankPair, Route, plan_cache
+from deltaserve.layout.prompt_pages import PromptPages, tokens_before
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.layout.staged_route import StagedRoute
@@ -77,6 +78,13 @@ class Memory(Protocol):
 
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
         """Packed uint32 crc32 of each page, over the given slices of each group of the pool, in order."""
+        ...
+
+    def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
+        """The same of the pages `dst` as a reader has them, once what `src` holds is copied: of what is written there.
+
+        `routes`: of each group of the pool, in order.
+        """
         ...
 
 
@@ -185,7 +193,7 @@ class Endpoint:
             case OpenEndpoint():
                 return self._open(command)
             case AttachEndpoint():
-                return self._attach(command.peer, command.greeting, command.theirs)
+                return self._attach(command, command.theirs)
             case OpenGate():
                 if command.peer in self._links:  # else fenced meanwhile
                     self._links[command.peer].gates[command.ticket] = Gate(command.ticket)
@@ -233,12 +241,15 @@ class Endpoint:
         end = RankEnd(metadata=metadata, regions=self._config.regions)
         opened: list[TransferReport] = [EndpointOpened(command.peer, command.greeting, (end,))]
         if command.theirs is not None:
-            opened += self._attach(command.peer, command.greeting, command.theirs)
+            opened += self._attach(command, command.theirs)
         return opened
 
-    def _attach(self, peer: PeerName, greeting: int, theirs: Sequence[RankEnd]) -> list[TransferReport]:
+    def _attach(self, command: OpenEndpoint | AttachEndpoint, theirs: Sequence[RankEnd]) -> list[TransferReport]:
+        peer, greeting, ours = command.peer, command.greeting, self._config.cache
         try:
-            readers, incoming = self._readers(peer, theirs), self._plan(len(theirs), self._config.shard.size)
+            far = ours if command.terms is None else ours.under(command.terms)
+            readers = self._readers(peer, theirs, far)
+            incoming = plan_cache(far, len(theirs), ours, self._config.shard.size)
             self._transport.attach(peer, [_remote_rank(end) for end in theirs])
         except (TransportError, ValueError) as error:
             self._fence(peer)
@@ -249,12 +260,12 @@ class Endpoint:
             self.staged.expect(peer, incoming)
         return [EndpointAttached(peer, greeting)]
 
-    def _readers(self, peer: PeerName, theirs: Sequence[RankEnd]) -> tuple[_FarReader, ...]:
+    def _readers(self, peer: PeerName, theirs: Sequence[RankEnd], far: CacheSpec) -> tuple[_FarReader, ...]:
         """Raises TransportError for an impossible number of ranks, or one that announced no region of a page group."""
         if not 0 < len(theirs) <= _MAX_RANKS:
             raise TransportError(f"{peer} announced {len(theirs)} ranks; possible are 1 to {_MAX_RANKS}")
         rank, groups = self._config.shard.rank, self._config.cache.groups
-        plan = self._plan(self._config.shard.size, len(theirs))
+        plan = plan_cache(self._config.cache, self._config.shard.size, far, len(theirs))
         regions = [{region.component: RegionId(region.id) for region in end.regions} for end in theirs]
         missing = sorted({group.name for group in groups for of_rank in regions if group.name not in of_rank})
         if missing:
@@ -263,10 +274,6 @@ class Endpoint:
             _FarReader(reader, regions[reader], {group.name: plan.route(group.name, rank, reader) for group in groups})
             for reader in plan.readers_of(rank)
         )
-
-    def _plan(self, num_writers: int, num_readers: int) -> CachePlan:
-        """Peers of another layout were refused at the handshake; they may have another number of ranks."""
-        return plan_cache(self._config.cache, num_writers, self._config.cache, num_readers)
 
     def _fence(self, peer: PeerName) -> PeerFenced:
         self._links.pop(peer, None)
@@ -298,21 +305,23 @@ class Endpoint:
         return ChunkJob(command, reader.rank, windows, encode_done(self._done(reader, command)), num_bytes)
 
     def _windows(self, reader: _FarReader, command: PostChunk) -> deque[Window]:
-        copies = self._copies(reader, command)
-        region = reader.regions.get(STAGING)
+        region, routes = reader.regions.get(STAGING), list(reader.routes.values())
+        can_be_staged = self._staging is not None and region is not None
+        is_recut = any(route.is_recut for route in routes)
+        copies = [] if can_be_staged and is_recut else self._copies(reader, command)
         if self._staging is not None and region is not None:
             num_bytes = sum(copy.src.num_bytes for copy in copies)
-            if choose(self._staging.config.mode, list(reader.routes.values()), len(copies), num_bytes):
+            if is_recut or choose(self._staging.config.mode, routes, len(copies), num_bytes):
                 pools = [self._staged_parts(reader, pair) for pair in command.pairs]
                 return cut_staged(region, pools, self._config.window_bytes)
         return deque(cut_windows(copies, self._config.window_bytes))
 
     def _staged_parts(self, reader: _FarReader, pair: PagePairs) -> list[StagedPart]:
         return [
-            StagedPart(
+            StagedPart.of(
                 group.name,
                 StagedRoute.of(reader.routes[group.name]),
-                PlacedPages(self._regions[group.name], pair.first, pair.src),
+                PlacedPages(self._regions[group.name], pair.src_first, pair.src),
                 PlacedPages(reader.regions[group.name], pair.first, pair.dst),
             )
             for group in self._config.cache.groups_of(pair.pool)
@@ -323,7 +332,7 @@ class Endpoint:
         copies: list[Copy] = []
         for pair in command.pairs:
             for group in self._config.cache.groups_of(pair.pool):
-                src = PlacedPages(self._regions[group.name], pair.first, pair.src)
+                src = PlacedPages(self._regions[group.name], pair.src_first, pair.src)
                 dst = PlacedPages(reader.regions[group.name], pair.first, pair.dst)
                 copies += reader.routes[group.name].copies(src, dst)
         return copies
@@ -342,9 +351,14 @@ class Endpoint:
         checksums = b""
         if self._config.checksums:
             groups = self._config.cache.groups_of(pairs.pool)
-            slices = [reader.routes[group.name].src_slices for group in groups]
-            checksums = self._memory.checksums(pairs.pool, pairs.src, slices)
-        return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.src), checksums=checksums)
+            routes = [reader.routes[group.name] for group in groups]
+            if any(route.is_recut for route in routes):
+                src = PlacedPages(RegionId(0), pairs.src_first, pairs.src)
+                dst = PlacedPages(RegionId(0), pairs.first, pairs.dst)
+                checksums = self._memory.checksums_there(pairs.pool, routes, src, dst)
+            else:
+                checksums = self._memory.checksums(pairs.pool, pairs.src, [route.src_slices for route in routes])
+        return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.dst), checksums=checksums)
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
         """See what completed, then post what may be posted."""
@@ -490,7 +504,8 @@ class Endpoint:
             problem = f"{command.peer} was fenced"
         else:
             plan = link.incoming
-            landing.checks = [check for check in landing.checks if not self._is_right(plan, check)]
+            num_tokens = command.num_tokens
+            landing.checks = [check for check in landing.checks if not self._is_right(plan, check, num_tokens)]
             if landing.checks and now < landing.give_up_at:
                 landing.look_later(now)
                 return []
@@ -500,10 +515,18 @@ class Endpoint:
         del self._landings[command.ticket]
         return [PagesVerified(command.ticket, problem)]
 
-    def _is_right(self, plan: CachePlan, check: PageCheck) -> bool:
-        groups = self._config.cache.groups_of(check.pool)
-        slices = [plan.route(group.name, *check.pair).dst_slices for group in groups]
-        return self._memory.checksums(check.pool, check.pages, slices) == check.checksums
+    def _is_right(self, plan: CachePlan, check: PageCheck, num_tokens: int) -> bool:
+        """The prompt's last page may have been written in part: as far as the writer's last one goes."""
+        routes = [plan.route(group.name, *check.pair) for group in self._config.cache.groups_of(check.pool)]
+        src, dst = routes[0].src.page_size, routes[0].dst.page_size
+        end = PromptPages(num_tokens, src, dst).end
+        written = tokens_before(end, check.first, len(check.pages), dst)
+        num_whole = written.count(dst)
+        sums = self._memory.checksums(check.pool, check.pages[:num_whole], [route.dst_slices for route in routes])
+        for page, num_written in zip(check.pages[num_whole:], written[num_whole:], strict=True):
+            slices = [route.arriving(num_written) for route in routes]
+            sums += self._memory.checksums(check.pool, (page,), slices)
+        return sums == check.checksums
 
 
 def _remote_rank(end: RankEnd) -> RemoteRank:

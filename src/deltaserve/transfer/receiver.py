@@ -189,15 +189,15 @@ class Receiver:
 
     # ------------------------------------------------------------ how a ticket ends
 
-    def verification(self, ticket: Ticket) -> VerifyPages | None:
-        """What to check once everything was announced; None when it came without checksums."""
+    def verification(self, ticket: Ticket, num_tokens: int) -> VerifyPages | None:
+        """What to check once everything of a prompt was announced; None when it came without checksums."""
         checks = tuple(
-            PageCheck(pair, PoolId(piece.pool), ticket.pages_of(piece), piece.checksums)
+            PageCheck(pair, PoolId(piece.pool), piece.first, ticket.pages_of(piece), piece.checksums)
             for pair, done in ticket.coverage.dones()
             for piece in done.pieces
             if piece.checksums
         )
-        return VerifyPages(ticket.peer, ticket.id, checks) if checks else None
+        return VerifyPages(ticket.peer, ticket.id, checks, num_tokens) if checks else None
 
     def accept(self, ticket: Ticket) -> tuple[tuple[PageId, ...], ...]:
         """Done: the pages are OWNED from now on and the caller's."""

@@ -14,6 +14,7 @@ from deltaserve.base.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, T
 from deltaserve.base.machine import advance
 from deltaserve.base.tokens import unpack_u32
 from deltaserve.cache.allocator import PagePool
+from deltaserve.layout.prompt_pages import PromptPages
 from deltaserve.transfer.commands import PagePairs, PostChunk, TicketId
 from deltaserve.transfer.tables import SENDER, SenderEvent, SenderState
 from deltaserve.transport.base import Evidence
@@ -30,6 +31,8 @@ class SendTicket:
     peer: PeerName
     room: Room
     attempt: Attempt
+    prompt: PromptPages
+    """Indexes below count the reader's pages of it."""
     firsts: tuple[int, ...]
     """Per pool: index in the prompt of the first page it covers."""
     pages: tuple[tuple[PageId, ...], ...]
@@ -40,6 +43,10 @@ class SendTicket:
     next_chunk: int = 0
     pins: dict[int, _Pins] = field(default_factory=dict)
     answer_revoke: bool = False
+
+    def sources(self, pool: PoolId, end: int) -> range:
+        """This side's pages that the next chunk is read from, if it goes up to the reader's page `end`."""
+        return self.prompt.sources(self.cursors[pool], end)
 
     @property
     def is_open(self) -> bool:
@@ -87,8 +94,10 @@ class Sender:
 
     # ------------------------------------------------------------ grants
 
-    def accept(self, peer: PeerName, reader_boot: Boot, grant: Grant) -> tuple[SendTicket | None, GrantVerdict]:
-        """Open a grant's ticket, once. The caller has checked that its coverage fits the room."""
+    def accept(
+        self, peer: PeerName, reader_boot: Boot, grant: Grant, prompt: PromptPages
+    ) -> tuple[SendTicket | None, GrantVerdict]:
+        """Open a grant's ticket, once. The caller has checked that its coverage fits the room's prompt."""
         key = TicketId(reader_boot, self._boot, TicketSeq(grant.ticket))
         known = self._tickets.get(key)
         if known is not None:
@@ -103,6 +112,7 @@ class Sender:
             peer=peer,
             room=Room(grant.room),
             attempt=Attempt(grant.attempt),
+            prompt=prompt,
             firsts=firsts,
             pages=tuple(cast(tuple[PageId, ...], unpack_u32(component.pages)) for component in coverage),
             cursors=list(firsts),
@@ -127,23 +137,28 @@ class Sender:
 
     # ------------------------------------------------------------ posting
 
-    def post(self, ticket: SendTicket, src: Sequence[tuple[PageId, ...]], payload: bytes | None) -> PostChunk:
-        """Pin `src` (per pool: the next pages of the coverage) and describe the chunk; `payload` makes it the last."""
+    def post(
+        self, ticket: SendTicket, ends: Sequence[int], src: Sequence[tuple[PageId, ...]], payload: bytes | None
+    ) -> PostChunk:
+        """The coverage up to the reader's pages `ends`, per pool; `payload` makes it the last chunk.
+
+        `src`: per pool, the pages that `ticket.sources` names. They are pinned.
+        """
         for pool, pages in zip(self._pools, src, strict=True):
             pool.pin(pages)
         chunk = ticket.next_chunk
         ticket.pins[chunk] = tuple(src)
         ticket.next_chunk += 1
-        pairs = tuple(self._pairs_of(ticket, PoolId(pool), pages) for pool, pages in enumerate(src) if pages)
+        pools = enumerate(zip(ends, src, strict=True))
+        pairs = tuple(self._pairs_of(ticket, PoolId(pool), end, pages) for pool, (end, pages) in pools if pages)
         return PostChunk(ticket.peer, ticket.id, chunk, pairs, payload)
 
     @staticmethod
-    def _pairs_of(ticket: SendTicket, pool: PoolId, src: tuple[PageId, ...]) -> PagePairs:
-        """The next pages of a pool and where they go."""
-        first, end = ticket.cursors[pool], ticket.cursors[pool] + len(src)
+    def _pairs_of(ticket: SendTicket, pool: PoolId, end: int, src: tuple[PageId, ...]) -> PagePairs:
+        """The next pages of a pool and where they come from."""
+        first, start, src_first = ticket.cursors[pool], ticket.firsts[pool], ticket.sources(pool, end).start
         ticket.cursors[pool] = end
-        start = ticket.firsts[pool]
-        return PagePairs(pool, first, src, ticket.pages[pool][first - start : end - start])
+        return PagePairs(pool, first, src_first, src, ticket.pages[pool][first - start : end - start])
 
     # ------------------------------------------------------------ reports
 

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy, Region, Span
@@ -85,10 +85,22 @@ class StagedPart(NamedTuple):
     staged: StagedRoute
     src: PlacedPages
     dst: PlacedPages
+    tokens: range
+    """Of the prompt: those that both hold."""
 
-    @property
-    def tokens(self) -> range:
-        return self.staged.tokens(self.src, self.dst)
+    @classmethod
+    def of(cls, group: str, staged: StagedRoute, src: PlacedPages, dst: PlacedPages) -> Self:
+        return cls(group, staged, src, dst, staged.tokens(src, dst))
+
+    def pages(self, first: int, end: int) -> Self:
+        """Of the reader's pages those at [first, end), and what fills them."""
+        dst = PlacedPages(self.dst.region, self.dst.first + first, self.dst.pages[first:end])
+        route = self.staged.route
+        start, stop = dst.first * route.dst.page_size, (dst.first + len(dst.pages)) * route.dst.page_size
+        tokens = range(max(start, self.tokens.start), min(stop, self.tokens.stop))
+        src_first, src_end = tokens.start // route.src.page_size, -(-tokens.stop // route.src.page_size)
+        src_pages = self.src.pages[src_first - self.src.first : src_end - self.src.first]
+        return self._replace(src=PlacedPages(self.src.region, src_first, src_pages), dst=dst, tokens=tokens)
 
     @property
     def num_bytes(self) -> int:
@@ -166,22 +178,18 @@ def choose(mode: StagingMode, routes: Sequence[Route], num_copies: int, num_byte
 
 
 def cut_staged(region: RegionId, pools: Sequence[Sequence[StagedPart]], window_bytes: int) -> deque[Window]:
-    """Windows of at most `window_bytes`, or a page. `pools`: parts of one pool have the same pages in all groups."""
+    """Windows of at most `window_bytes`, or a page of the reader.
+
+    `pools`: parts of one pool have the same pages in all groups.
+    """
     windows: deque[Window] = deque()
     for parts in pools:
-        num_pages = len(parts[0].src.pages) if parts else 0
+        num_pages = len(parts[0].dst.pages) if parts else 0
         page_bytes = sum(part.staged.num_bytes(len(part.tokens)) for part in parts) // max(1, num_pages)
         pages = max(1, window_bytes // max(1, page_bytes))
         for first in range(0, num_pages, pages):
-            windows.append(StagedWindow(region, tuple(_pages_of(part, first, first + pages) for part in parts)))
+            windows.append(StagedWindow(region, tuple(part.pages(first, first + pages) for part in parts)))
     return windows
-
-
-def _pages_of(part: StagedPart, first: int, end: int) -> StagedPart:
-    src, dst = (
-        PlacedPages(placed.region, placed.first + first, placed.pages[first:end]) for placed in (part.src, part.dst)
-    )
-    return part._replace(src=src, dst=dst)
 
 
 class _Plain(NamedTuple):
@@ -453,7 +461,12 @@ class StagedTransport:
             round=lease.round,
             offset=lease.offset,
             parts=tuple(
-                StagedPages(group=part.group, first=part.dst.first, pages=pack_u32(part.dst.pages))
+                StagedPages(
+                    group=part.group,
+                    first=part.dst.first,
+                    num_tokens=len(part.tokens),
+                    pages=pack_u32(part.dst.pages),
+                )
                 for part in window.parts
             ),
             note=outgoing.note or b"",
@@ -543,8 +556,12 @@ class StagedTransport:
             pages = unpack_u32(said.pages)
             if any(page >= self._memory.num_pages(said.group) for page in pages):
                 return None
+            staged, page_size = StagedRoute.of(route), route.dst.page_size
+            if -(-said.num_tokens // page_size) != len(pages) or said.num_tokens % staged.granule:
+                return None
             placed = PlacedPages(RegionId(0), said.first, tuple(map(PageId, pages)))
-            parts.append(StagedPart(said.group, StagedRoute.of(route), placed, placed))
+            start = said.first * page_size
+            parts.append(StagedPart(said.group, staged, placed, placed, range(start, start + said.num_tokens)))
         return parts
 
     def _scatter(self, parts: Sequence[StagedPart], offset: int) -> Iterator[int]:

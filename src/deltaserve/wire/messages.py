@@ -18,7 +18,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Role
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class CacheUse(Enum):
@@ -74,9 +74,13 @@ class PeerAddress(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Sizes the other side needs for admission; not part of compatibility."""
+    """What the other side must know, and which may be another there; not part of compatibility."""
 
     page_size: int = 0
+    kv_dtypes: dict[str, str] = {}
+    """Page group |-> dtype of what its pages hold; absent: as on the other side."""
+    has_staging: bool = False
+    """Of every rank."""
     pool_pages: tuple[int, ...] = ()
     max_context_len: int = 0
     max_running: int = 0
@@ -145,7 +149,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Prompt of this attempt: after a retraction it includes the output so far."""
     prompt_len: int
     """Tokens of the original prompt: the first token drawn has output position len(prompt) - prompt_len."""
-    keys: bytes
     namespace: str
     sampling: SamplingParams
     remaining_ms: int
@@ -196,7 +199,10 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Permission to write: ticket and coverage. Repeated until Done or Failed; zero pages is an ordinary case."""
+    """Permission to write: ticket and coverage. Repeated until Done or Failed; zero pages is an ordinary case.
+
+    Pages of the prompt are counted in the reader's size, here and in Done.
+    """
 
     room: bytes
     attempt: int

@@ -44,6 +44,8 @@ class StagedPages(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     group: str
     first: int
     """Index in the prompt of the first page."""
+    num_tokens: int
+    """That the buffer holds, from the first page's first on. The prompt's last page may have more room."""
     pages: bytes
     """The reader's, packed uint32."""
 
