@@ -47,6 +47,8 @@ def random_tokens(count: int, seed: int) -> list[int]:
 class Driver:
     """Rows on scattered pages; counts steps."""
 
+    state_dtype = DType.FLOAT32
+
     def __init__(
         self,
         path: Path,
@@ -58,7 +60,7 @@ class Driver:
         dtype: DType | None = None,
     ) -> None:
         spec = load_spec(path)
-        cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype)
+        cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype, self.state_dtype)
         num_pages = num_pages or 1024 // page_size
         sizes = ExecutorSizes((num_pages + 1,) * cache_spec.num_pools, max_rows=32, max_context_len=512)
 
@@ -114,9 +116,9 @@ class Driver:
 
     def _spoil(self, executor: TorchExecutor) -> None:
         """Not a number in every dtype."""
-        for arena in executor.memory.kv.page_arenas:
-            start = self._trap * arena.layout.page_bytes
-            arena.bytes[start : start + arena.layout.page_bytes] = 0xFF
+        for arena in executor.memory.kv.arenas:
+            start = self._trap * arena.page_bytes
+            arena.bytes[start : start + arena.page_bytes] = 0xFF
 
     @property
     def _pools(self) -> tuple[PoolId, ...]:

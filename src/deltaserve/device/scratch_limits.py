@@ -1,4 +1,4 @@
-"""What bounds the scratch memory of attention. No torch: the launcher counts it."""
+"""What bounds the scratch memory of attention and recurrent layers. No torch: the launcher counts it."""
 
 TILE_ROWS = 8
 """The GQA heads of one decoding row in most models; smaller tiles make many readers of a split slower."""
@@ -16,3 +16,7 @@ CAUSAL_POSITIONS = 128
 """Of one product of a long query: its scores above the diagonal are computed in vain."""
 SCORE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 """Of one product of a long query, unless a single KV head needs more."""
+CHUNK_LEN = 64
+"""Tokens of a recurrent layer that are computed together."""
+CHUNKS_AT_ONCE = 8
+"""Of one request, whose triangular systems are solved together. More need memory and gain nothing."""

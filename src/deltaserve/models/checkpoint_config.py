@@ -15,10 +15,26 @@ from deltaserve.models.minimax_m2 import MINIMAX_M2
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
 from deltaserve.models.qwen3 import QWEN3
+from deltaserve.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
 from deltaserve.models.qwen3_moe import QWEN3_MOE
+from deltaserve.models.qwen3_next import QWEN3_NEXT
 from deltaserve.models.source import TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3, QWEN3_MOE, MINIMAX_M2, DEEPSEEK_V3, GEMMA3, GEMMA3_WRAPPED, GPT_OSS)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    QWEN3,
+    QWEN3_MOE,
+    MINIMAX_M2,
+    DEEPSEEK_V3,
+    GEMMA3,
+    GEMMA3_WRAPPED,
+    GPT_OSS,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_TEXT,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+)
 
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:

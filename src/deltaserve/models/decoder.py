@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.device.attention import StepAttention
+from deltaserve.device.attention import StepAttention, StepStates
 from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import ALONE, Collective
+from deltaserve.models.delta_net import StepTokens, mix_tokens
 from deltaserve.models.gqa import attend, project
-from deltaserve.models.layers import dense_mlp, product, rms_norm
+from deltaserve.models.layers import Projected, dense_mlp, product, rms_norm
 from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
@@ -22,6 +23,7 @@ from deltaserve.models.rope import Rope
 from deltaserve.models.weights import (
     AttentionWeights,
     DecoderWeights,
+    DeltaWeights,
     DenseWeights,
     LayerWeights,
     MlaWeights,
@@ -46,7 +48,7 @@ class _Layer:
     group: int
     """Page group that holds its keys and values."""
     index: int
-    """Within that group."""
+    """Within that group; of a recurrent layer, among those."""
     rope: int
     """Of the distinct ones."""
 
@@ -72,25 +74,39 @@ class Decoder:
         return self._collective.shard
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention], last: LastTokens | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Sequence[StepAttention],
+        last: LastTokens | None = None,
+        states: Sequence[StepStates] = (),
     ) -> Tensor:
         """tokens, positions [T] int64 -> hidden states after the final norm [N, hidden], of `last` or of all.
 
-        `attention` holds one StepAttention per page group of the model's CacheSpec.
+        `attention` holds one StepAttention per page group of the model's CacheSpec, `states` one StepStates per state
+        group.
         """
         weights, eps, add_up = self._weights, self.spec.norm_eps, self._collective.all_reduce
         x = self._embed(tokens)  # [T, hidden]
         turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
+        step = StepTokens.of(states, x.device) if states else None
         for layer in self._layers:
             held, index = layer.weights, layer.index
-            q, *planes = self._project(rms_norm(x, held.attention_norm, eps), held.attention, turns[layer.rope])
-            attention[layer.group].write_kv(index, *planes)
-            step = attention
-            if last is not None and layer is self._layers[-1]:
-                x, q, step = x.index_select(0, last.tokens), q.index_select(0, last.tokens), last.attention
-                if not step:
-                    return x  # nobody reads any of them
-            added = add_up(self._attend(q, held.attention, step[layer.group], index))
+            is_cut = last is not None and layer is self._layers[-1]
+            normed = rms_norm(x, held.attention_norm, eps)
+            if isinstance(held.attention, DeltaWeights):
+                added = add_up(self._mix(normed, held.attention, step, index))
+                if last is not None and is_cut:
+                    x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
+            else:
+                projected = self._project(normed, held.attention, turns[layer.rope])
+                attention[layer.group].write_kv(index, *projected.planes)
+                reading = attention
+                if last is not None and is_cut:
+                    x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
+                    if not reading:
+                        return x  # nobody reads any of them
+                added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
             x = x + (added if held.after_attention is None else rms_norm(added, held.after_attention, eps))
             added = add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp))
             x = x + (added if held.after_mlp is None else rms_norm(added, held.after_mlp, eps))
@@ -115,21 +131,24 @@ class Decoder:
         found = functional.embedding(lines.masked_fill(is_elsewhere, 0), table)
         return self._collective.all_reduce(found.masked_fill_(is_elsewhere[:, None], 0))
 
-    def _project(
-        self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Queries [T, Hq, D], and what is kept: a tensor [T, Hkv, D] for each plane of the page group."""
+    def _mix(self, x: Tensor, weights: DeltaWeights, step: StepTokens | None, layer: int) -> Tensor:
+        """This rank's part of a sum."""
+        assert self.local.delta is not None
+        assert step is not None
+        return mix_tokens(x, weights, self.local.delta, self.spec.norm_eps, step, layer)
+
+    def _project(self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]) -> Projected:
         if isinstance(weights, MlaWeights):
             return project_latents(x, weights, self.local, rope)
         return project(x, weights, self.local, rope, self._collective)
 
     def _attend(
-        self, q: Tensor, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
+        self, projected: Projected, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
     ) -> Tensor:
         """This rank's part of a sum."""
         if isinstance(weights, MlaWeights):
-            return attend_latents(q, weights, self.local, attention, layer)
-        return attend(q, weights, self.local, attention, layer)
+            return attend_latents(projected.q, weights, self.local, attention, layer)
+        return attend(projected, weights, self.local, attention, layer)
 
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         """This rank's part of a sum."""

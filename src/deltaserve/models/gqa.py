@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
 from deltaserve.models.collective import Collective
-from deltaserve.models.layers import linear
+from deltaserve.models.layers import Projected, linear
 from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope import rotate
 from deltaserve.models.weights import AttentionWeights
@@ -18,16 +18,17 @@ def project(
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
     collective: Collective,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """-> q [T, Hq, D], k and v [T, Hkv, D]; q and k normalised and turned by their positions."""
+) -> Projected:
+    """Queries, keys and values [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
-    qkv = linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, spec.head_dim)
-    qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    num_gates = heads if spec.output_gate else 0
+    rows = linear(x, weights.qkv).view(x.shape[0], num_gates + heads + 2 * kv_heads, spec.head_dim)
+    gate, qk, v = torch.split(rows, [num_gates, heads + kv_heads, kv_heads], 1)
     if weights.qk_norm is not None:
         wide = qk.to(weights.qk_norm.dtype)
-        qk = (_normalised(wide, spec, collective) * weights.qk_norm).to(qk.dtype)
+        qk = (_normalised(wide, spec, collective) * weights.qk_norm).to(x.dtype)
     qk = rotate(qk, *rope)
-    return qk[:, :heads], qk[:, heads:], v
+    return Projected(qk[:, :heads], (qk[:, heads:], v), gate if num_gates else None)
 
 
 def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
@@ -45,7 +46,12 @@ def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
     return torch.cat([part * scales[:, index] for index, part in enumerate(wide)], 1).to(qk.dtype)
 
 
-def attend(q: Tensor, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
-    """q [N, Hq, D] over the pages, after K and V of the layer were written. -> [N, hidden], a sum over these heads"""
+def attend(
+    projected: Projected, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int
+) -> Tensor:
+    """N tokens over the pages, after K and V of the layer were written. -> [N, hidden], a sum over these heads"""
+    q, _, gate = projected
     out = attention.attend(layer, q, spec.softmax_scale, weights.sinks)  # [N, Hq, D]
+    if gate is not None:
+        out = out * gate.sigmoid()
     return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out)

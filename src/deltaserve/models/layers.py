@@ -1,11 +1,26 @@
 """The small functions every layer is made of."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.model_spec import Activation, ClampedGlu
 from deltaserve.models.weights import DenseWeights, Linear
+
+
+class Projected(NamedTuple):
+    """What attention makes of a layer's inputs."""
+
+    q: Tensor  # [T, Hq, D]
+    planes: tuple[Tensor, ...]  # [T, Hkv, D] each: what is kept
+    gate: Tensor | None = None  # [T, Hq, D] of its output
+
+    def part(self, tokens: Tensor) -> "Projected":
+        """Of `tokens` [N], as far as it is not kept."""
+        gate = None if self.gate is None else self.gate.index_select(0, tokens)
+        return Projected(self.q.index_select(0, tokens), (), gate)
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
-from deltaserve.models.layers import linear, rms_norm
+from deltaserve.models.layers import Projected, linear, rms_norm
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.rope import halves_apart, rotate
 from deltaserve.models.weights import MlaWeights
@@ -21,8 +21,8 @@ def project_latents(
     weights: MlaWeights,
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
-) -> tuple[Tensor, Tensor]:
-    """-> queries [T, Hq, Rkv + R] and what is kept [T, 1, Rkv + R]: the latent, and the part of all keys that turns."""
+) -> Projected:
+    """Queries [T, Hq, Rkv + R]; kept is [T, 1, Rkv + R]: the latent, and the part of all keys that turns."""
     assert spec.mla is not None
     still, turning, interleaved = spec.mla.still_dim, spec.mla.turning_dim, spec.mla.interleaved
 
@@ -37,7 +37,7 @@ def project_latents(
         queries = linear(rms_norm(queries, weights.q_norm, _NORM_EPS), weights.q_up)
     q = queries.reshape(x.shape[0], spec.num_heads, still + turning)
     into_latents = torch.bmm(q[..., :still].transpose(0, 1), weights.keys).transpose(0, 1)  # [T, Hq, Rkv]
-    return torch.cat((into_latents, turned(q[..., still:])), -1), kept
+    return Projected(torch.cat((into_latents, turned(q[..., still:])), -1), (kept,))
 
 
 def attend_latents(q: Tensor, weights: MlaWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:

@@ -8,7 +8,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheSpec, HeadBlock, PageGroup, StateGroup
 
 
 class QkNorm(Enum):
@@ -117,6 +117,8 @@ class MoeSpec:
     """Intermediate size of what every token goes through beside its experts; 0: there is none."""
     clamped: ClampedGlu | None = None
     """In place of SwiGLU: then all linear maps, the router's too, have biases, and files hold matrices transposed."""
+    shared_gate: bool = False
+    """What that gives is scaled by the sigmoid of a learned score of the token."""
 
     def local(self, shard: Shard) -> "MoeSpec":
         """Whole experts on each rank where their number divides, else a part of each: see models/shard_rules.py."""
@@ -150,6 +152,45 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Layers whose mixer is a gated delta rule behind a short convolution (models/delta_rule.py)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """Of key heads as many times; those of one key head stand one after the other."""
+    key_dim: int
+    value_dim: int
+    kernel_len: int
+    """Tokens that the convolution sees, the token itself included."""
+    grouped: bool
+    """In the checkpoint the rows of the input map stand by key head: query, key, values, gates of each."""
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Of the convolution: queries, keys, values."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
+
+    def local(self, shard: Shard) -> "DeltaSpec":
+        if not shard.fits(self.num_key_heads):
+            raise _cannot_divide("linear_num_key_heads", self.num_key_heads, shard)
+        first, end = shard.heads(self.num_key_heads)
+        num_values = _share("linear_num_value_heads", self.num_value_heads, shard)
+        return replace(self, num_key_heads=end - first, num_value_heads=num_values)
+
+    def state_groups(self, num_layers: int, conv_dtype: DType, state_dtype: DType) -> tuple[StateGroup, StateGroup]:
+        """The last inputs of the convolution, and the state [K, V] of each value head."""
+        rows = num_layers * (self.kernel_len - 1)
+        keys = HeadBlock(self.num_key_heads, rows, self.key_dim)
+        values = HeadBlock(self.num_value_heads, rows, self.value_dim)
+        states = HeadBlock(self.num_value_heads, num_layers, self.key_dim * self.value_dim)
+        return (
+            StateGroup("conv", num_layers, (keys, keys, values), conv_dtype),
+            StateGroup("ssm", num_layers, (states,), state_dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One decoder-only model."""
 
@@ -172,6 +213,8 @@ class ModelSpec:
     attention_bias: bool = False
     mlp_bias: bool = False
     tied_embeddings: bool = False
+    output_gate: bool = False
+    """What attention gives is scaled by the sigmoid of a gate that each head's query brings."""
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     activation: Activation = Activation.SILU
@@ -180,11 +223,12 @@ class ModelSpec:
     embedding_scale: float = 1.0
     """Multiplies embeddings, rounded to the dtype of the computation."""
     zero_centred_norms: bool = False
-    """Files hold the weights of norms less 1."""
+    """Files hold the weights of norms less 1, but for that of a delta rule's output."""
     post_norms: bool = False
     """What attention and feed-forward give is normalised, too, before it is added."""
     sinks: bool = False
     """Each head has a learned score of a key that every position sees, and that has no value."""
+    delta: DeltaSpec | None = None
     num_draft_layers: int = 0
     """Layers that files may hold after those of the model; not used."""
     eos_token_ids: tuple[int, ...] = ()
@@ -205,8 +249,16 @@ class ModelSpec:
         lengths = dict.fromkeys(layer.window_len for layer in self.layers if layer.mixer is Mixer.ATTENTION)
         return tuple(sorted(lengths, key=lambda length: length or 0))
 
+    @property
+    def num_recurrent(self) -> int:
+        """Layers that keep a state."""
+        return sum(layer.mixer is Mixer.DELTA_RULE for layer in self.layers)
+
     def place(self, layer: int) -> tuple[int, int]:
-        """Where the layer's keys and values are kept: page group, index within it."""
+        """Where the layer's keys and values are kept: page group, index within it. Of a recurrent layer: index among
+        the recurrent ones, in every state group."""
+        if self.layers[layer].mixer is Mixer.DELTA_RULE:
+            return 0, sum(before.mixer is Mixer.DELTA_RULE for before in self.layers[:layer])
         window_len = self.layers[layer].window_len
         return self.windows.index(window_len), self._num_attending(window_len, self.layers[:layer])
 
@@ -228,6 +280,7 @@ class ModelSpec:
             num_kv_heads=end - first,
             intermediate_size=self._local_inner(shard),
             moe=None if self.moe is None else self.moe.local(shard),
+            delta=None if self.delta is None else self.delta.local(shard),
         )
 
     def _local_inner(self, shard: Shard) -> int:
@@ -235,9 +288,14 @@ class ModelSpec:
             return self.intermediate_size  # of no layer
         return _share("intermediate_size", self.intermediate_size, shard)
 
-    def cache_spec(self, page_size: int, kv_dtype: DType) -> CacheSpec:
-        """What the model keeps per token: a page group of the layers that see everything, and one per window length."""
-        return CacheSpec(page_size, tuple(self._page_group(window_len, kv_dtype) for window_len in self.windows))
+    def cache_spec(self, page_size: int, kv_dtype: DType, state_dtype: DType = DType.FLOAT32) -> CacheSpec:
+        """What the model keeps: a page group of the layers that see everything, one per window length, and the states
+        of recurrent layers. `state_dtype`: of the states themselves; a convolution's inputs are kept as KV is."""
+        pages = tuple(self._page_group(window_len, kv_dtype) for window_len in self.windows)
+        if self.delta is None:
+            return CacheSpec(page_size, pages)
+        conv_dtype = DType.BFLOAT16 if kv_dtype is DType.FP8_E4M3 else kv_dtype
+        return CacheSpec(page_size, pages + self.delta.state_groups(self.num_recurrent, conv_dtype, state_dtype))
 
     def _page_group(self, window_len: int | None, kv_dtype: DType) -> PageGroup:
         num_layers = self._num_attending(window_len, self.layers)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deltaserve.models.layers import clamped_gated, dense_mlp, gated, product
 from deltaserve.models.model_spec import MoeSpec, RouterKind
-from deltaserve.models.weights import MoeWeights
+from deltaserve.models.weights import DenseWeights, MoeWeights
 
 
 def route(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,13 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
     total = _weighted_sum(chosen, gains)
-    return total if weights.shared is None else total + dense_mlp(x, weights.shared)
+    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate)
+
+
+def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None) -> Tensor:
+    """What every token goes through: [T, hidden] -> [T, hidden]"""
+    out = dense_mlp(x, weights)
+    return out if gate is None else out * functional.linear(x, gate).sigmoid()
 
 
 def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec) -> Tensor:

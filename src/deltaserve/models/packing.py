@@ -5,7 +5,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deltaserve.models.weights import AttentionWeights, DenseWeights, LayerWeights, Linear, MlaWeights, MoeWeights
+from deltaserve.models.weights import (
+    AttentionWeights,
+    DeltaWeights,
+    DenseWeights,
+    LayerWeights,
+    Linear,
+    MlaWeights,
+    MoeWeights,
+)
 
 _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2", "AVX512"})}
 """Type |-> instruction sets with which packed products are faster (measured)."""
@@ -31,8 +39,12 @@ def pack_layer(layer: LayerWeights) -> LayerWeights:
     return replace(layer, attention=_pack_attention(layer.attention), mlp=packed)
 
 
-def _pack_attention(attention: AttentionWeights | MlaWeights) -> AttentionWeights | MlaWeights:
+def _pack_attention(
+    attention: AttentionWeights | MlaWeights | DeltaWeights,
+) -> AttentionWeights | MlaWeights | DeltaWeights:
     out = _pack_linear(attention.out)
+    if isinstance(attention, DeltaWeights):
+        return replace(attention, inputs=_pack_linear(attention.inputs), out=out)
     if isinstance(attention, AttentionWeights):
         return replace(attention, qkv=_pack_linear(attention.qkv), out=out)
     q_up = None if attention.q_up is None else _pack_linear(attention.q_up)

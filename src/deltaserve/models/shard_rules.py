@@ -90,6 +90,60 @@ class Divided:
         return whole[self.axis] // (self.num_blocks * self.num_units)
 
 
+class HeadRows(NamedTuple):
+    """Rows of heads of one kind."""
+
+    num_heads: int
+    rows: int
+    """Of one head."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByHeads:
+    """Rows (the first axis) of heads of several kinds. A rank holds one kind after the other, its heads of each.
+
+    In a file they stand in `num_groups` groups, each with its share of the heads of every kind.
+    """
+
+    kinds: tuple[HeadRows, ...]
+    num_groups: int = 1
+    file_order: tuple[int, ...] = ()
+    """Of the kinds within a group; empty: as in `kinds`."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        return (sum(self._num_held(kind, shard) * kind.rows for kind in self.kinds), *whole[1:])
+
+    def pieces(self, whole: Shape, shard: Shard) -> tuple[TensorPiece, ...]:
+        starts, row, pieces = self._starts(), 0, []
+        for index, kind in enumerate(self.kinds):
+            first, end = shard.heads(kind.num_heads)
+            per_group = kind.num_heads // self.num_groups
+            while first < end:
+                group, place = divmod(first, per_group)
+                length = (min(end, (group + 1) * per_group) - first) * kind.rows
+                source = group * self._group_rows + starts[index] + place * kind.rows
+                pieces.append(TensorPiece((slice(source, source + length),), (slice(row, row + length),)))
+                row, first = row + length, first + length // kind.rows
+        return tuple(pieces)
+
+    def _starts(self) -> dict[int, int]:
+        """Kind |-> its first row within a group."""
+        starts, row = {}, 0
+        for index in self.file_order or range(len(self.kinds)):
+            starts[index] = row
+            row += self.kinds[index].num_heads * self.kinds[index].rows // self.num_groups
+        return starts
+
+    @property
+    def _group_rows(self) -> int:
+        return sum(kind.num_heads * kind.rows for kind in self.kinds) // self.num_groups
+
+    @staticmethod
+    def _num_held(kind: HeadRows, shard: Shard) -> int:
+        first, end = shard.heads(kind.num_heads)
+        return end - first
+
+
 @dataclass(frozen=True, slots=True)
 class ByExperts:
     """Whole experts where their number divides evenly over the ranks, else a part of each."""
@@ -108,5 +162,5 @@ class ByExperts:
         return self.part if self.num_experts % shard.size else self.whole
 
 
-ShardRule = Replicated | FirstRank | OneOf | Divided | ByExperts
+ShardRule = Replicated | FirstRank | OneOf | Divided | ByHeads | ByExperts
 REPLICATED = Replicated()

@@ -13,12 +13,14 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.models.family import Family
-from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import DeltaSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.shard_rules import (
     REPLICATED,
     ByExperts,
+    ByHeads,
     Divided,
     FirstRank,
+    HeadRows,
     OneOf,
     Shape,
     ShardRule,
@@ -57,6 +59,8 @@ class TensorPart:
 
 
 _Entry = tuple[Shape, ShardRule]
+GATE_BEFORE_QUERY = (1, 0)
+"""A file's head has its query, then its gate; here all gates come first, so that queries and keys lie together."""
 
 
 class NormNames(NamedTuple):
@@ -84,7 +88,10 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
         entries[HEAD] = table
     for layer, layer_spec in enumerate(spec.layers):
         entries |= {f"layers.{layer}.{name}": norm for name in NormNames.of(spec) if name is not None}
-        entries |= {f"layers.{layer}.self_attn.{name}": entry for name, entry in _attention(spec).items()}
+        if layer_spec.mixer is Mixer.DELTA_RULE and spec.delta is not None:
+            entries |= _named(f"layers.{layer}.linear_attn", _delta_rule(spec.hidden_size, spec.delta))
+        else:
+            entries |= _named(f"layers.{layer}.self_attn", _attention(spec))
         if not layer_spec.has_experts:
             entries |= {f"layers.{layer}.mlp.{name}": entry for name, entry in _dense(spec).items()}
     parts = _parts(entries)
@@ -97,6 +104,10 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     return parts
 
 
+def _named(prefix: str, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
+    return {f"{prefix}.{name}": entry for name, entry in entries.items()}
+
+
 def _parts(entries: Mapping[str, _Entry]) -> dict[str, TensorPart]:
     return {name: TensorPart(shape, (name,), rule) for name, (shape, rule) in entries.items()}
 
@@ -106,8 +117,12 @@ def _attention(spec: ModelSpec) -> dict[str, _Entry]:
         return _latent_attention(spec, spec.mla)
     q_size, kv_size, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
     heads, kv_heads = Divided(spec.num_heads), Divided(spec.num_kv_heads)
+    queries: _Entry = (q_size, hidden), heads
+    if spec.output_gate:
+        rows = HeadRows(spec.num_heads, spec.head_dim)
+        queries = (2 * q_size, hidden), ByHeads((rows, rows), spec.num_heads, GATE_BEFORE_QUERY)
     entries: dict[str, _Entry] = {
-        "q_proj.weight": ((q_size, hidden), heads),
+        "q_proj.weight": queries,
         "k_proj.weight": ((kv_size, hidden), kv_heads),
         "v_proj.weight": ((kv_size, hidden), kv_heads),
         "o_proj.weight": ((hidden, q_size), Divided(spec.num_heads, axis=1)),
@@ -121,6 +136,28 @@ def _attention(spec: ModelSpec) -> dict[str, _Entry]:
     if spec.qk_norm is QkNorm.ALL:
         entries |= {"q_norm.weight": ((q_size,), heads), "k_norm.weight": ((kv_size,), kv_heads)}
     return entries
+
+
+def _delta_rule(hidden: int, delta: DeltaSpec) -> dict[str, _Entry]:
+    """Files have the inputs grouped by key head in two tensors, or in four that are not grouped."""
+    keys, values = HeadRows(delta.num_key_heads, delta.key_dim), HeadRows(delta.num_value_heads, delta.value_dim)
+    one = HeadRows(delta.num_value_heads, 1)
+    kinds = {"in_proj_qkv": (keys, keys, values), "in_proj_z": (values,), "in_proj_b": (one,), "in_proj_a": (one,)}
+    if delta.grouped:
+        kinds = {"in_proj_qkvz": (keys, keys, values, values), "in_proj_ba": (one, one)}
+    num_groups = delta.num_key_heads if delta.grouped else 1
+    entries: dict[str, _Entry] = {
+        f"{name}.weight": ((sum(kind.num_heads * kind.rows for kind in of_map), hidden), ByHeads(of_map, num_groups))
+        for name, of_map in kinds.items()
+    }
+    heads, size = Divided(delta.num_value_heads), delta.num_value_heads * delta.value_dim
+    return entries | {
+        "conv1d.weight": ((sum(delta.channels), 1, delta.kernel_len), ByHeads((keys, keys, values))),
+        "A_log": ((delta.num_value_heads,), heads),
+        "dt_bias": ((delta.num_value_heads,), heads),
+        "norm.weight": ((delta.value_dim,), REPLICATED),
+        "out_proj.weight": ((hidden, size), Divided(delta.num_value_heads, axis=1)),
+    }
 
 
 def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, _Entry]:
@@ -179,6 +216,8 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
         return _parts(router | _transposed_experts(hidden, moe, prefix))
     if moe.shared_size:
         router |= {f"{prefix}.shared_experts.{name}": e for name, e in _gated(hidden, moe.shared_size).items()}
+    if moe.shared_gate:
+        router[f"{prefix}.shared_expert_gate.weight"] = (1, hidden), REPLICATED
     parts = _parts(router)
     names: dict[str, list[str]] = {name: [] for name in FUSED_EXPERTS}
     for expert in range(count):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.layout.shard import Shard
-from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import DeltaSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NormNames, TensorPart, tensor_parts
 
 
@@ -21,7 +21,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    qkv: Linear  # [(Hq + 2 Hkv) * D, hidden]: queries, keys, values
+    qkv: Linear  # [(Hq + 2 Hkv) * D, hidden]: queries, keys, values; before them Hq * D rows of gates, if there are any
     out: Linear  # [hidden, Hq * D]
     qk_norm: Tensor | None  # [Hq + Hkv, D], the two weights, repeated over heads where each is normalised alone
     sinks: Tensor | None = None  # [Hq] float32
@@ -41,6 +41,18 @@ class MlaWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """C channels of the convolution: queries, keys, values."""
+
+    inputs: Linear  # [C + Hv * V + 2 Hv, hidden]: channels, gates, beta, decay
+    kernel: Tensor  # [C, 1, taps], the newest token last
+    decay: Tensor  # [Hv] float32, log of the rate
+    decay_bias: Tensor  # [Hv] float32
+    norm: Tensor  # [V]
+    out: Linear  # [hidden, Hv * V]
+
+
+@dataclass(frozen=True, slots=True)
 class DenseWeights:
     gate_up: Linear  # [2 I, hidden]
     down: Linear  # [hidden, I]
@@ -53,6 +65,7 @@ class MoeWeights:
     gate_up: tuple[Tensor, ...]  # of each expert held, plain or packed: [2 I, hidden]
     down: tuple[Tensor, ...]  # of each expert held: [hidden, I]
     shared: DenseWeights | None = None  # for every token
+    shared_gate: Tensor | None = None  # [1, hidden]
     first_expert: int = 0  # of those held
     biases: "MoeBiases | None" = None
 
@@ -67,7 +80,7 @@ class MoeBiases:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention_norm: Tensor  # [hidden]
-    attention: AttentionWeights | MlaWeights
+    attention: AttentionWeights | MlaWeights | DeltaWeights
     mlp_norm: Tensor  # [hidden]
     mlp: DenseWeights | MoeWeights
     after_attention: Tensor | None = None  # [hidden], norm of what is added to the residual stream
@@ -148,8 +161,10 @@ def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     attention_norm, mlp_norm, after_attention, after_mlp = norms
     assert attention_norm is not None
     assert mlp_norm is not None
-    attention: AttentionWeights | MlaWeights
-    if spec.mla is None:
+    attention: AttentionWeights | MlaWeights | DeltaWeights
+    if spec.layers[index].mixer is Mixer.DELTA_RULE and spec.delta is not None:
+        attention = _delta_rule(table, spec.delta, f"{prefix}.linear_attn")
+    elif spec.mla is None:
         attention = _attention(table, spec, f"{prefix}.self_attn")
     else:
         attention = _latent_attention(table, spec.mla, f"{prefix}.self_attn")
@@ -159,6 +174,19 @@ def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
     else:
         mlp = _dense(table, f"{prefix}.mlp")
     return LayerWeights(attention_norm, attention, mlp_norm, mlp, after_attention, after_mlp)
+
+
+def _delta_rule(table: TargetTable, delta: DeltaSpec, prefix: str) -> DeltaWeights:
+    inputs = ("in_proj_qkvz", "in_proj_ba") if delta.grouped else ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    exact = replace(table, dtype=torch.float32)
+    return DeltaWeights(
+        inputs=table.fused(prefix, *inputs),
+        kernel=table.whole(f"{prefix}.conv1d.weight"),
+        decay=exact.whole(f"{prefix}.A_log"),
+        decay_bias=exact.whole(f"{prefix}.dt_bias"),
+        norm=table.whole(f"{prefix}.norm.weight"),
+        out=table.fused(prefix, "out_proj"),
+    )
 
 
 def _attention(table: TargetTable, spec: ModelSpec, prefix: str) -> AttentionWeights:
@@ -210,13 +238,14 @@ def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
         table.targets[f"{name}.up_proj.weight"] = gate_up[index, size:]
         table.targets[f"{name}.down_proj.weight"] = down[index]
     shared = _dense(table, f"{prefix}.shared_experts") if moe.shared_size else None
+    gate = table.whole(f"{prefix}.shared_expert_gate.weight") if moe.shared_gate else None
     correction = None
     if moe.router is RouterKind.SIGMOID:
         # Scores near each other decide which experts are chosen: not in 16 bits.
         table = replace(table, dtype=torch.float32)
         correction = table.whole(f"{prefix}.{CORRECTION}")
     router = table.whole(f"{prefix}.gate.weight")
-    return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared, first)
+    return MoeWeights(router, correction, gate_up.unbind(), down.unbind(), shared, gate, first)
 
 
 def _transposed_experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:

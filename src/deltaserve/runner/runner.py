@@ -128,9 +128,10 @@ class TorchExecutor:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
-        attention = self._attention.begin_step(inputs.batch)
+        attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
-        hidden = self._decoder.forward(tokens, positions, attention, self._last_tokens(inputs))  # [N, hidden]
+        last = self._last_tokens(inputs)
+        hidden = self._decoder.forward(tokens, positions, attention, last, states)  # [N, hidden]
         result = StepResult(
             step=plan.step,
             items=self._results(plan, inputs, hidden),

@@ -4,6 +4,8 @@ from deltaserve.base.config_resolve import StepSizes
 from deltaserve.device.scratch_limits import (
     BLOCK_BYTES,
     CAUSAL_POSITIONS,
+    CHUNK_LEN,
+    CHUNKS_AT_ONCE,
     MAX_KEYS,
     MAX_POSITIONS,
     MAX_TILED_LEN,
@@ -22,7 +24,7 @@ _LOGIT_COPIES = 5
 
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
-    return _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes)
+    return _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
 
 
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
@@ -41,6 +43,18 @@ def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
     return max(sizes.max_rows, LOGPROB_POSITIONS) * spec.vocab_size * _LOGIT_COPIES * _FLOAT
+
+
+def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of one layer with states: what its tokens bring, all rows' states read and written, a request's chunks."""
+    delta = spec.delta
+    if delta is None:
+        return 0
+    per_token = 4 * sum(delta.channels) + 4 * delta.num_value_heads * delta.value_dim
+    states = 3 * sizes.max_rows * delta.num_value_heads * delta.key_dim * delta.value_dim
+    squares = 4 * CHUNK_LEN * CHUNK_LEN + 4 * CHUNK_LEN * (delta.key_dim + delta.value_dim)
+    chunks = CHUNKS_AT_ONCE * delta.num_value_heads * squares
+    return ((sizes.step_len + sizes.max_rows) * per_token + states + chunks) * _FLOAT
 
 
 def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:

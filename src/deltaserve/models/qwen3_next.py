@@ -1,0 +1,24 @@
+"""Qwen3-Next: three recurrent layers and one of attention in turn; experts beside a shared one that has a gate."""
+
+import re
+
+from deltaserve.models.family import COMMON_RENAMES, Family, Rename, with_experts
+from deltaserve.models.fields import Fields
+from deltaserve.models.hybrid_fields import hybrid_spec, shared_expert_moe
+from deltaserve.models.model_spec import ModelSpec
+
+HYBRID_RENAMES = (
+    Rename(re.compile(r"mtp\..*"), None),
+    Rename(re.compile(r"model\.(layers\.\d+\.mlp)\.shared_expert\.(.*)"), r"\1.shared_experts.\2"),
+)
+
+
+def _build(fields: Fields) -> ModelSpec:
+    spec = hybrid_spec(fields, "qwen3_next", grouped=True)
+    step = fields.integer("decoder_sparse_step", 1, spec.num_layers, default=1)
+    dense = set(fields.integers("mlp_only_layers"))
+    moe = shared_expert_moe(fields, renormalise=fields.flag("norm_topk_prob", True))
+    return with_experts(spec, moe, [i for i in range(spec.num_layers) if i not in dense and (i + 1) % step == 0])
+
+
+QWEN3_NEXT = Family("qwen3_next", "Qwen3NextForCausalLM", _build, (*HYBRID_RENAMES, *COMMON_RENAMES))
