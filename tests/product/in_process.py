@@ -156,10 +156,11 @@ class Product:
         members = []
         for name, role, ranks in ((PREFILL, Role.PREFILL, prefill_ranks), (DECODE, Role.DECODE, decode_ranks)):
             config = worker_config(replace(shape, radix_cache=radix_cache or role is Role.PREFILL), name, role, 1)
+            cache = spec.cache_spec(of_role[role].size, of_role[role].dtype)
             config = replace(
                 config,
-                cache=spec.cache_spec(of_role[role].size, of_role[role].dtype),
-                num_pages=(-(-3 * _CONTEXT_LEN // of_role[role].size),),
+                cache=cache,
+                num_pages=(-(-3 * _CONTEXT_LEN // of_role[role].size),) * cache.num_pools,
                 vocab_size=spec.vocab_size,
                 tp_size=ranks,
                 has_staging=staging is not None,
