@@ -16,8 +16,8 @@ from deltaserve.cli import verify
 from deltaserve.cli.main import main
 from deltaserve.cli.verify_client import Score, ServerClient, TokenCompletion
 from deltaserve.cli.verify_reference import TransformersReference
-from tests.fixtures.tiny_gguf import Kind, write_gguf
-from tests.fixtures.tiny_models import VARIANTS
+from tests.fixtures.tiny_gguf import GEMMA3, Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS, Variant
 from tests.fixtures.tiny_quantised import write_fp8_blocks
 
 
@@ -115,9 +115,9 @@ def test_a_server_at_its_limit_is_asked_again_when_it_says() -> None:
     assert (client.model, client.max_len, Busy.refusals) == ("m", 300, [])
 
 
-@pytest.mark.parametrize("name", ["llama_llama3_rope", "qwen3"])
-def test_a_gguf_file_is_scored_as_its_folder(tmp_path: Path, name: str) -> None:
-    file, folder = write_gguf(VARIANTS[name], tmp_path, Kind.Q8_0)
+@pytest.mark.parametrize("variant", [VARIANTS["llama_llama3_rope"], VARIANTS["qwen3"], GEMMA3])
+def test_a_gguf_file_is_scored_as_its_folder(tmp_path: Path, variant: Variant) -> None:
+    file, folder = write_gguf(variant, tmp_path, Kind.Q8_0)
     tokens = list(range(3, 253))
     ours, theirs = (TransformersReference(path).score(tokens) for path in (file, folder))
     assert [score.logprob for score in ours] == pytest.approx([score.logprob for score in theirs], abs=1e-3)

@@ -16,7 +16,7 @@ from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.gguf_header import QUANTISATIONS, REFUSED, read_header
 from deltaserve.models.model_spec import RopeKind
-from tests.fixtures.tiny_gguf import Kind, Write, write_gguf
+from tests.fixtures.tiny_gguf import GEMMA3, Kind, Write, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 
 _ONE_LAYER = Variant(VARIANTS["llama"].build, {"num_hidden_layers": 1})
@@ -73,6 +73,16 @@ def test_the_spec_is_that_of_the_folder(tmp_path: Path, name: str) -> None:
     ours, theirs = load_spec(file), load_spec(folder)
     assert ours.norm_eps == pytest.approx(theirs.norm_eps)
     assert {**_fields(ours), "norm_eps": 0} == {**_fields(theirs), "norm_eps": 0}
+
+
+def test_the_spec_of_gemma3_is_that_of_the_folder(tmp_path: Path) -> None:
+    """But that the file's norms have 1 added."""
+    file, folder = write_gguf(GEMMA3, tmp_path, Kind.F32)
+    ours, theirs = load_spec(file), load_spec(folder)
+    assert (ours.zero_centred_norms, theirs.zero_centred_norms) == (False, True)
+    assert ours.norm_eps == pytest.approx(theirs.norm_eps)
+    changed = {"norm_eps": 0, "zero_centred_norms": True}
+    assert _fields(ours) | changed == _fields(theirs) | changed
 
 
 def _fields(spec: Any) -> dict[str, Any]:

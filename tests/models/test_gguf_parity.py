@@ -1,11 +1,11 @@
-"""GGUF files of every kind of quantisation and both architectures: distributions of transformers on the same values."""
+"""GGUF files of every kind of quantisation and every architecture: distributions of transformers on the same values."""
 
 from pathlib import Path
 
 import pytest
 
 from deltaserve.layout.dtype import DType
-from tests.fixtures.tiny_gguf import K_QUANTS, PLAIN, SMALL_BLOCKS, Kind, write_gguf
+from tests.fixtures.tiny_gguf import GEMMA3, K_QUANTS, PLAIN, SMALL_BLOCKS, Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 from tests.runner.world import Driver, check_generation
 
@@ -27,6 +27,11 @@ def test_generation(tmp_path: Path, family: str, kind: Kind) -> None:
 @pytest.mark.parametrize("name", _ROPES)
 def test_generation_of_variants(tmp_path: Path, name: str) -> None:
     check(*write_gguf(VARIANTS[name], tmp_path, Kind.Q8_0))
+
+
+def test_generation_of_gemma3(tmp_path: Path) -> None:
+    """Its norms stand in the file with 1 added, which transformers adds itself."""
+    check(*write_gguf(GEMMA3, tmp_path, Kind.Q8_0))
 
 
 def check(file: Path, folder: Path) -> None:

@@ -14,7 +14,15 @@ SIZES = tuple(itertools.product((1, 2, 4), repeat=2))
 REPLICATED = ("deepseek_v3",)
 """Every rank holds the latent of all heads: one writer sends it as it is."""
 PATHS = {"direct": None, "staged": StagingMode.ON}
-QUICK = {("llama", 1, 4), ("qwen3", 4, 1), ("qwen3_moe", 2, 4), ("minimax_m2", 4, 2), ("deepseek_v3", 2, 1), ("gemma3_text", 2, 1), ("gpt_oss", 1, 2)}
+QUICK = {
+    ("llama", 1, 4),
+    ("qwen3", 4, 1),
+    ("qwen3_moe", 2, 4),
+    ("minimax_m2", 4, 2),
+    ("deepseek_v3", 2, 1),
+    ("gemma3_text", 2, 1),
+    ("gpt_oss", 1, 2),
+}
 """The others take minutes."""
 
 

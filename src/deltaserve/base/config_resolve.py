@@ -101,6 +101,7 @@ class ResolvedConfig:
     """UCX_TLS."""
     kv_bytes: int
     """Of all pools, on one rank."""
+    pools: tuple[PoolFacts, ...]
     shortened_from: int | None = None
     """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
     widened_from: str | None = None
@@ -180,6 +181,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_devices=machine.num_devices,
         transfer_tls=_transfer_tls(settings, device),
         kv_bytes=pools.num_bytes(num_pages),
+        pools=pools.facts,
         shortened_from=wanted_len if context_len < wanted_len else None,
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )

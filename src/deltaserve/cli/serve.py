@@ -258,10 +258,22 @@ def describe(r: ResolvedConfig) -> str:
     widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
     return (
         f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
-        f"{ranks}{r.num_pages[0]} pages per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
+        f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
         f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per {'rank' if per_rank else 'worker'} "
         f"(--num-threads; {r.num_cores} cores here)"
     )
+
+
+def _pages(r: ResolvedConfig) -> str:
+    """`1024 pages`, or of a model with windows `1024 pages (10 MiB) and 96 of the last 512 tokens (40 MiB)`."""
+    if len(r.pools) == 1:
+        return f"{r.num_pages[0]} pages"
+    found: list[str] = []
+    for count, facts in zip(r.num_pages, r.pools, strict=True):
+        length = facts.retention.window_len
+        seen = f" of the last {length} tokens" if length is not None else "" if found else " pages"
+        found.append(f"{count}{seen} ({count * facts.page_bytes / 2**20:.0f} MiB)")
+    return " and ".join(found)
 
 
 def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:

@@ -11,6 +11,7 @@ import transformers
 from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.verify_client import Score, VerifyError
+from deltaserve.models.gemma3 import ZERO_CENTRED
 from deltaserve.models.gguf_arrays import gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.open_source import open_source
@@ -81,6 +82,7 @@ def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
     """
     values = dict(source.config().values)
     rope = dict(values.pop("rope_parameters"))
+    added = 0.0 if values.pop(ZERO_CENTRED, True) else 1.0
     factors = rope.pop("factors", None)
     if factors is not None:
         rope["rope_type"] = "default"
@@ -89,7 +91,7 @@ def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
     for header, read in gguf_arrays(source):
-        own[header.name].copy_(torch.from_numpy(read()))
+        own[header.name].copy_(torch.from_numpy(read()) - (added if header.name.endswith("norm.weight") else 0.0))
     if factors is not None:
         model.model.rotary_emb.inv_freq /= torch.tensor(factors)
     return model.eval()

@@ -7,10 +7,15 @@ from typing import Any
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.family import MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_POSITION
 from deltaserve.models.fields import Fields, shown
+from deltaserve.models.gemma3 import ZERO_CENTRED
 from deltaserve.models.gguf_header import GgufHeader
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""Value of general.architecture |-> class that config.json would name."""
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+}
+"""Value of general.architecture |-> class and model_type that config.json would name."""
 TABLE = "token_embd.weight"
 END_NAMES = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>"})
 """Control tokens that end an answer in every model that has them: a file names one or two of them by id."""
@@ -39,6 +44,13 @@ _READ = frozenset(
     }
 )
 """Keys below the architecture's name that are used."""
+_GEMMA3_READ = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
+"""Beside those."""
+_GEMMA3_PERIOD = 6
+"""Every sixth layer sees everything; no key says so, nor that the others' rotary embedding is never scaled."""
+_GEMMA3_LOCAL_THETA = 10000.0
+_GEMMA3_27B_LAYERS = 62
+"""With so many, the softmax is scaled by another number than the heads' size; no key says so, either."""
 _IDLE = frozenset({"tensor_data_layout", "rope.scaling.finetuned"})
 """Keys that change nothing."""
 _ONLY: Mapping[str, object] = {
@@ -92,7 +104,7 @@ class ArchFields:
         """A key that nobody here knows may change what the model computes."""
         for key, value in self.metadata.values.items():
             arch, _, name = key.partition(".")
-            if arch != self.arch:
+            if arch != self.arch or (arch == "gemma3" and name in _GEMMA3_READ):
                 continue
             if name in _ONLY:
                 if value != _ONLY[name]:
@@ -116,9 +128,10 @@ def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) ->
             raise fields.error(name, f"{head_dim}, as many as keys have")
     vocab_size = _vocab_size(header)
     names = {tensor.name for tensor in header.tensors}
-    return {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": arch,
+    architecture, model_type = ARCHITECTURES[arch]
+    values = {
+        "architectures": [architecture],
+        "model_type": model_type,
         "dtype": _dtype(header),
         "vocab_size": vocab_size,
         "hidden_size": hidden,
@@ -134,6 +147,26 @@ def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) ->
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "tie_word_embeddings": "output.weight" not in names,
         "eos_token_id": end_ids(metadata, vocab_size),
+    }
+    return values | _gemma3(fields, values) if arch == "gemma3" else values
+
+
+def _gemma3(fields: ArchFields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that only this architecture has. Its files hold norms with 1 added."""
+    num_layers, head_dim = values["num_hidden_layers"], values["head_dim"]
+    if num_layers == _GEMMA3_27B_LAYERS:
+        head_dim = values["hidden_size"] // values["num_attention_heads"]
+    kinds = ("sliding_attention" if (layer + 1) % _GEMMA3_PERIOD else "full_attention" for layer in range(num_layers))
+    local_theta = fields.positive("rope.freq_base_swa", _GEMMA3_LOCAL_THETA)
+    return {
+        "layer_types": list(kinds),
+        "sliding_window": fields.integer("attention.sliding_window", 1, MAX_POSITION),
+        "query_pre_attn_scalar": head_dim,
+        "rope_parameters": {
+            "full_attention": values["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+        },
+        ZERO_CENTRED: False,
     }
 
 

@@ -29,6 +29,12 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Where files of the gemma3 architecture differ, or have more."""
 _TABLES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -92,9 +98,11 @@ class GgufModel:
         if name in _TABLES:
             return _TABLES[name]
         found = _LAYER_NAME.fullmatch(name)
-        if found is None or found[2] not in _LAYER_PARTS:
+        is_gemma3 = self.header.metadata.get("general.architecture") == "gemma3"
+        parts = _LAYER_PARTS | _GEMMA3_PARTS if is_gemma3 else _LAYER_PARTS
+        if found is None or found[2] not in parts:
             raise ConfigError(f"{self.header.file}: tensor {name[:80]!r} is of no supported model")
-        return f"model.layers.{found[1]}.{_LAYER_PARTS[found[2]]}.{found[3]}"
+        return f"model.layers.{found[1]}.{parts[found[2]]}.{found[3]}"
 
     def _floats(self, tensor: GgufTensor) -> tuple[float, ...]:
         """Values of a small tensor."""
