@@ -24,7 +24,7 @@ from deltaserve.transfer.commands import (
     VerifyPages,
 )
 from deltaserve.transfer.coverage import Coverage, Landing
-from deltaserve.transfer.staging import SHORT_RUN_BYTES, StagingMode, choose
+from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.messages import Drain
 from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, encode_stage
@@ -266,16 +266,21 @@ def routes(num_writers: int, num_readers: int, heads: int = 8, dst: DType = DTyp
 
 
 @pytest.mark.parametrize(
-    ("of", "mode", "run_bytes", "is_staged"),
+    ("of", "mode", "num_bytes", "is_staged"),
     [
-        (routes(2, 2), StagingMode.AUTO, 100, False),  # equal sizes
-        (routes(2, 2), StagingMode.ON, 100, False),
-        (routes(1, 4, heads=1), StagingMode.ON, 100, False),  # a latent
-        (routes(1, 2), StagingMode.AUTO, SHORT_RUN_BYTES - 1, True),
-        (routes(1, 2), StagingMode.AUTO, SHORT_RUN_BYTES, False),
-        (routes(1, 2), StagingMode.ON, 1 << 20, True),
-        (routes(1, 1, dst=DType.FP8_E4M3), StagingMode.AUTO, 1 << 20, True),
+        (routes(2, 2), StagingMode.AUTO, 0, False),  # equal sizes
+        (routes(2, 2), StagingMode.ON, 0, False),
+        (routes(1, 4, heads=1), StagingMode.ON, 0, False),  # a latent
+        (routes(1, 2), StagingMode.AUTO, 1000 * SHORT_RUN_BYTES - ASKING_BYTES - 1, True),
+        (routes(1, 2), StagingMode.AUTO, 1000 * SHORT_RUN_BYTES - ASKING_BYTES, False),
+        (routes(1, 2), StagingMode.ON, 1 << 30, True),
+        (routes(1, 1, dst=DType.FP8_E4M3), StagingMode.AUTO, 1 << 30, True),
     ],
 )
-def test_one_rule_chooses_the_path(of: list[Route], mode: StagingMode, run_bytes: int, is_staged: bool) -> None:
-    assert choose(mode, of, 10, 10 * run_bytes) is is_staged
+def test_one_rule_chooses_the_path(of: list[Route], mode: StagingMode, num_bytes: int, is_staged: bool) -> None:
+    assert choose(mode, of, 1000, num_bytes) is is_staged
+
+
+def test_a_short_prompt_asks_for_no_memory() -> None:
+    """However short its runs are."""
+    assert not choose(StagingMode.AUTO, routes(1, 2), 100, 100)

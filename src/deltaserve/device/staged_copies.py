@@ -158,10 +158,10 @@ def _side(
     layout: PageFormat,
     offset: int,
 ) -> _Side:
-    places = np.array(list(staged.places(placed, layout, tokens)), np.int64).reshape(-1, 2)
+    places = staged.places(placed, layout, tokens)
     row_bytes = run.row_bytes // staged.dtype.itemsize * layout.dtype.itemsize
     parts = layout.page_size // staged.granule
-    return _Side(arena, layout.page_bytes, offset, row_bytes, run.offset, parts, places[:, 0], places[:, 1])
+    return _Side(arena, layout.page_bytes, offset, row_bytes, run.offset, parts, *places)
 
 
 def _slice_bytes(staged: StagedRoute, layout: PageFormat) -> int:

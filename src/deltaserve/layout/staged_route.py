@@ -9,10 +9,12 @@ so a granule's bytes are contiguous in the side with the smaller pages, and rows
 same from the two formats and the range of tokens; nothing but that range is told.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from deltaserve.layout.copy_plan import HeadRun, PageFormat, PlacedPages, Route
 from deltaserve.layout.dtype import DType
@@ -34,11 +36,11 @@ class StagedRun(NamedTuple):
         return self.num_rows * self.row_bytes
 
 
-class GranulePlace(NamedTuple):
-    """Where a granule lies on one side: the `part`-th of its page."""
+class GranulePlaces(NamedTuple):
+    """Where granules lie on one side: each is a part of a page."""
 
-    page: int
-    part: int
+    page: npt.NDArray[np.int64]
+    part: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class StagedRoute:
             offset += num_tokens // self.granule * run.granule_bytes
         return tuple(runs)
 
-    def places(self, placed: PlacedPages, layout: PageFormat, tokens: range) -> Iterator[GranulePlace]:
+    def places(self, placed: PlacedPages, layout: PageFormat, tokens: range) -> GranulePlaces:
         """Of each granule of `tokens` on the side that `placed` and `layout` are of, in order."""
         parts = layout.page_size // self.granule
         start = placed.first * parts
-        for granule in range(tokens.start // self.granule, tokens.stop // self.granule):
-            page, part = divmod(granule - start, parts)
-            yield GranulePlace(placed.pages[page], part)
+        granules = np.arange(tokens.start // self.granule - start, tokens.stop // self.granule - start)
+        pages, part = np.divmod(granules, parts)
+        return GranulePlaces(np.asarray(placed.pages, np.int64)[pages], part)

@@ -305,16 +305,25 @@ class Endpoint:
         return ChunkJob(command, reader.rank, windows, encode_done(self._done(reader, command)), num_bytes)
 
     def _windows(self, reader: _FarReader, command: PostChunk) -> deque[Window]:
-        region, routes = reader.regions.get(STAGING), list(reader.routes.values())
-        can_be_staged = self._staging is not None and region is not None
-        is_recut = any(route.is_recut for route in routes)
-        copies = [] if can_be_staged and is_recut else self._copies(reader, command)
-        if self._staging is not None and region is not None:
-            num_bytes = sum(copy.src.num_bytes for copy in copies)
-            if is_recut or choose(self._staging.config.mode, routes, len(copies), num_bytes):
-                pools = [self._staged_parts(reader, pair) for pair in command.pairs]
-                return cut_staged(region, pools, self._config.window_bytes)
-        return deque(cut_windows(copies, self._config.window_bytes))
+        region = reader.regions.get(STAGING)
+        if region is not None and self._is_staged(reader, command):
+            pools = [self._staged_parts(reader, pair) for pair in command.pairs]
+            return cut_staged(region, pools, self._config.window_bytes)
+        return deque(cut_windows(self._copies(reader, command), self._config.window_bytes))
+
+    def _is_staged(self, reader: _FarReader, command: PostChunk) -> bool:
+        """By the copies that a direct write would take, counted and not made: there may be thousands."""
+        if self._staging is None:
+            return False
+        if any(route.is_recut for route in reader.routes.values()):
+            return True
+        num_copies, num_bytes = 0, 0
+        for pair in command.pairs:
+            for group in self._config.cache.groups_of(pair.pool):
+                slices = reader.routes[group.name].src_slices
+                num_copies += len(pair.src) * len(slices)
+                num_bytes += len(pair.src) * sum(each.num_bytes for each in slices)
+        return choose(self._staging.config.mode, list(reader.routes.values()), num_copies, num_bytes)
 
     def _staged_parts(self, reader: _FarReader, pair: PagePairs) -> list[StagedPart]:
         return [

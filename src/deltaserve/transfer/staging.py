@@ -67,6 +67,9 @@ STAGING = "staging"
 """Component of the region that holds a rank's staging memory: the last one it announces, if it has any."""
 SHORT_RUN_BYTES = 20 << 10
 """A descriptor costs as much as gathering and scattering so many bytes (benchmarks/bench_staging.py)."""
+ASKING_BYTES = 4 << 20
+"""Asking for memory and hearing of the scatter take as long as gathering and scattering so many bytes: a short prompt
+comes sooner without (benchmarks/bench_unequal.py)."""
 _SLICES_PER_TURN = 4
 """Of gathers and scatters, between two turns of whoever polls."""
 
@@ -174,7 +177,7 @@ def choose(mode: StagingMode, routes: Sequence[Route], num_copies: int, num_byte
         return True
     if all(route.is_whole or route.has_nothing for route in routes):  # equal sizes, or a latent: runs of whole pages
         return False
-    return mode is StagingMode.ON or num_bytes < num_copies * SHORT_RUN_BYTES
+    return mode is StagingMode.ON or num_bytes + ASKING_BYTES < num_copies * SHORT_RUN_BYTES
 
 
 def cut_staged(region: RegionId, pools: Sequence[Sequence[StagedPart]], window_bytes: int) -> deque[Window]:
