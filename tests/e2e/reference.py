@@ -26,6 +26,21 @@ def page_bytes(model: Path, page_size: int, kv_dtype: DType | None = None) -> in
     return sum(pool_page_bytes(spec.cache_spec(page_size, kv_dtype or spec.dtype)))
 
 
+def moved_bytes(model: Path, page_size: int, length: int, hit: int, window_hit: int | None = None) -> int:
+    """Of the pages that a prompt brings to decode, which has `hit` tokens of it.
+
+    `window_hit`: as far as it has what a window shows of them, where that is not as far.
+    """
+    spec = load_spec(model)
+    cache = spec.cache_spec(page_size, spec.dtype)
+    hits = [hit, *[hit if window_hit is None else window_hit] * (cache.num_pools - 1)]
+    firsts = (
+        max(kept.first_needed(length, page_size), n // page_size) for kept, n in zip(cache.pools, hits, strict=True)
+    )
+    sizes = zip(firsts, pool_page_bytes(cache), strict=True)
+    return sum((-(-length // page_size) - first) * num_bytes for first, num_bytes in sizes)
+
+
 def random_prompt(count: int, seed: int) -> list[int]:
     """Ids of single bytes."""
     generator = random.Random(seed)

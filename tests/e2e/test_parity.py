@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
+from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, moved_bytes, random_prompt
 from tests.e2e.server import Answer, Api, serving
 from tests.fixtures.tiny_models import VARIANTS
 
@@ -28,6 +28,8 @@ QUICK = {
     ("qwen3_moe_mixed", 64, True),
     ("minimax_m2", 16, True),
     ("deepseek_v3", 16, True),
+    ("gemma3_text", 16, True),
+    ("gpt_oss", 1, True),
 }
 
 
@@ -75,8 +77,7 @@ def check_hits(server: Api, model: Path, page_size: int, cache: bool) -> None:
         assert_true(model, prompt, answer)
         wanted = hit if cache else 0
         assert answer.timings["decode_cached_tokens"] == wanted
-        num_pages = -(-len(prompt) // page_size) - wanted // page_size
-        payload = answer.timings["transferred_bytes"] - num_pages * page_bytes(model, page_size)
+        payload = answer.timings["transferred_bytes"] - moved_bytes(model, page_size, len(prompt), wanted)
         assert 0 < payload < MAX_PAYLOAD_BYTES
         return answer
 

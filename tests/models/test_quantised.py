@@ -27,8 +27,9 @@ from tests.fixtures.tiny_quantised import (
     set_quantisation,
     write_compressed,
     write_fp8_blocks,
+    write_mxfp4,
 )
-from tests.runner.world import Driver, check_generation
+from tests.runner.world import Driver, RankDriver, check_generation
 
 
 def _compressed(form: str, **weights: Any) -> dict[str, Any]:
@@ -57,6 +58,45 @@ def test_compressed_tensors(tmp_path: Path, form: str) -> None:
     folders = write_compressed(VARIANTS["llama"], tmp_path, COMPRESSED[form])
     check_bits(*folders)
     check_generation(Driver(folders[0], dtype=DType.FLOAT32), folders[1])
+
+
+def test_experts_of_four_bits(tmp_path: Path) -> None:
+    """Dequantised to the bit as transformers does it; one file as the unquantised ones are, transposed."""
+    folder, plain_folder = write_mxfp4(VARIANTS["gpt_oss"], tmp_path)
+    source, plain = open_source(folder), load_file(plain_folder / "model.safetensors")
+    assert isinstance(source, QuantisedFolder)
+    values = {header.name: read() for header, read in dequantised(source)}
+    assert values.keys() == plain.keys()
+    for name, value in values.items():
+        assert torch.equal(value.float(), plain[name]), name
+    check_generation(Driver(folder, dtype=DType.FLOAT32), plain_folder)
+    check_generation(RankDriver(folder, 2, dtype=DType.FLOAT32), plain_folder)
+
+
+_EXPERTS = "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "text"),
+    [
+        ("_scales", None, "down_proj_blocks is quantised, and model.layers.1.mlp.experts.down_proj_scales is missing"),
+        (
+            "_scales",
+            torch.zeros(8, 64, 2, dtype=torch.uint8),
+            "down_proj_scales: U8 [8, 64, 2], expected U8 [8, 64, 1]",
+        ),
+        ("_blocks", torch.zeros(8, 64, 16, dtype=torch.uint8), "down_proj_blocks: U8 [8, 64, 16], expected U8"),
+        ("_blocks", torch.zeros(8, 64, 1, 16), "down_proj_blocks: F32 [8, 64, 1, 16], expected U8"),
+    ],
+)
+def test_parts_of_experts_that_do_not_fit_are_named(tmp_path: Path, part: str, value: Tensor | None, text: str) -> None:
+    folder, _ = write_mxfp4(VARIANTS["gpt_oss"], tmp_path)
+    tensors: dict[str, Tensor | None] = {**load_file(folder / "model.safetensors"), _EXPERTS + part: value}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+    with pytest.raises(ConfigError) as caught:
+        _load(folder)
+    assert text in str(caught.value)
 
 
 def test_values_have_the_bits_of_a_product_in_float64(folders: tuple[Path, Path]) -> None:
@@ -178,7 +218,7 @@ def test_parts_that_do_not_fit_are_named(
     ("config", "text"),
     [
         ({"quant_method": method}, f"weights quantised as {method!r} are not supported")
-        for method in ("awq", "gptq", "bitsandbytes", "mxfp4", "modelopt", "fbgemm_fp8")
+        for method in ("awq", "gptq", "bitsandbytes", "modelopt", "fbgemm_fp8")
     ]
     + [
         (_compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "'nvfp4-pack-quantized', float4 by channel"),

@@ -102,7 +102,43 @@ class PackedInts:
         return stored.removesuffix("_packed")
 
 
-WeightScheme = Fp8Blocks | ScaledRows | PackedInts
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts:
+    """`quant_method` mxfp4: experts [E, out, in] as runs of 32 numbers of 4 bits, two in a byte, the first in the low
+    bits, in `..._blocks` [E, out, in / 32, 16]; and a power of two for each run in `..._scales` [E, out, in / 32].
+
+    Parts: blocks, scales. The weight is what unquantised files hold: [E, in, out], bfloat16, which has all its values.
+    """
+
+    def weight(self, header: TensorHeader, files: Mapping[str, TensorHeader]) -> StoredWeight | None:
+        stem = header.name.removesuffix("_scales")
+        if stem != header.name and f"{stem}_blocks" in files:
+            return None
+        stem = header.name.removesuffix("_blocks")
+        if stem == header.name:
+            return StoredWeight(header, (header,))
+        shown = f"{header.file}: {header.name[:80]}"
+        if header.dtype != "U8" or len(header.shape) != 4 or header.shape[3] * 2 != MXFP4_RUN:
+            raise ConfigError(
+                f"{shown}: {header.dtype} {list(header.shape)}, expected U8 [.., .., .., {MXFP4_RUN // 2}]"
+            )
+        scales = files.get(f"{stem}_scales")
+        if scales is None:
+            raise ConfigError(f"{shown} is quantised, and {stem[-70:]}_scales is missing")
+        if scales.dtype != "U8" or scales.shape != header.shape[:3]:
+            found = f"{scales.dtype} {list(scales.shape)}"
+            raise ConfigError(f"{scales.file}: {scales.name[:80]}: {found}, expected U8 {list(header.shape[:3])}")
+        count, rows, runs = header.shape[:3]
+        whole = replace(header, name=stem, dtype="BF16", shape=(count, runs * MXFP4_RUN, rows))
+        return StoredWeight(whole, (header, scales))
+
+    def name_of(self, stored: str) -> str:
+        return stored.removesuffix("_blocks")
+
+
+MXFP4_RUN = 32
+"""Numbers with one scale."""
+WeightScheme = Fp8Blocks | ScaledRows | PackedInts | Mxfp4Experts
 
 
 def weight_scheme(config: Fields) -> WeightScheme | None:
@@ -115,6 +151,8 @@ def weight_scheme(config: Fields) -> WeightScheme | None:
             return _fp8_blocks(fields)
         case "compressed-tensors":
             return _compressed(fields)
+        case "mxfp4":
+            return Mxfp4Experts()
         case method:
             raise ConfigError(f"{fields.where}: weights quantised as {method[:40]!r} are not supported")
 
