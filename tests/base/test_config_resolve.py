@@ -110,7 +110,8 @@ def test_windows_and_states_get_what_running_requests_hold_and_full_pages_the_re
     config = resolved(facts, machine, scheduling={"max_running_requests": 16})
     full, window, states = config.num_pages
     page_bytes = 64 * 2048
-    assert window == min(full, 2 * 16 * (-(-(1023 + 512) // 64) + 1))
+    running, tail = 2 * 16 * (-(-(1023 + 512) // 64) + 1), 1024 // 64 + 1
+    assert window == min(full, max(running, full * tail // (32768 // 4 // 64)))  # prefixes of 128 pages, and tails
     assert states == min(full, 2 * 16 * 2)
     assert config.kv_bytes == (full + 3 * window + 3 * states) * page_bytes
     assert kv_bytes_per_token(settings(), facts) == 2048

@@ -47,6 +47,22 @@ def test_a_pool_that_shortens_the_context_is_warned_of_with_both_lengths(tiny_mo
     assert len(said) == 1
 
 
+def test_the_line_at_the_start_names_the_pages_of_each_pool(tiny_models: Path) -> None:
+    said: list[str] = []
+    settings = Settings.model_validate(
+        {
+            "model": {"model_path": str(tiny_models / "gemma3_text"), "device": "cpu"},
+            "memory": {"num_pages": 4096, "page_size": 16},
+            "scheduling": {"max_running_requests": 2, "chunked_prefill_size": 64},
+        }
+    )
+    resolved = prepare(settings).resolved[Role.DECODE]
+    tell_resolved(resolved, lambda line: said.append(str(line)))
+    full, window = resolved.num_pages
+    assert (full, window) == (4096, 4096 * 3 // 64)  # a tail of 3 pages for each prefix of a quarter of the context
+    assert f"{full} pages (32 MiB) and {window} of the last 24 tokens (4 MiB) per worker (36 MiB)" in said[0]
+
+
 def of_ranks(model: Path, **parallelism: int) -> Settings:
     return Settings.model_validate(
         {

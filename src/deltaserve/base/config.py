@@ -144,8 +144,8 @@ class MemorySettings(Group):
     )
     num_pages: Count | Auto = option(
         "auto",
-        "pages that keep every token (pools of windows and states get what running requests hold, twice); auto fills "
-        "the memory of --mem-fraction-static, up to "
+        "pages that keep every token (pools of windows and states get what running requests hold, twice; of windows "
+        "what as many prefixes need); auto fills the memory of --mem-fraction-static, up to "
         f"{USEFUL_POOL_FACTOR} times what --max-running-requests of the longest length can use",
         commands=COMPUTING,
     )

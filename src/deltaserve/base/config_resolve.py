@@ -8,7 +8,7 @@ from typing import Literal
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.base.lifetime import KEEP_ALL, Retention
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 
 Device = Literal["cpu", "cuda"]
 
@@ -112,6 +112,8 @@ _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
+_MEAN_SHARE = 0.25
+"""Of the longest context, the mean prefix: a guess, which only the split between FULL pages and windows goes by."""
 _PAGE_SIZE = 64
 _MANY_CORES = 4
 
@@ -127,12 +129,20 @@ class _Pools:
     chunk_len: int
 
     def num_pages(self, num_full: int) -> tuple[int, ...]:
-        """Of windows and states what running requests hold, and as much again to keep; never more than FULL ones."""
-        most = (f.retention.most_pages(self.context_len, self.chunk_len, self.page_size) for f in self.facts)
-        counts = (min(num_full, 2 * self.max_running * count) for count in most)
-        return tuple(
-            num_full if f.retention == KEEP_ALL else count for f, count in zip(self.facts, counts, strict=True)
-        )
+        """Of windows and states what running requests hold, and as much again to keep; never more than FULL ones.
+
+        Of windows at least the tail of each prefix that the FULL ones hold, were all as long as _MEAN_SHARE says: both
+        run out together, for a prefix whose window is gone is of no use.
+        """
+        return tuple(num_full if f.retention == KEEP_ALL else self._beside(num_full, f.retention) for f in self.facts)
+
+    def _beside(self, num_full: int, kept: Retention) -> int:
+        count = 2 * self.max_running * kept.most_pages(self.context_len, self.chunk_len, self.page_size)
+        if kept.lifetime is Lifetime.WINDOW:
+            prefix_pages = max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
+            tail = kept.most_pages(self.context_len, 1, self.page_size)
+            count = max(count, num_full * tail // prefix_pages)
+        return min(num_full, count)
 
     def num_bytes(self, num_full: int) -> int:
         return sum(n * f.page_bytes for n, f in zip(self.num_pages(num_full), self.facts, strict=True))

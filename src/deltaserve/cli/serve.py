@@ -18,6 +18,7 @@ from deltaserve.base.config_resolve import ResolvedConfig, auto_values, kv_bytes
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.base.lifetime import Lifetime
 from deltaserve.cli.compose import (
     Checkpoint,
     device_of,
@@ -270,9 +271,12 @@ def _pages(r: ResolvedConfig) -> str:
         return f"{r.num_pages[0]} pages"
     found: list[str] = []
     for count, facts in zip(r.num_pages, r.pools, strict=True):
-        length = facts.retention.window_len
-        seen = f" of the last {length} tokens" if length is not None else "" if found else " pages"
-        found.append(f"{count}{seen} ({count * facts.page_bytes / 2**20:.0f} MiB)")
+        words = {
+            Lifetime.FULL: "pages",
+            Lifetime.WINDOW: f"of the last {facts.retention.window_len} tokens",
+            Lifetime.STATE: "states",
+        }
+        found.append(f"{count} {words[facts.retention.lifetime]} ({count * facts.page_bytes / 2**20:.0f} MiB)")
     return " and ".join(found)
 
 
