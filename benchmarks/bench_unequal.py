@@ -19,12 +19,13 @@ moment (TTFT alone). Servers run one at a time and take turns within a round; th
 rounds, ratios medians of the ratios within a round, so that other load on the machine falls on all alike. A server that
 was not ready in time, or a wrong answer, ends the run.
 
-What to expect: --quick takes about 5 minutes on 2 idle cores, a full run (3 rounds) about 25. With P1D2 both
+What to expect: --quick takes about 4 minutes on 2 idle cores, a full run (3 rounds) about 25. With P1D2 both
 ranks of decode read each token together, so its answers cost more than those of P2D1 on few cores, however pages move.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -50,6 +51,8 @@ SHAPE = DocumentShape(120, 240)
 ANSWER_LEN, SHORT_ANSWER_LEN = 16, 2
 PAGE_SIZE, NUM_PAGES = 16, 8192
 MAX_RUNNING = 64
+MIN_ASKED = 16
+"""Requests of a load, in several goes if need be."""
 TIMEOUT_S = 300.0
 PATHS = {"scatter": "off", "direct": "off", "staged": "on", "auto": "auto"}
 """How pages move |-> --staging."""
@@ -101,6 +104,11 @@ class Workload:
         return self.number if self.kind == "at once" else max(12, 2 * self.number)
 
     @property
+    def repeats(self) -> int:
+        """Of a small load: a few requests say little."""
+        return max(1, MIN_ASKED // self.num_requests)
+
+    @property
     def answer_len(self) -> int:
         return SHORT_ANSWER_LEN if self.kind == "at once" else ANSWER_LEN
 
@@ -110,7 +118,7 @@ class Workload:
 
 
 Found = dict[Variant, dict[Workload, list[Figures]]]
-"""By round."""
+"""By round, and by repeat of it."""
 
 
 async def ask(served: Served, workload: Workload, seed: int) -> BenchSummary:
@@ -133,13 +141,14 @@ def figures_of(summary: BenchSummary) -> Figures:
     return Figures(summary.requests_per_s, ttft.p50 * 1e3, ttft.p99 * 1e3, tpot.p50 * 1e3)
 
 
-def run_server(variant: Variant, workloads: Sequence[Workload], seed: int) -> dict[Workload, Figures]:
+def run_server(variant: Variant, workloads: Sequence[Workload], seed: int) -> dict[Workload, list[Figures]]:
+    seeds = itertools.count(seed)  # documents that nobody asked about before
     with variant.serving() as served:
         served.wait_ready()
-        asyncio.run(ask(served, Workload("concurrency", 4), seed))  # warm: endpoints, generated code
+        asyncio.run(ask(served, Workload("concurrency", 4), next(seeds)))  # warm: endpoints, generated code
         return {
-            workload: figures_of(asyncio.run(ask(served, workload, seed + 1 + number)))
-            for number, workload in enumerate(workloads)
+            workload: [figures_of(asyncio.run(ask(served, workload, next(seeds)))) for _ in range(workload.repeats)]
+            for workload in workloads
         }
 
 
@@ -152,7 +161,7 @@ def measure(variants: Sequence[Variant], workloads: Sequence[Workload], rounds: 
             told = f"{time.monotonic() - began:4.0f} s: {at}: {variant.shape} {variant.path}"
             print(told, file=sys.stderr, flush=True)
             for workload, figures in run_server(variant, workloads, seed=1000 * number).items():
-                found[variant][workload].append(figures)
+                found[variant][workload] += figures
     return found
 
 
