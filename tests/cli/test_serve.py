@@ -10,7 +10,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.front_process import FrontSpec
-from deltaserve.cli.serve import by_config, compose, prepare, tell_resolved
+from deltaserve.cli.serve import by_config, compose, prepare, tell_pair, tell_resolved
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
@@ -87,6 +87,46 @@ def test_workers_of_several_ranks_are_told_of_and_hold_a_part_of_each_page(tiny_
     assert ["2 ranks per worker" in line for line in lines] == [False, True]
     (alike,) = by_config(prepare(of_ranks(tiny_models / "llama", tp_size=2)).resolved)
     assert alike[0] == ""
+
+
+def unlike(model: Path, staging: str = "off", **memory: object) -> Settings:
+    return Settings.model_validate(
+        {
+            "model": {"model_path": str(model), "device": "cpu"},
+            "memory": {"num_pages": 64, "page_size": 16, **memory},
+            "disaggregation": {"staging": staging},
+        }
+    )
+
+
+@pytest.mark.parametrize(("staging", "words"), [("off", "a write for each row"), ("auto", "by way of staging memory")])
+def test_page_sizes_of_the_two_sides_are_told_and_how_pages_move(tiny_models: Path, staging: str, words: str) -> None:
+    settings = unlike(tiny_models / "llama", staging, decode_page_size=64)
+    resolved = prepare(settings).resolved
+    assert [resolved[role].page_size for role in (Role.PREFILL, Role.DECODE)] == [16, 64]
+    said: list[str] = []
+    tell_pair(settings, resolved, lambda line: said.append(str(line)))
+    (line,) = said
+    assert "prefill's pages (16 tokens, float32) are unlike decode's (64 tokens, float32)" in line
+    assert words in line
+    said.clear()
+    tell_pair(settings, prepare(unlike(tiny_models / "llama", staging)).resolved, lambda line: said.append(str(line)))
+    assert said == []
+
+
+def test_unequal_dtypes_of_kv_need_staging(tiny_models: Path) -> None:
+    dtypes = {"prefill_kv_cache_dtype": "float32", "decode_kv_cache_dtype": "fp8_e4m3"}
+    with pytest.raises(ConfigError, match=r"KV is float32 on prefill and fp8_e4m3 on decode: .* --staging auto"):
+        prepare(unlike(tiny_models / "llama", **dtypes))
+    resolved = prepare(unlike(tiny_models / "llama", "auto", **dtypes)).resolved
+    assert resolved[Role.PREFILL].kv_bytes == 4 * resolved[Role.DECODE].kv_bytes
+
+
+def test_a_chunk_is_whole_pages_of_its_own_worker(tiny_models: Path) -> None:
+    settings = unlike(tiny_models / "llama", prefill_page_size=64)
+    scheduling = settings.scheduling.model_copy(update={"chunked_prefill_size": 32})
+    with pytest.raises(ConfigError, match="--chunked-prefill-size 32: must be a multiple of the page size 64"):
+        prepare(settings.model_copy(update={"scheduling": scheduling}))
 
 
 def test_workers_of_both_roles_take_requests_of_one_length(tiny_models: Path) -> None:

@@ -40,6 +40,7 @@ PageSize = Annotated[
     Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
     AfterValidator(_power_of_two),
 ]
+KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 StagingMemory = Annotated[int, Field(ge=1, le=512, description="an integer from 1 to 512")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
 Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
@@ -155,8 +156,21 @@ class MemorySettings(Group):
         "and 0.4 on cpu",
         commands=COMPUTING,
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"] = option(
-        "auto", "type of cached keys and values; auto is --dtype. Must be equal on prefill and decode"
+    kv_cache_dtype: KvDtype | Auto = option(
+        "auto",
+        "type of cached keys and values; auto is --dtype. Prefill's and decode's may differ where both have --staging",
+    )
+    prefill_page_size: PageSize | None = option(
+        None, "tokens of a page of a prefill worker; by default --page-size", commands=("serve",), use="rare"
+    )
+    decode_page_size: PageSize | None = option(
+        None, "tokens of a page of a decode worker; by default --page-size", commands=("serve",), use="rare"
+    )
+    prefill_kv_cache_dtype: KvDtype | None = option(
+        None, "--kv-cache-dtype of a prefill worker; by default that", commands=("serve",), use="rare"
+    )
+    decode_kv_cache_dtype: KvDtype | None = option(
+        None, "--kv-cache-dtype of a decode worker; by default that", commands=("serve",), use="rare"
     )
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING

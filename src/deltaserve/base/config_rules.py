@@ -54,12 +54,8 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
     if command == "serve" and mode == "null" and settings.disaggregation.prefill > 1:
         count = settings.disaggregation.prefill
         yield f"--prefill {count}: with --disaggregation-mode null no prefill worker is started"
-    for flag, size in (
-        ("--prefill-tp-size", settings.parallelism.prefill_tp_size),
-        ("--decode-tp-size", settings.parallelism.decode_tp_size),
-    ):
-        if command == "serve" and mode == "null" and size is not None:
-            yield f"{flag} {size}: one worker does both (mode null); use --tp-size"
+    if command == "serve" and mode == "null":
+        yield from _of_one_role(settings)
     if command == "serve" and mode == "null" and settings.memory.disable_decode_radix_cache:
         yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
     if command == "router" and settings.network.workers is None:
@@ -69,6 +65,20 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
         own = f"{settings.network.host}:{settings.network.port}"
         if own in worker_addresses(settings):
             yield f"--workers {own}: is this router's own address (--host, --port)"
+
+
+def _of_one_role(settings: Settings) -> Iterator[str]:
+    memory, parallelism = settings.memory, settings.parallelism
+    for role, flag, asked in (
+        ("prefill", "tp-size", parallelism.prefill_tp_size),
+        ("decode", "tp-size", parallelism.decode_tp_size),
+        ("prefill", "page-size", memory.prefill_page_size),
+        ("decode", "page-size", memory.decode_page_size),
+        ("prefill", "kv-cache-dtype", memory.prefill_kv_cache_dtype),
+        ("decode", "kv-cache-dtype", memory.decode_kv_cache_dtype),
+    ):
+        if asked is not None:
+            yield f"--{role}-{flag} {asked}: one worker does both (mode null); use --{flag}"
 
 
 def _worker_list(workers: str, addresses: list[str]) -> Iterator[str]:

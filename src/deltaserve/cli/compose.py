@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from deltaserve.base.config_resolve import (
 )
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
@@ -194,7 +195,44 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     roles = [role for _, role in worker_names(settings)]
     facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
     machine = machine_facts(settings, sum(facts[role].tp_size for role in roles))
-    return of_one_context({role: resolve(settings, of_role, machine) for role, of_role in facts.items()})
+    resolved = {role: resolve(settings_of(settings, role), of_role, machine) for role, of_role in facts.items()}
+    if len(resolved) > 1:
+        check_pair(settings, checkpoint.spec, resolved)
+    return of_one_context(resolved)
+
+
+def settings_of(settings: Settings, role: Role) -> Settings:
+    """As they are for workers of a role: what is said of that role alone goes before."""
+    memory = settings.memory
+    sizes = {Role.PREFILL: memory.prefill_page_size, Role.DECODE: memory.decode_page_size}
+    dtypes = {Role.PREFILL: memory.prefill_kv_cache_dtype, Role.DECODE: memory.decode_kv_cache_dtype}
+    own = {"page_size": sizes.get(role), "kv_cache_dtype": dtypes.get(role)}
+    of_role = memory.model_copy(update={name: value for name, value in own.items() if value is not None})
+    return settings.model_copy(update={"memory": of_role})
+
+
+def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, ResolvedConfig]) -> None:
+    """What would be refused when the workers greet each other (instance/fitting.py). Raises ConfigError."""
+    prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
+    ours, theirs = prefill.kv_cache_dtype, decode.kv_cache_dtype
+    if ours != theirs and not has_staging(settings):
+        raise ConfigError(
+            f"KV is {ours} on prefill and {theirs} on decode: it is converted on the way only with --staging auto "
+            "or on, over nixl"
+        )
+    sizes = prefill.page_size, decode.page_size
+    pools = spec.cache_spec(prefill.page_size, DType(ours)).pools
+    if sizes[0] != sizes[1] and any(kept != KEEP_ALL for kept in pools):
+        raise ConfigError(
+            f"--prefill-page-size {sizes[0]}, --decode-page-size {sizes[1]}: must be equal for a model with layers "
+            "that do not keep all tokens"
+        )
+
+
+def has_staging(settings: Settings) -> bool:
+    """Whether workers have memory in which pages are gathered, converted and scattered."""
+    disaggregation = settings.disaggregation
+    return disaggregation.staging != "off" and disaggregation.disaggregation_transfer_backend == "nixl"
 
 
 def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:

@@ -22,8 +22,10 @@ from deltaserve.base.lifetime import Lifetime
 from deltaserve.cli.compose import (
     Checkpoint,
     device_of,
+    has_staging,
     log_spec,
     resolve_settings,
+    settings_of,
     worker_child,
     worker_names,
     worker_spec,
@@ -59,6 +61,7 @@ def run(settings: Settings) -> int:
         cluster = compose(settings, folder)
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
+        tell_pair(settings, cluster.resolved, tell)
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -170,7 +173,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         model_path=str(checkpoint.path),
         model_name=settings.model.served_model_name or checkpoint.name,
         fingerprint=checkpoint.fingerprint,
-        kv_bytes_per_token=kv_bytes_per_token(settings, checkpoint.facts()),
+        kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),
         secret_path=str(secret_path),
         curve=True,
         host=settings.network.host,
@@ -189,6 +192,12 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         grace_s=settings.process.shutdown_grace_s,
         log=log_spec(settings),
     )
+
+
+def moved_bytes_per_token(settings: Settings, checkpoint: Checkpoint) -> float:
+    """What a token's KV is on the way: the narrower side's."""
+    facts = checkpoint.facts()
+    return min(kv_bytes_per_token(settings_of(settings, role), facts) for role in (Role.PREFILL, Role.DECODE))
 
 
 def cluster_secret(settings: Settings, folder: Path) -> Path:
@@ -250,6 +259,22 @@ def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
             f"of {r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
             "--mem-fraction-static; --context-length says how much is wanted)"
         )
+
+
+def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell: Say) -> None:
+    """How pages move where those of the two sides are unlike."""
+    if len(resolved) == 1:
+        return
+    prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
+    if (prefill.page_size, prefill.kv_cache_dtype) == (decode.page_size, decode.kv_cache_dtype):
+        return
+    how = "they move by way of staging memory"
+    if not has_staging(settings):
+        how = "without --staging they move by a write for each row of each head, which is slow"
+    tell(
+        f"prefill's pages ({prefill.page_size} tokens, {prefill.kv_cache_dtype}) are unlike decode's "
+        f"({decode.page_size} tokens, {decode.kv_cache_dtype}): {how}"
+    )
 
 
 def describe(r: ResolvedConfig) -> str:

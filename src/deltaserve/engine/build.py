@@ -27,7 +27,7 @@ from deltaserve.models.collective import ALONE, Collective, ProcessCollective
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.commands import EndpointAttached, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.transport.base import Transport, TransportError
@@ -173,7 +173,11 @@ class _Plane:
     staging: _StagingLog
 
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
-        return self.endpoint.perform(command, now)
+        reports = self.endpoint.perform(command, now)
+        for report in reports:
+            if isinstance(report, EndpointAttached) and self.endpoint.writes_rows(report.peer):
+                log.warning("pages for %s, whose size is another, are written row by row: see --staging", report.peer)
+        return reports
 
     def poll(self, now: float) -> list[TransferReport]:
         reports = self.endpoint.poll(now)

@@ -284,6 +284,16 @@ class Endpoint:
             result = FenceResult.IMPOSSIBLE
         return PeerFenced(peer, result)
 
+    def writes_rows(self, peer: PeerName) -> bool:
+        """Whether pages for an attached peer go in rows: they are cut otherwise there, and nothing stages them."""
+        link = self._links.get(peer)
+        readers = link.readers if link is not None else ()
+        return any(
+            any(route.is_recut for route in reader.routes.values())
+            and (self._staging is None or STAGING not in reader.regions)
+            for reader in readers
+        )
+
     # ------------------------------------------------------------ writing
 
     def _enqueue(self, command: PostChunk) -> list[TransferReport]:
