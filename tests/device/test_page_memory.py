@@ -3,16 +3,23 @@
 import ctypes
 import zlib
 
+import pytest
 import torch
 
-from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.ids import PageId, PoolId, RegionId
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.base.tokens import unpack_u32
+from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.page_memory import DeviceMemory
+from deltaserve.device.staged_copies import StagedCopies
 from deltaserve.device.workspace import Workspace
+from deltaserve.layout.copy_plan import CachePlan, PlacedPages, plan_cache
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.prompt_pages import PromptPages, tokens_before
+from deltaserve.layout.shard import Shard
+from deltaserve.layout.spec import CacheSpec, PageGroup, PageTerms
+from deltaserve.layout.staged_route import StagedRoute
 
 SHORT = Retention(Lifetime.WINDOW, 128)
 FULL = PageGroup("kv", num_layers=3, num_kv_heads=2, head_dim=8, dtype=DType.BFLOAT16)
@@ -70,3 +77,42 @@ def test_checksums_cover_all_groups_of_a_pool() -> None:
     draft.bytes[3 * small] ^= 1
     assert unpack_u32(owner.checksums(PoolId(0), pages))[0] != want[0]
     assert owner.checksums(PoolId(1), ()) == b""
+
+
+@pytest.mark.parametrize("num_tokens", [1, 11, 12, 13, 24, 31])
+@pytest.mark.parametrize("reader", [PageTerms(6, (DType.BFLOAT16,) * 2), PageTerms(4, (DType.FP8_E4M3,) * 2)])
+def test_a_writer_tells_the_checksums_of_pages_as_the_reader_will_have_them(num_tokens: int, reader: PageTerms) -> None:
+    """Of another size, another dtype, and a part of the heads; the last page as far as it is written."""
+    here = CacheSpec(4, (FULL, DRAFT))
+    there = here.under(reader)
+    ours, theirs = DeviceMemory(here, (10,), CPU), DeviceMemory(there, (10,), CPU, Shard(1, 2))
+    for arena in ours.kv.arenas:
+        arena.bytes.view(torch.bfloat16).normal_()
+    for arena in theirs.kv.arenas:
+        numbers = torch.randn(arena.bytes.numel() // arena.layout.group.dtype.itemsize)
+        arena.bytes.copy_(numbers.to(torch_dtype(arena.layout.group.dtype)).view(torch.uint8))
+    plan = plan_cache(here, 1, there, 2)
+    routes = [plan.route(group.name, 0, 1) for group in here.groups]
+    prompt = PromptPages(num_tokens, 4, reader.page_size)
+    sources = prompt.sources(0, prompt.num_pages)
+    src = PlacedPages(RegionId(0), sources.start, [PageId(9 - page) for page in sources])
+    dst = PlacedPages(RegionId(0), 0, [PageId(7 - page) for page in range(prompt.num_pages)])
+    told = ours.checksums_there(PoolId(0), routes, src, dst)
+    assert told != found(theirs, prompt, dst, plan)
+    for mine, yours, route in zip(ours.kv.arenas, theirs.kv.arenas, routes, strict=True):
+        staged = StagedRoute.of(route)
+        tokens = staged.tokens(src, dst)
+        buffer = torch.empty(staged.num_bytes(len(tokens)), dtype=torch.uint8)
+        list(StagedCopies(CPU).gather(staged, mine.bytes, src, tokens, buffer))
+        list(StagedCopies(CPU).scatter(staged, buffer, yours.bytes, dst, tokens))
+    assert told == found(theirs, prompt, dst, plan)
+
+
+def found(reader: DeviceMemory, prompt: PromptPages, dst: PlacedPages, plan: CachePlan) -> bytes:
+    """Of each page over what is written of it."""
+    routes = [of_group[0][1] for of_group in plan.routes.values()]
+    written = tokens_before(prompt.end, dst.first, len(dst.pages), prompt.reader_size)
+    return b"".join(
+        reader.checksums(PoolId(0), (PageId(page),), [route.arriving(num_tokens) for route in routes])
+        for page, num_tokens in zip(dst.pages, written, strict=True)
+    )

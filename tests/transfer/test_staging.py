@@ -215,8 +215,22 @@ def pages(group: str = "kv", first: int = 0, packed: bytes = b"\x01\0\0\0") -> S
         (pages(packed=b"\x01\0\0"),),
         (pages(first=-1),),
         (pages(packed=b"\x01\0\0\0" * 15),),
+        (StagedPages(group="kv", first=0, num_tokens=5, pages=b"\x01\0\0\0"),),
+        (StagedPages(group="kv", first=0, num_tokens=0, pages=b"\x01\0\0\0"),),
+        (StagedPages(group="kv", first=0, num_tokens=-4, pages=b""),),
+        (StagedPages(group="kv", first=0, num_tokens=3, pages=b"\x01\0\0\0"),),
     ],
-    ids=["group", "page", "packed", "first", "larger than its lease"],
+    ids=[
+        "group",
+        "page",
+        "packed",
+        "first",
+        "larger than its lease",
+        "too many tokens",
+        "no tokens",
+        "fewer than none",
+        "a part of a granule",
+    ],
 )
 def test_a_plan_that_cannot_be_is_counted_and_nothing_is_scattered(parts: tuple[StagedPages, ...]) -> None:
     scene = StagedScene(1, 2)
@@ -259,9 +273,12 @@ def say(scene: StagedScene, frame: StageFrame) -> None:
 # ---------------------------------------------------------------- which path
 
 
-def routes(num_writers: int, num_readers: int, heads: int = 8, dst: DType = DType.BFLOAT16) -> list[Route]:
+def routes(
+    num_writers: int, num_readers: int, heads: int = 8, dst: DType = DType.BFLOAT16, dst_size: int = 16
+) -> list[Route]:
     block = (HeadBlock(heads, 4, 64),)
-    plan = plan_routes(PageFormat(block, 16, DType.BFLOAT16, num_writers), PageFormat(block, 16, dst, num_readers))
+    src = PageFormat(block, 16, DType.BFLOAT16, num_writers)
+    plan = plan_routes(src, PageFormat(block, dst_size, dst, num_readers))
     return [route for row in plan for route in row]
 
 
@@ -275,6 +292,8 @@ def routes(num_writers: int, num_readers: int, heads: int = 8, dst: DType = DTyp
         (routes(1, 2), StagingMode.AUTO, 1000 * SHORT_RUN_BYTES - ASKING_BYTES, False),
         (routes(1, 2), StagingMode.ON, 1 << 30, True),
         (routes(1, 1, dst=DType.FP8_E4M3), StagingMode.AUTO, 1 << 30, True),
+        (routes(1, 1, dst_size=64), StagingMode.AUTO, 1 << 30, True),
+        (routes(1, 1, heads=1, dst_size=8), StagingMode.AUTO, 1 << 30, True),
     ],
 )
 def test_one_rule_chooses_the_path(of: list[Route], mode: StagingMode, num_bytes: int, is_staged: bool) -> None:

@@ -6,7 +6,6 @@ Both go in slices of at most `SLICE_BYTES`, one for each `next()`: whoever drive
 Bytes move as the widest integers that divide everything; elements are only looked at where the dtypes differ.
 """
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.base.tokens import pack_u32
 from deltaserve.device.element_conversion import ElementConversion
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.copy_plan import PageFormat, PlacedPages
@@ -135,18 +133,6 @@ class StagedCopies:
     def _raw(self, part: Tensor, dtype: DType, of: DType) -> Tensor:
         """Bytes for the elements of `part` in another dtype."""
         return self._scratch.take("raw", (part.numel() // of.itemsize * dtype.itemsize,), torch.uint8)
-
-
-def granule_checksums(staged: StagedRoute, tokens: range, buffer: Tensor) -> bytes:
-    """Packed uint32 crc32 of each granule in a buffer, over its runs of heads: of what arrived, before the scatter."""
-    data = buffer.cpu().numpy().data
-    sums = [0] * (len(tokens) // staged.granule)
-    for run in staged.runs(len(tokens)):
-        size = run.granule_bytes
-        for index, crc in enumerate(sums):
-            start = run.offset + index * size
-            sums[index] = zlib.crc32(data[start : start + size], crc)
-    return pack_u32(sums)
 
 
 def _side(

@@ -325,8 +325,6 @@ class Endpoint:
         """By the copies that a direct write would take, counted and not made: there may be thousands."""
         if self._staging is None:
             return False
-        if any(route.is_recut for route in reader.routes.values()):
-            return True
         num_copies, num_bytes = 0, 0
         for pair in command.pairs:
             for group in self._config.cache.groups_of(pair.pool):

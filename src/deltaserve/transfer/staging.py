@@ -173,7 +173,7 @@ class Staging:
 
 def choose(mode: StagingMode, routes: Sequence[Route], num_copies: int, num_bytes: int) -> bool:
     """Whether a chunk between two ranks that both have staging memory is staged; a direct write takes `num_copies`."""
-    if any(route.needs_staging for route in routes):
+    if any(route.is_recut for route in routes):
         return True
     if all(route.is_whole or route.has_nothing for route in routes):  # equal sizes, or a latent: runs of whole pages
         return False
