@@ -6,7 +6,7 @@ from deltaserve.base.ids import PageId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
-from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache
+from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache, StateEviction
 from tests.cache.toys import ALICE, STATE, Toy, taken, window
 
 FULL_POOL, WINDOW_POOL, STATE_POOL = 0, 1, 2
@@ -15,8 +15,8 @@ FULL_POOL, WINDOW_POOL, STATE_POOL = 0, 1, 2
 class Hybrid(Toy):
     """Three pools of different sizes; the window needs two pages."""
 
-    def __init__(self, window_pages: int = 2) -> None:
-        super().__init__(4, (64, 40, 12), retentions=(KEEP_ALL, window(window_pages), STATE))
+    def __init__(self, window_pages: int = 2, eviction: StateEviction = StateEviction.RECENCY) -> None:
+        super().__init__(4, (64, 40, 12), retentions=(KEEP_ALL, window(window_pages), STATE), state_eviction=eviction)
 
     def give(self, lease: Lease, word: str, num_window: int | None = None, num_states: int = 1) -> Insertion:
         """Insert all of `word` below `lease` with so many window pages (default: all new ones) and states."""
@@ -341,6 +341,19 @@ def test_each_pool_has_its_own_order() -> None:
     assert [toy.hit(word) for word in ("abcd", "ijkl")] == ["abcd", "ijkl"], "the window of efgh went first"
     assert toy.reach("efgh") == "efgh"
     toy.cache.check_integrity()
+
+
+def test_by_cost_the_state_goes_that_is_computed_again_soonest() -> None:
+    toy = Hybrid(eviction=StateEviction.COST)
+    for word in ("abcdef", "abcdefg", "xy"):
+        toy.keep(word)
+    left = ["abcdefg", "xy", "abcdef"]
+    while left:
+        assert [word for word in ("abcdefg", "xy", "abcdef") if toy.hit(word) == word] == left
+        toy.cache.evict((0, 0, 1))
+        toy.cache.check_integrity()
+        del left[0]
+        assert toy.reach("abcdefg") == "abcdefg"
 
 
 def test_use_of_a_long_path_is_use_of_its_last_window_only() -> None:

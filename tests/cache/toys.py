@@ -7,7 +7,7 @@ from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache
+from deltaserve.cache.prefix_cache import Insertion, Lease, Match, PrefixCache, StateEviction
 
 ALICE, BOB = Namespace("alice"), Namespace("bob")
 Pages = tuple[tuple[PageId, ...], ...]
@@ -46,12 +46,13 @@ class Toy:
     colliding: bool = False
     """Every page has the same key: the worst a hash could do."""
     retentions: tuple[Retention, ...] = (KEEP_ALL, LONG_WINDOW)
+    state_eviction: StateEviction = StateEviction.RECENCY
 
     def __post_init__(self) -> None:
         self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
         if len(self.pools) > 1:
             taken(self.pools[1].allocate(5))
-        self.cache = PrefixCache(self.page_size, self.pools, self.retentions[: len(self.pools)])
+        self.cache = PrefixCache(self.page_size, self.pools, self.retentions[: len(self.pools)], self.state_eviction)
 
     def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
         """(tokens, keys) of a word."""

@@ -19,7 +19,7 @@ from deltaserve.base.keys import KEY_BYTES
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageState
-from deltaserve.cache.prefix_cache import Lease, Match
+from deltaserve.cache.prefix_cache import Lease, Match, StateEviction
 from tests.cache.toys import ALICE, BOB, STATE, Toy, spell
 
 LETTERS = "ab"
@@ -60,12 +60,20 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         num_states=st.integers(1, 10),
         window_len=st.integers(1, 80),
         colliding=st.booleans(),
+        eviction=st.sampled_from(StateEviction),
     )
     def start(
-        self, page_size: int, num_pages: int, num_window: int, num_states: int, window_len: int, colliding: bool
+        self,
+        page_size: int,
+        num_pages: int,
+        num_window: int,
+        num_states: int,
+        window_len: int,
+        colliding: bool,
+        eviction: StateEviction,
     ) -> None:
-        window = Retention(Lifetime.WINDOW, window_len)
-        self.toy = Toy(page_size, (num_pages, num_window + 5, num_states), colliding, (KEEP_ALL, window, STATE))
+        sizes, window = (num_pages, num_window + 5, num_states), Retention(Lifetime.WINDOW, window_len)
+        self.toy = Toy(page_size, sizes, colliding, (KEEP_ALL, window, STATE), eviction)
         self.cache = self.toy.cache
         self.tree: dict[Path, Held_pages] = {}
         self.held: list[Held] = []
@@ -240,7 +248,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert held.lease.num_pages == end
         for pool in POOLS:
             needed = min(end, self.cache.retentions[pool].first_needed(num_tokens, self.toy.page_size))
-            whole = self.has(held.namespace, held.word, pool, needed, end)
+            is_state = self.cache.retentions[pool].lifetime is Lifetime.STATE
+            whole = not is_state and self.has(held.namespace, held.word, pool, needed, end)
             assert held.firsts[pool] == (needed if whole else end)
         self.check_pages(held)
 

@@ -41,6 +41,8 @@ def configs(draw: st.DrawFn) -> SchedConfig:
         split_tokens=draw(st.sampled_from([1, 2])) * page_size,
         reserve_len=draw(st.integers(0, 6)),
         radix_cache=draw(st.sampled_from([True, True, False])),
+        state_chunk_len=draw(st.integers(1, 6)),
+        state_interval_len=draw(st.sampled_from([None, None, 1, 8])),
     )
 
 
@@ -270,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert request.row is not None
             done = planned[request.row]
             assert (item.computed_from, request.num_computed) == (done.q_start, done.q_start + done.q_len)
-            self.scheduler.running.share_computed(request)
+            self.scheduler.running.share_step(request, item.computed_from)
             if request.output_len >= request.sampling.max_tokens:
                 self.scheduler.finish(request)
                 self.live.remove(request)

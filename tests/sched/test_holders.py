@@ -1,8 +1,13 @@
 """Who gives up what it holds while it waits, and for whom."""
 
+from deltaserve.base.ids import PoolId
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.request.request import Request
 from deltaserve.sched.holders import Holders
-from tests.sched.toys import make_request
+from tests.sched.toys import Bench, config, make_request, taken_pages
+
+ANY = (PoolId(0),)
+STATES = (PoolId(1),)
 
 
 def holders_of(*requests: Request) -> Holders:
@@ -15,20 +20,20 @@ def holders_of(*requests: Request) -> Holders:
 def test_the_youngest_yields_to_those_before_it() -> None:
     old, middle, young = (make_request(range(8), max_tokens=1, arrival=at) for at in (1.0, 2.0, 3.0))
     holders = holders_of(old, young, middle)
-    assert holders.youngest() is young
-    assert holders.youngest_behind(old) is young
-    assert holders.youngest_behind(middle) is young
-    assert holders.youngest_behind(young) is None
-    assert holders.youngest_but(young) is middle
+    assert holders.youngest(ANY) is young
+    assert holders.youngest_behind(old, ANY) is young
+    assert holders.youngest_behind(middle, ANY) is young
+    assert holders.youngest_behind(young, ANY) is None
+    assert holders.youngest_but(young, ANY) is middle
 
 
 def test_of_two_that_came_at_once_either_yields_to_the_other() -> None:
     """Two samples of one request: if neither did, both would wait for each other's pages for ever."""
     one, other = (make_request(range(8), max_tokens=1, arrival=1.0) for _ in range(2))
     holders = holders_of(one, other)
-    assert holders.youngest_behind(one) is other
-    assert holders.youngest_behind(other) is one
-    assert holders_of(one).youngest_behind(one) is None
+    assert holders.youngest_behind(one, ANY) is other
+    assert holders.youngest_behind(other, ANY) is one
+    assert holders_of(one).youngest_behind(one, ANY) is None
 
 
 def test_one_that_has_come_back_to_its_place_does_not_yield_to_itself() -> None:
@@ -40,5 +45,19 @@ def test_one_that_has_come_back_to_its_place_does_not_yield_to_itself() -> None:
     holders.add(request)
     queued.clear()
     holders.add(request)
-    assert holders.youngest_behind(request) is None
-    assert holders.youngest() is request
+    assert holders.youngest_behind(request, ANY) is None
+    assert holders.youngest(ANY) is request
+
+
+def test_only_those_are_asked_that_hold_what_is_short() -> None:
+    bench = Bench(config(), (40, 8), (KEEP_ALL, Retention(Lifetime.STATE)))
+    first, holding, last = (make_request(range(8), max_tokens=1, arrival=at) for at in (1.0, 2.0, 3.0))
+    for request in (holding, last):
+        request.own(taken_pages(bench.budget.allocate((2, int(request is holding))) or ()), (0, 0))
+    holders = holders_of(holding, last)
+    assert holders.youngest(ANY) is last
+    assert holders.youngest(STATES) is holding
+    assert holders.youngest_behind(first, STATES) is holding
+    assert holders.youngest_but(holding, STATES) is None
+    bench.budget.free(holding.disown())
+    assert holders.youngest(STATES) is None

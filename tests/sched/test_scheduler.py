@@ -4,7 +4,7 @@ import pytest
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace
-from deltaserve.base.lifetime import KEEP_ALL
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.needs import Needs
@@ -600,9 +600,14 @@ def test_an_idle_scheduler_is_taken_over_with_the_rows_its_executor_is_still_to_
     assert bench.step()[0].closes == (plan.items[0].row,)
 
 
-def retractions_and_steps(reserve_len: int) -> tuple[int, int]:
+PAGES_ALONE = ((120,), (KEEP_ALL,))
+WITH_STATES = ((120, 24), (KEEP_ALL, Retention(Lifetime.STATE)))
+Pools = tuple[tuple[int, ...], tuple[Retention, ...]]
+
+
+def retractions_and_steps(reserve_len: int, pools: Pools) -> tuple[int, int]:
     """24 answers of 120 tokens, of which 3 fit at their full length, on 16 rows; each resumes from what it left."""
-    bench = Bench(config(reserve_len=reserve_len, max_running=16), num_pages=(120,))
+    bench = Bench(config(reserve_len=reserve_len, max_running=16), *pools)
     waiting = [make_request(range(1000 * i, 1000 * i + 24), max_tokens=120, arrival=float(i)) for i in range(24)]
     bench.add(*waiting)
     num_steps = 0
@@ -619,8 +624,15 @@ def retractions_and_steps(reserve_len: int) -> tuple[int, int]:
 
 
 def test_a_reserve_that_adapts_retracts_a_third_as_often_as_none_in_no_more_time() -> None:
-    """21 against 122; with the same reserve, not doubled by retractions, it would be 35."""
-    retractions, steps = retractions_and_steps(reserve_len=8)
-    bare_retractions, bare_steps = retractions_and_steps(reserve_len=0)
+    """20 against 122; with the same reserve, not doubled by retractions, it would be 35."""
+    retractions, steps = retractions_and_steps(8, PAGES_ALONE)
+    bare_retractions, bare_steps = retractions_and_steps(0, PAGES_ALONE)
     assert retractions <= bare_retractions / 3
     assert steps <= bare_steps * 1.05
+
+
+def test_with_states_it_does_so_too() -> None:
+    """20 against 123: one that is retracted goes on from the last state that it passed."""
+    retractions, _ = retractions_and_steps(8, WITH_STATES)
+    bare_retractions, _ = retractions_and_steps(0, WITH_STATES)
+    assert retractions <= bare_retractions / 3

@@ -119,6 +119,10 @@ class Bench:
         self.scheduler = Scheduler(config, self.cache, self.budget, lambda ns: seed_of(ns, config.page_size))
         self.config = config
         self.tables = Tables(self.cache.retentions, config.page_size)
+        self.started: dict[Request, int] = {}
+        """Request |-> tokens that it took from the cache when it was admitted last."""
+        self.most_states = 0
+        """Pages of the last pool that were not free, at the most."""
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -126,8 +130,10 @@ class Bench:
 
     def step(self, token: int = 7) -> tuple[StepPlan, list[StepProgress]]:
         """Admit at time 0, plan, answer every sampling row with `token`, commit."""
-        self.scheduler.waiting.admit(0.0)
+        for request in self.scheduler.waiting.admit(0.0):
+            self.started[request] = request.num_computed
         plan = self.plan()
+        self.most_states = max(self.most_states, self.pools[-1].num_pages - self.pools[-1].num_free)
         return plan, self.commit(plan, token)
 
     def plan(self) -> StepPlan:
@@ -159,7 +165,9 @@ class Bench:
 
 def config(**changes: int | bool) -> SchedConfig:
     """A small configuration: page 4, four rows, chunks of 8, steps of 16."""
-    base = SchedConfig(page_size=4, max_running=4, chunk_len=8, step_len=16, split_tokens=8, reserve_len=0)
+    base = SchedConfig(
+        page_size=4, max_running=4, chunk_len=8, step_len=16, split_tokens=8, reserve_len=0, state_chunk_len=4
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

@@ -36,6 +36,7 @@ _ENDED = "deltaserve.instance.ended"
 _POOL = "deltaserve.cache.allocator"
 _TREE = "deltaserve.cache.prefix_cache"
 _RADIX = "deltaserve.cache.radix"
+_TAILS = "deltaserve.cache.tails"
 _BUDGET = "deltaserve.sched.budget"
 _CHECKS = "deltaserve.instance.checks"
 _WAITING = "deltaserve.sched.waiting"
@@ -413,6 +414,41 @@ MUTANTS = (
         _TREE,
         "for tail in self._tails)\n            if shorter",
         "for tail in self._tails[:1])\n            if shorter",
+    ),
+    Mutant(
+        "leaf_grows_past_its_state",
+        "G3",
+        _TAILS,
+        "        if not leaf.pages[self.index]:\n            return True\n",
+        "        if num_handed_over == 0 or not leaf.pages[self.index]:\n            return True\n",
+    ),
+    Mutant(
+        "trimmed_leaf_keeps_its_state",
+        "G3",
+        _RADIX,
+        "leaf.pages = tuple(pages[:-cut] for pages in leaf.pages)",
+        "leaf.pages = tuple(pages[:-cut] or pages[:1] for pages in leaf.pages)",
+    ),
+    Mutant(
+        "donated_slot_is_still_written",
+        "H3",
+        _RUNNING,
+        "request.own_state(pool, slots[pool][0])",
+        "request.own_state(pool, request.lease.pages(pool)[-1] if request.lease else slots[pool][0])",
+    ),
+    Mutant(
+        "source_of_a_hit_is_not_leased",
+        "H3",
+        _TAILS,
+        "        needed = min(self._retention.first_needed(num_tokens, self._page_size), node.end)\n",
+        "        needed = node.end\n",
+    ),
+    Mutant(
+        "nobody_yields_a_slot_of_a_state",
+        "H3",
+        _BUDGET,
+        "if self.available(PoolId(p)) < need + left)",
+        "if p < 2 and self.available(PoolId(p)) < need + left)",
     ),
     Mutant(
         "state_filed_where_its_step_began",

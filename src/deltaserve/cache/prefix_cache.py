@@ -9,7 +9,7 @@ may be absent above and in between (cache/tails.py); each pool has its own locks
 locks the FULL pages from its node to the root, and of each other pool the tail that continuing at its end needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import Namespace, PageId
@@ -22,10 +22,10 @@ from deltaserve.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.cache.lease import Insertion, Lease, Match
 from deltaserve.cache.pages import PageEvent
 from deltaserve.cache.radix import Node, Packed, Pages, RadixTree
-from deltaserve.cache.tails import TailPool
+from deltaserve.cache.tails import StateEviction, TailPool
 from deltaserve.cache.tree_changes import EventLog, TreeEvents, TreeSnapshot
 
-__all__ = ["Insertion", "Lease", "Match", "PrefixCache", "TreeEvents", "TreeSnapshot"]
+__all__ = ["Insertion", "Lease", "Match", "PrefixCache", "StateEviction", "TreeEvents", "TreeSnapshot"]
 
 
 _FULL = 0
@@ -36,7 +36,11 @@ class PrefixCache:
     """Radix tree over the pages of `pools`. One per engine; every method is quick and none blocks."""
 
     def __init__(
-        self, page_size: int, pools: tuple[PagePool, ...], retentions: tuple[Retention, ...] = (KEEP_ALL,)
+        self,
+        page_size: int,
+        pools: tuple[PagePool, ...],
+        retentions: tuple[Retention, ...] = (KEEP_ALL,),
+        state_eviction: StateEviction = StateEviction.RECENCY,
     ) -> None:
         self.page_size = page_size
         self.pools = pools
@@ -46,7 +50,7 @@ class PrefixCache:
             raise ValueError("each pool needs a retention, and the first alone must be FULL: its pages are the path")
         self._page_bytes = page_size * TOKEN_BYTES
         self._tails = tuple(
-            TailPool(index, pool, retention, page_size)
+            TailPool(index, pool, retention, page_size, state_eviction)
             for index, (pool, retention) in enumerate(zip(pools, retentions, strict=True))
             if index != _FULL
         )
@@ -125,14 +129,15 @@ class PrefixCache:
     def lease_kv(self, match: Match, num_tokens: int) -> Lease:
         """Lock the FULL pages as far as they reach, for a request whose prompt of `num_tokens` is computed elsewhere.
 
-        Of each other pool it locks what continuing at `num_tokens` needs of this prefix, or nothing if any of it is
-        gone: then that pool's part is to be handed over whole.
+        Of a window it locks what continuing at `num_tokens` needs of this prefix, or nothing if any of it is gone: then
+        that pool's part is to be handed over whole. Of states it locks none: whoever computes the prompt's last token
+        has the state at its end, so the prefix reaches as far as its FULL pages do.
         """
         self._check_current(match)
         if match.node is None:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.reach // self.page_size)
-        return self._lock_new(node, None, self._firsts(node, num_tokens))
+        return self._lock_new(node, None, self._firsts_without_states(node, num_tokens))
 
     def empty_lease(self, namespace: Namespace) -> Lease:
         """Lease of no pages, for a request without a hit: it too inserts into its lease."""
@@ -149,7 +154,7 @@ class PrefixCache:
         if reach == lease.num_pages:
             return lease
         node = self._cut(node, reach)
-        longer = self._lock_new(node, lease._node, self._firsts(node, token_len(tokens)))
+        longer = self._lock_new(node, lease._node, self._firsts_without_states(node, token_len(tokens)))
         self._end(lease)
         return longer
 
@@ -236,6 +241,17 @@ class PrefixCache:
 
     # ------------------------------------------------------------ evict
 
+    def forget_states(self, lease: Lease, num_tokens: int) -> None:
+        """Evict the states at `num_tokens` of a leased path, unless others have gone on from there, or lease them."""
+        self._check_live(lease)
+        end = num_tokens // self.page_size
+        node = _covering(lease._node, end)
+        if node.end != end or node.parent is None or node.locks > 1 or len(node.children) > (node is not lease._node):
+            return
+        for tail in self._tails:
+            if tail.lifetime is Lifetime.STATE and tail.forget(node):
+                self._version += 1
+
     def evict(self, needs: Sequence[int]) -> tuple[int, ...]:
         """Free at least `needs[pool]` pages of each pool, least recently used first.
 
@@ -276,6 +292,12 @@ class PrefixCache:
     def snapshot(self) -> TreeSnapshot:
         """All keys in the tree now, for a receiver that missed events; the next drain continues it."""
         return TreeSnapshot(b"".join(node.keys for node in self._tree.nodes()), self._events.next_event)
+
+    def states(self, pool: int) -> Iterator[tuple[Namespace, bytes, PageId]]:
+        """(namespace, packed tokens that the state has taken in, its slot) of every state that a match can reach."""
+        for node in self._tree.nodes():
+            for slot in node.pages[pool]:
+                yield node.namespace, b"".join(step.tokens for step in _path(node)), slot
 
     def check_integrity(self) -> None:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""
@@ -354,6 +376,13 @@ class PrefixCache:
         firsts = list(self._from_start)
         for tail in self._tails:
             firsts[tail.index] = tail.first_held(node, num_tokens)
+        return tuple(firsts)
+
+    def _firsts_without_states(self, node: Node, num_tokens: int) -> tuple[int, ...]:
+        firsts = list(self._firsts(node, num_tokens))
+        for tail in self._tails:
+            if tail.lifetime is Lifetime.STATE:
+                firsts[tail.index] = node.end
         return tuple(firsts)
 
     def _firsts_after(self, lease: Lease, end: int, pages: Pages) -> tuple[int, ...]:
@@ -485,3 +514,11 @@ def _covering(node: Node, end: int) -> Node:
     while node.start >= end and node.parent is not None:
         node = node.parent
     return node
+
+
+def _path(node: Node) -> list[Node]:
+    """Root to `node`."""
+    nodes = [node]
+    while (parent := nodes[-1].parent) is not None:
+        nodes.append(parent)
+    return nodes[::-1]

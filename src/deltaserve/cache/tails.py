@@ -9,18 +9,42 @@ may be gone. A lease locks its tail alone: pages before it are evicted although 
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
+from itertools import islice
 
 from deltaserve.base.ids import PageId
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.radix import Node
 
+_COMPARED = 16
+"""So many of the least recently used states are compared by what they would cost."""
+
+
+class StateEviction(Enum):
+    """Which state goes first."""
+
+    RECENCY = "lru"
+    """The least recently used one."""
+    COST = "cost"
+    """Of those used least recently the one that costs least to compute again, for its bytes: all have equally many, so
+    it is the one with the fewest tokens behind the state before it (Marconi's score, within a bound)."""
+
 
 class TailPool:
     """Accounting of pool number `index`. Nodes are evicted least recently used first, each from its first page on."""
 
-    def __init__(self, index: int, pool: PagePool, retention: Retention, page_size: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        pool: PagePool,
+        retention: Retention,
+        page_size: int,
+        state_eviction: StateEviction = StateEviction.RECENCY,
+    ) -> None:
         self.index = index
+        by_cost = state_eviction is StateEviction.COST and retention.lifetime is Lifetime.STATE
+        self._num_compared = _COMPARED if by_cost else 1
         self.pool = pool
         self.num_held = 0
         """Pages in the tree."""
@@ -167,10 +191,26 @@ class TailPool:
         """Evict so many pages, or all evictable ones; returns how many."""
         dropped: list[PageId] = []
         while len(dropped) < num_pages and self._order:
-            node, num_evictable = next(iter(self._order.items()))
-            dropped += self._take(node, min(num_evictable, num_pages - len(dropped)))
+            oldest = list(islice(self._order, self._num_compared))
+            node = min(oldest, key=self._num_lost) if len(oldest) > 1 else oldest[0]
+            dropped += self._take(node, min(self._order[node], num_pages - len(dropped)))
         self.pool.evict(dropped)
         return len(dropped)
+
+    def _num_lost(self, node: Node) -> int:
+        """Page indexes to be computed again to have what `node` holds, if all before it stays."""
+        step = node.parent
+        while step is not None and not step.pages[self.index]:
+            step = step.parent
+        return node.end - (step.end if step is not None else 0)
+
+    def forget(self, node: Node) -> bool:
+        """Evict what `node` holds, unless a lease needs it; whether that was anything."""
+        held = node.pages[self.index]
+        if not held or node in self._locks:
+            return False
+        self.pool.evict(self._take(node, len(held)))
+        return True
 
     def _take(self, node: Node, num_pages: int) -> tuple[PageId, ...]:
         held = node.pages[self.index]

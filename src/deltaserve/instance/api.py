@@ -48,6 +48,12 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     radix_cache: bool = True
     schedule_policy: str = "fcfs"
     """A name in sched.policy.POLICIES."""
+    state_chunk_tokens: int = 64
+    """Tokens that a recurrent layer computes as one piece: its states are kept at multiples of it, in whole pages."""
+    state_interval_tokens: int | None = None
+    """A recurrent state is kept every so many tokens, too; None: only where requests are likely to go on."""
+    state_eviction: str = "lru"
+    """A value of cache.tails.StateEviction."""
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 5.0

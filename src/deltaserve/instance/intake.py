@@ -87,6 +87,7 @@ class Intake:
         self._page_size = config.cache.page_size
         of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
         self._page_bytes = tuple(size * config.tp_size for size in of_rank)
+        self._state_pools = parts.scheduler.running.needs.state_pools
         self._planned_bytes = self._landed_bytes = 0
         self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
         """By the number of ranks that write."""
@@ -298,6 +299,11 @@ class Intake:
         """Of the pages it covers."""
         return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
 
+    def _state_bytes_of(self, ticket: Ticket) -> int:
+        """The part of it that recurrent states are."""
+        slots = (len(ticket.pages[pool]) * self._page_bytes[pool] for pool in self._state_pools)
+        return sum(slots)
+
     # ------------------------------------------------------------ landing
 
     def sent(self, key: TicketId, now: float) -> None:
@@ -347,6 +353,7 @@ class Intake:
         room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
         num_bytes = self._bytes_of(ticket)
         room.transferred_bytes += num_bytes + len(payload)
+        room.transferred_state_bytes += self._state_bytes_of(ticket)
         self._landed_bytes += num_bytes
         return Arrived(room, first)
 

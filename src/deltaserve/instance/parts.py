@@ -8,7 +8,7 @@ from deltaserve.base.ids import Namespace, Role
 from deltaserve.base.keys import seed_key
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PageEvent, PageState
-from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.cache.prefix_cache import PrefixCache, StateEviction
 from deltaserve.instance.api import InstanceConfig
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
@@ -33,7 +33,7 @@ class Parts:
 def build_parts(config: InstanceConfig) -> Parts:
     page_size = config.cache.page_size
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
-    cache = PrefixCache(page_size, pools, config.cache.pools)
+    cache = PrefixCache(page_size, pools, config.cache.pools, StateEviction(config.options.state_eviction))
     budget = Budget(cache, pools)
 
     def seed_of(namespace: Namespace) -> bytes:
@@ -54,6 +54,8 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
         extend_len_beside_decode=max(page_size, options.decode_extend_tokens) if config.role is Role.DECODE else None,
         radix_cache=options.radix_cache,
         policy=options.schedule_policy,
+        state_chunk_len=options.state_chunk_tokens,
+        state_interval_len=options.state_interval_tokens,
     )
 
 

@@ -108,6 +108,7 @@ class DecodeRoom:
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
     transferred_bytes: int = 0
+    transferred_state_bytes: int = 0
     arrived: FirstToken | None = None
     """The first token, held back until the prompt's log-probabilities are here."""
     num_prompt_logprobs: int = 0
@@ -172,6 +173,7 @@ class DecodeRoom:
             prefill_cached_len=min(self.prefill_cached_len, self.request.prompt_len),
             num_retractions=self.request.num_retractions,
             transferred_bytes=self.transferred_bytes,
+            transferred_state_bytes=self.transferred_state_bytes,
             queue_s=_span(t.submitted, t.started or t.running),
             prefill_s=_span(t.started, t.landed),
             transfer_s=_span(t.granted, t.landed),

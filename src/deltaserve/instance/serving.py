@@ -136,8 +136,7 @@ class Serving:
             return
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
-        if progress.request.num_computed - progress.computed_from > 1:
-            self.parts.scheduler.running.share_computed(room.request)
+        self.parts.scheduler.running.share_step(room.request, progress.computed_from)
         if progress.sampled is not None:
             self._on_token(room, progress.sampled, now)
         if room.finish_len is not None and room.room in self.rooms:

@@ -48,6 +48,8 @@ class Request:
     """Per pool: this request's own pages, contiguous from page index `owned_first` on."""
     owned_first: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_planned: int = 0
+    """`num_computed` when the step under way is over."""
     num_finite: int = 0
     """Tokens whose KV a token was drawn from, here or by its writer: all of it is finite."""
     row: RowId | None = None
@@ -57,6 +59,10 @@ class Request:
     """Queued before all that are not: it was retracted, or its reader holds memory for it."""
     matched_len: int = 0
     """Tokens found in the cache when it was last tried."""
+    forks: set[int] = field(default_factory=set)
+    """Tokens after which others part from it, or have parted from its path: its state there is kept."""
+    passing_state: int | None = None
+    """Where decoding left its last state in the tree; the next one takes its place."""
     tabled: dict[PoolId, int] = field(default_factory=dict)
     """Pool |-> end of the page indexes that the executor's table holds; absent: none."""
 
@@ -108,6 +114,10 @@ class Request:
         """The own slot will be the state at the end of page index `index`, or of what is computed of that page."""
         self.owned_first[pool] = index
 
+    def own_state(self, pool: PoolId, slot: PageId) -> None:
+        """A slot in place of the one that it gave up: what is computed next goes on there."""
+        self.owned[pool].append(slot)
+
     def num_held(self, pool: PoolId) -> int:
         """Pages held, leased and own."""
         leased = self.lease.num_pages - self.lease.first_page(pool) if self.lease else 0
@@ -150,7 +160,9 @@ class Request:
 
     def start_over(self) -> None:
         """What was computed is not its own any more: it is matched, and computed, again."""
-        self.num_computed = self.num_finite = 0
+        self.num_computed = self.num_planned = self.num_finite = 0
+        self.passing_state = None
+        self.forks.clear()
 
     def grow_keys(self, seed: bytes, page_size: int, num_pages: int) -> None:
         """Make keys cover the first `num_pages` full pages. `seed` is key_0 of the namespace."""

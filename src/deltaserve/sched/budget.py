@@ -34,6 +34,11 @@ class Budget:
         pools = enumerate(zip(needs, reserve, strict=True))
         return all(self.available(PoolId(pool)) >= need + left for pool, (need, left) in pools)
 
+    def short(self, needs: Sequence[int], reserve: Sequence[int]) -> tuple[PoolId, ...]:
+        """The pools of which too little can be had."""
+        pools = enumerate(zip(needs, reserve, strict=True))
+        return tuple(PoolId(p) for p, (need, left) in pools if self.available(PoolId(p)) < need + left)
+
     def make_room(self, needs: Sequence[int]) -> bool:
         """Evict until `needs[pool]` pages of each pool are free. False if they cannot be had.
 

@@ -2,14 +2,18 @@
 
 What they hold saves work later; it must not stop work now. So it yields, the youngest's first: to whoever stands before
 them in the queue, to whoever stalls the queue (the order of trying is not that of arrival: one of those that are not
-tried may hold what it waits for), and to running rows before one of those is retracted.
+tried may hold what it waits for), and to running rows before one of those is retracted. Only those are asked that hold
+something of a pool that is short: a prefix whose KV is leased gives nobody a slot for a state.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from deltaserve.base.ids import PoolId
 from deltaserve.request.request import Request
 
+FULL = PoolId(0)
+"""The pool of FULL pages: whoever holds anything holds some of it."""
 _Place = tuple[bool, bool, float]
 _SPARE = 64
 """Outdated entries are kept up to so many more than there are others."""
@@ -65,8 +69,17 @@ class Holders:
         taken, self._yielded = self._yielded, []
         return taken
 
-    def youngest(self) -> Request | None:
-        """Whoever is to yield next."""
+    def youngest(self, short: Sequence[PoolId]) -> Request | None:
+        """Whoever is to yield next, of those that hold pages of a pool in `short`."""
+        if FULL in short:
+            return self._youngest()
+        return min(self._holding(short), key=self._places.__getitem__, default=None)
+
+    def _holding(self, short: Sequence[PoolId]) -> list[Request]:
+        return [request for request in self._places if any(map(request.num_held, short))]
+
+    def _youngest(self) -> Request | None:
+        """Of all: they hold FULL pages."""
         while self._last_first:
             place, _, request = self._last_first[0]
             if self._places.get(request) == place:
@@ -74,18 +87,21 @@ class Holders:
             heapq.heappop(self._last_first)
         return None
 
-    def youngest_behind(self, request: Request) -> Request | None:
+    def youngest_behind(self, request: Request, short: Sequence[PoolId]) -> Request | None:
         """The same of all others, if it stands behind `request` in the queue, or beside it.
 
         Of two samples that came at once either yields to the other: else each would wait for the other's pages.
         """
-        holder = self.youngest_but(request)
+        holder = self.youngest_but(request, short)
         return holder if holder is not None and self._places[holder] <= self._place(request) else None
 
-    def youngest_but(self, request: Request) -> Request | None:
+    def youngest_but(self, request: Request, short: Sequence[PoolId]) -> Request | None:
         """The same of all others."""
+        if FULL not in short:
+            others = (holder for holder in self._holding(short) if holder is not request)
+            return min(others, key=self._places.__getitem__, default=None)
         own = []
-        while (holder := self.youngest()) is request:  # more than one entry if it has come back to this place
+        while (holder := self._youngest()) is request:  # more than one entry if it has come back to this place
             own.append(heapq.heappop(self._last_first))
         for entry in own[:1]:
             heapq.heappush(self._last_first, entry)

@@ -22,6 +22,10 @@ class PageNeeds:
         self.more_pools = self.pools[1:]
         """All but the first, which keeps everything."""
         self.state_pools = tuple(p for p in self.pools if self._retentions[p].lifetime is Lifetime.STATE)
+        self.token_pools = tuple(p for p in self.pools if p not in self.state_pools)
+        """All but those of states: pages of tokens."""
+        self.one_state: Needs = tuple(int(pool in self.state_pools) for pool in self.pools)
+        """A slot of each pool of states: what a request writes."""
 
     def total(self, needs: Iterable[Needs]) -> Needs:
         none = (0,) * len(self.pools)
@@ -32,15 +36,11 @@ class PageNeeds:
         return tuple(kept.most_pages(num_tokens, self._chunk_len, self._page_size) for kept in self._retentions)
 
     def beside(self, lease: Lease, num_tokens: int) -> Needs:
-        """What a request of so many tokens takes besides its lease."""
+        """What a request of so many tokens takes besides its lease. Of states one slot, which moves on with it."""
         missing = -(-num_tokens // self._page_size) - lease.num_pages
         leased = (lease.num_pages - lease.first_page(pool) for pool in self.pools)
-        most = zip(self.most(num_tokens), leased, strict=True)
-        return tuple(min(missing, max(0, count - held)) for count, held in most)
-
-    def at_once(self, needs: Needs) -> Needs:
-        """Of these, what is taken at the start: one state, which moves on with the request."""
-        return tuple(min(1, need) if pool in self.state_pools else need for pool, need in enumerate(needs))
+        most = zip(self.most(num_tokens), leased, self.one_state, strict=True)
+        return tuple(state or min(missing, max(0, count - held)) for count, held, state in most)
 
     def of_next_chunk(self, request: Request) -> Needs:
         """What the request's next chunk needs and it does not hold."""
@@ -53,11 +53,12 @@ class PageNeeds:
     def of_output(self, request: Request, output_len: int) -> Needs:
         """What `output_len` further tokens take, beyond what the request holds, or will hold once it has started.
 
-        Of other pools than the first it needs no more than it holds once its window is full, or its state is kept.
+        Of a window it needs no more than it holds once that is full, and of states never more than its own slot.
         """
         num_pages = -(-output_len // self._page_size)
         if not self.more_pools:
             return (num_pages,)
         most = self.most(request.num_tokens + output_len)
         held = tuple(map(request.num_held, self.pools)) if request.owned else self.most(request.num_tokens)
-        return (num_pages, *(max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True)))
+        more = (max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True))
+        return (num_pages, *(0 if state else count for state, count in zip(self.one_state[1:], more, strict=True)))

@@ -5,13 +5,14 @@ enter -> [running] -> leave (computed for somebody else: keeps its pages until t
                    |-> give_back (the end)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Namespace
-from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.base.ids import Namespace, PoolId
+from deltaserve.cache.prefix_cache import Match, PrefixCache
 from deltaserve.request.request import Request
 from deltaserve.sched.budget import Budget
+from deltaserve.sched.checkpoints import Checkpoints
 from deltaserve.sched.needs import Needs, PageNeeds
 from deltaserve.sched.plan import PlanItem, SharedRun
 from deltaserve.sched.rows import Rows
@@ -31,6 +32,10 @@ class Running:
     ) -> None:
         self.config = config
         self.needs = PageNeeds(config, cache.retentions)
+        self.checkpoints: Checkpoints | None = None
+        """Of a model with recurrent states."""
+        if self.needs.state_pools:
+            self.checkpoints = Checkpoints(config.grid_len, config.state_interval_len)
         self.rows = Rows(config.max_running)
         self.requests: dict[Request, None] = {}
         self._cache = cache
@@ -90,7 +95,7 @@ class Running:
 
     def retract(self, request: Request) -> None:
         """Take everything from a request; what it computed stays in the tree for its return."""
-        self.share_computed(request)
+        self.leave_computed(request)
         self.give_back(request)
         request.start_over()
         request.num_retractions += 1
@@ -115,24 +120,84 @@ class Running:
 
     # ------------------------------------------------------------ the tree
 
+    def note_fork(self, request: Request, match: Match) -> None:
+        """Its prompt is known further than it can go on from: it keeps a state as far as that, for the next one."""
+        if self.checkpoints is not None:
+            fork = self.checkpoints.fork(match.num_tokens, match.reach)
+            request.forks = set() if fork is None else {fork}
+
+    def next_stop(self, request: Request) -> int | None:
+        """The next position at which a chunk of it must end, because its state is kept."""
+        if self.checkpoints is None or not self.uses_tree(request):
+            return None
+        return self.checkpoints.next_stop(request)
+
+    def share_step(self, request: Request, computed_from: int) -> None:
+        """After a step: hand over what an extend computed; of decode steps only what ends at a checkpoint."""
+        is_checkpoint = self.checkpoints is not None and self.checkpoints.is_due(request)
+        if is_checkpoint or request.num_computed - computed_from > 1:
+            self.share_computed(request)
+
     def share_computed(self, request: Request) -> None:
-        """Hand the request's full computed pages to the tree; where a twin was first, adopt its pages."""
+        """Hand the request's full computed pages to the tree; where a twin was first, adopt its pages.
+
+        Where a checkpoint is due its states go along, and it goes on in other slots: if there are none they stay.
+        """
+        if not self._has_news(request):
+            return
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.is_due(request):
+            self._hand_over(request, self.needs.token_pools)
+            return
+        self._forget_passing(request)
+        slots = self._budget.allocate(self.needs.one_state)
+        if slots is None:
+            self._hand_over(request, self.needs.token_pools)
+            return
+        self._hand_over(request, self.needs.pools)
+        for pool in self.needs.state_pools:
+            request.own_state(pool, slots[pool][0])
+        if checkpoints.is_passing(request):
+            request.passing_state = request.num_computed
+
+    def leave_computed(self, request: Request) -> None:
+        """The same when it goes on no more: it needs no other slots."""
+        if not self._has_news(request):
+            return
+        if self.checkpoints is not None and self.checkpoints.is_due(request):
+            self._forget_passing(request)
+            self._hand_over(request, self.needs.pools)
+        else:
+            self._hand_over(request, self.needs.token_pools)
+
+    def _has_news(self, request: Request) -> bool:
+        """Whether it has computed full pages that are not in its lease, and may hand them over."""
         lease = request.lease
         if lease is None or not self.uses_tree(request):
+            return False
+        return request.num_computed // self.config.page_size > lease.num_pages
+
+    def _hand_over(self, request: Request, pools: Sequence[PoolId]) -> None:
+        """Its full computed pages; of the other pools none."""
+        lease, page_size = request.lease, self.config.page_size
+        if lease is None:
             return
-        page_size, first = self.config.page_size, lease.num_pages
         full = request.num_computed // page_size
-        if full <= first:
-            return
         request.grow_keys(self._seed_of(request.namespace), page_size, full)
         firsts = tuple(request.owned_first)
-        pages = tuple(tuple(request.give_up(pool, full)) for pool in self.needs.pools)
+        pages = tuple(tuple(request.give_up(p, full)) if p in pools else () for p in self.needs.pools)
         insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
         request.lease = insertion.lease
         changed = self.needs.pools if insertion.num_adopted_pages else self.needs.more_pools
         for pool in changed:  # a twin's instead of its own
             request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
         self._runs = None
+
+    def _forget_passing(self, request: Request) -> None:
+        """The state that decoding has left last is of no use beside a later one."""
+        if request.lease is not None and request.passing_state is not None:
+            self._cache.forget_states(request.lease, request.passing_state)
+        request.passing_state = None
 
     def starts_to_decode(self) -> None:
         """A request extends no longer: it may share what it reads with other decode rows."""

@@ -1,6 +1,7 @@
 """What a scheduler is told once: sizes and lengths of one role."""
 
 from dataclasses import dataclass
+from math import lcm
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,12 @@ class SchedConfig:
     """At most so many extend tokens in a step that has decode rows, so that those keep their pace; None: step_len."""
     radix_cache: bool = True
     policy: str = "fcfs"
+    state_chunk_len: int = 64
+    """Tokens that a recurrent layer computes as one piece."""
+    state_interval_len: int | None = None
+    """A recurrent state is kept every so many tokens besides where one always is; None: there alone."""
+
+    @property
+    def grid_len(self) -> int:
+        """Recurrent states are kept at multiples of it: whole pages, and whole pieces."""
+        return lcm(self.state_chunk_len, self.page_size)

@@ -31,7 +31,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """The end: what was computed stays in the tree, everything else is given back."""
         if not self.steps.is_in_flight(request):
-            self.running.share_computed(request)
+            self.running.leave_computed(request)
         self.discard(request)
 
     def discard(self, request: Request) -> None:

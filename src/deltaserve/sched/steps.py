@@ -5,11 +5,11 @@ One plan at a time: plan() is not called again before commit(). A request that e
 pages until that step is committed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deltaserve.base.errors import StateError
-from deltaserve.base.ids import RowId, StepIndex
+from deltaserve.base.ids import PoolId, RowId, StepIndex
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES
 from deltaserve.cache.prefix_cache import PrefixCache
@@ -101,6 +101,8 @@ class Steps:
         )
         by_row = {item.row: item for item in items}
         self._in_flight = {r.row: (r, by_row[r.row]) for r in self._running if r.row in by_row}
+        for request, item in self._in_flight.values():
+            request.num_planned = item.q_start + item.q_len
         return plan
 
     def _free_behind(self) -> None:
@@ -129,24 +131,25 @@ class Steps:
             while request in self._running and request not in self._stalled:
                 grown = self._budget.allocate(needs)
                 if grown is None:
-                    self._make_way(request)
+                    self._make_way(request, self._budget.short(needs, self._running.needs.total(())))
                     continue
                 for owned, pages in zip(request.owned, grown, strict=True):
                     owned.extend(pages)
                 break
 
-    def _make_way(self, request: Request) -> None:
+    def _make_way(self, request: Request, short: Sequence[PoolId]) -> None:
         """Memory is short for a running row: the youngest waiting request yields, or the youngest running one.
 
-        A lone extend waits instead: what it lacks is a window's page that is still being sent.
+        Of those that hold some of what is short. A lone extend waits instead: what it lacks is a window's page that is
+        still being sent.
         """
-        holder = self._holders.youngest()
+        holder = self._holders.youngest(short)
         if holder is not None:
             self._holders.reclaim(holder)
         elif len(self._running) == 1 and request.num_tokens - request.num_computed > 1:
             self._stalled.add(request)
         else:
-            self._running.retract(max(self._running, key=lambda r: r.arrival))
+            self._running.retract(max(self._running, key=lambda r: (any(map(r.num_held, short)), r.arrival)))
 
     def _move_states(self, items: list[PlanItem]) -> Iterable[PageUpdate]:
         """An item's own slot takes the state at its end. One that it goes on from is the tree's by now, or is lost.
@@ -217,18 +220,20 @@ class Steps:
     def _chunk(self, request: Request, budget: int) -> int:
         """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple.
 
-        A state is kept only where a chunk ends: with one, the last page multiple that a match may reach ends a chunk.
+        A state that is to be kept ends a chunk, and with states the cuts are on their grid, if that is not too far.
         """
-        page_size = self._running.config.page_size
-        missing = request.num_tokens - request.num_computed
-        allowed = min(self._running.config.chunk_len, budget)
-        if missing <= allowed:
-            whole = (missing - 1 + request.num_computed % page_size) // page_size
-            if not whole or not self._running.needs.state_pools or not self._running.uses_tree(request):
-                return missing
-            allowed = missing - 1
-        end = (request.num_computed + allowed) // page_size * page_size
-        return max(0, end - request.num_computed)
+        config, computed = self._running.config, request.num_computed
+        allowed = min(config.chunk_len, budget)
+        stop = self._running.next_stop(request)
+        if stop is not None and stop - computed <= allowed:
+            return stop - computed
+        if request.num_tokens - computed <= allowed:
+            return request.num_tokens - computed
+        end = (computed + allowed) // config.page_size * config.page_size
+        on_grid = end // config.grid_len * config.grid_len
+        if self._running.needs.state_pools and on_grid > computed:
+            end = on_grid
+        return max(0, end - computed)
 
     # ------------------------------------------------------------ commit
 

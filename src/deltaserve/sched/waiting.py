@@ -22,7 +22,7 @@ from deltaserve.sched.needs import Needs
 from deltaserve.sched.policy import POLICIES
 from deltaserve.sched.queue import FairQueue, TryOutcome
 from deltaserve.sched.running import Running
-from deltaserve.sched.twins import Twins
+from deltaserve.sched.twins import Frontier, Twins
 
 HORIZON_STEPS = 2
 """Steps' worth of tokens that are admitted ahead of being computed."""
@@ -96,8 +96,8 @@ class _Booking:
     """Pages kept for what those running or entering have not taken yet, per pool."""
     num_rows: int
     """Rows nobody is promised."""
-    frontier: dict[bytes, Request]
-    """Key of the page that a running request is computing |-> the request."""
+    frontier: Frontier
+    """Running requests that those waiting may have pages in common with."""
 
     @property
     def is_full(self) -> bool:
@@ -123,7 +123,7 @@ class Waiting:
         self.holders = Holders(self.queue.__contains__, budget.reclaim)
         self._landed: dict[Request, None] = {}
         self._entering: dict[Request, None] = {}
-        self._twins = Twins(running.config.page_size, running.feeds_tree)
+        self._twins = Twins(running.config.page_size, running.feeds_tree, running.checkpoints)
         self.num_blocked = 0
         """How often a waiting request was refused memory."""
         self._blocked_need = 0
@@ -142,6 +142,8 @@ class Waiting:
     def add(self, request: Request) -> None:
         """Queue a request: by arrival, or first if it is urgent."""
         self.queue.push(request)
+        if request.origin is Origin.COMPUTED and self._running.shares_prompt(request):
+            self._twins.add(request)
         if request in self.holders:
             self.holders.add(request)  # its place has changed
 
@@ -234,7 +236,7 @@ class Waiting:
         if verdict is TryOutcome.TAKEN:
             booking.num_rows -= 1
             booking.reserve = self._running.needs.total((booking.reserve, self._running.reserve_of(request)))
-            booking.frontier |= self._twins.frontier((request,))
+            self._twins.note(request, booking.frontier)
         elif verdict is TryOutcome.NO_ROOM:
             self._count_blocked(request)
         return verdict
@@ -255,9 +257,7 @@ class Waiting:
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, request.tokens, request.keys, limit)
         request.matched_len = match.num_tokens
-        twin = booking.frontier.get(self._twins.key_after(request, match.num_tokens)) if matches else None
-        if twin is not None:
-            self._twins.hold_back(request, twin)
+        if matches and self._twins.is_to_wait(request, match, booking.frontier):
             return TryOutcome.HELD_BACK
         missing = request.num_tokens - match.num_tokens
         if booking.has_long and missing > step_len:
@@ -277,13 +277,15 @@ class Waiting:
         needs = self._running.needs.beside(lease, request.num_tokens)
         if claim is Claim.FULL:
             self.yield_to(request, needs, reserve)
-        at_once = self._running.needs.at_once(needs)
-        owned = self._budget.allocate(at_once) if self._budget.fits(needs, reserve) else None
+        owned = self._budget.allocate(needs) if self._budget.fits(needs, reserve) else None
         if owned is None:
             self._cache.release(lease)
             return False
         request.lease, request.num_computed = lease, lease.num_tokens
         request.own(owned, (lease.num_pages,) * len(owned))
+        self._running.note_fork(request, match)
+        self._twins.forget(request)
+        self._twins.foresee(request)
         self._running.enter(request)
         return True
 
@@ -291,8 +293,8 @@ class Waiting:
         """Whether `needs` can be had with `reserve` left over; requests behind it yield for them, or all that wait."""
         is_next = self.queue.is_stalled_by(request)
         next_holder = self.holders.youngest_but if is_next else self.holders.youngest_behind
-        while not self._budget.fits(needs, reserve):
-            holder = next_holder(request)
+        while short := self._budget.short(needs, reserve):
+            holder = next_holder(request, short)
             if holder is None:
                 return False
             self.holders.reclaim(holder)

@@ -72,5 +72,6 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "decode_cached_tokens": usage.decode_cached_len,
         "prefill_cached_tokens": usage.prefill_cached_len,
         "transferred_bytes": usage.transferred_bytes,
+        "transferred_state_bytes": usage.transferred_state_bytes,
         "num_retractions": usage.num_retractions,
     }

@@ -52,6 +52,9 @@ class Shape:
     max_running: int = 8
     max_queued: int = 1024
     chunk_len: int = 8
+    state_chunk_len: int = 4
+    state_interval_len: int | None = None
+    state_eviction: str = "lru"
     context_len: int = 200
     reserve_len: int = 4
     extend_len: int = 4
@@ -153,6 +156,9 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
             decode_extend_tokens=shape.extend_len,
             radix_cache=shape.radix_cache,
             schedule_policy=shape.schedule_policy,
+            state_chunk_tokens=shape.state_chunk_len,
+            state_interval_tokens=shape.state_interval_len,
+            state_eviction=shape.state_eviction,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,
             peer_lost_s=shape.peer_lost_s,

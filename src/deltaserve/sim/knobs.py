@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deltaserve.base.ids import PeerName, Role
+from deltaserve.cache.prefix_cache import StateEviction
 from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
 from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
 from deltaserve.sim.chance import Chance
@@ -158,8 +159,12 @@ def draw_plain_knobs(seed: int) -> Knobs:
     largest = _largest(chance, page_size)
     shape = _shape(chance, page_size, largest, evidence)
     windows = Chance(seed, "windows")
+    states = Chance(seed, "states")
     shape = replace(
         shape,
+        state_chunk_len=states.choose((1, shape.page_size, 2 * shape.page_size, 3 * shape.page_size)),
+        state_interval_len=states.choose((None, None, shape.page_size, 4 * shape.page_size)),
+        state_eviction=states.choose([how.value for how in StateEviction]),
         peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s,
         window_len=windows.between(1, max(1, largest)) if windows.hits(0.8) else 2 * largest,
         spare_pages=windows.choose((0, 2, shape.decode_pages)),

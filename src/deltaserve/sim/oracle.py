@@ -302,6 +302,14 @@ class OracleExecutor:
         return computed if is_finite else None
 
 
+def is_state_of(stood: bytes, pool: int, namespace: Namespace, tokens: bytes) -> bool:
+    """Whether a slot holds the state behind exactly these packed tokens, finite or not."""
+    chain, num_tokens = Chain(pool, namespace), token_len(tokens)
+    chain.grow(tokens, num_tokens)
+    right = chain.stamp(num_tokens - 1) * (len(stood) // STAMP_BYTES)
+    return stood in (right, _not_finite(right))
+
+
 def _is_own(stood: bytes, right: bytes, where: str) -> bool:
     """Whether what stands there is finite. I6: it must be the row's own, finite or not."""
     for at in range(0, len(right), STAMP_BYTES):

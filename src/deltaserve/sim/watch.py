@@ -6,6 +6,7 @@ recomputed: the workers' own self-checks. Here besides:
     I9  one open ticket per room and attempt, and only for a peer whose link is up
     I10 the transport reads pinned pages only
     I16 no lease of another namespace
+    I19 a state in the tree is that of exactly the tokens up to its node's end
     I22 whatever was admitted fits every pool
 I6 (every page read is the row's own) is checked by the oracle, I20 by the endpoint, I7, I8 and I11 by the rig.
 Memory that changes hands is poisoned in most runs: whoever reads it without having written it is found out.
@@ -17,9 +18,12 @@ from dataclasses import dataclass, field
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Span
 from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.lifetime import Lifetime
+from deltaserve.base.tokens import TOKEN_BYTES
 from deltaserve.cache.allocator import PagePool
 from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
 from deltaserve.instance.core import EngineCore
+from deltaserve.sim.oracle import is_state_of
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
@@ -103,6 +107,7 @@ class Watch:
             process.instance.check_integrity()
             self._check_requests(process)
             _check_tickets(process.instance)
+            _check_states(process)
 
     def _check_requests(self, worker: SimWorker) -> None:
         parts, size = worker.instance.parts, worker.config.cache.page_size
@@ -155,6 +160,16 @@ def _check_pinned(writer: SimWorker, span: Span) -> None:
     pool = writer.instance.parts.pools[span.region]
     for page in _pages_of(writer, span):
         _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
+
+
+def _check_states(worker: SimWorker) -> None:
+    for index, kept in enumerate(worker.config.cache.pools):
+        if kept.lifetime is not Lifetime.STATE:
+            continue
+        for namespace, tokens, slot in worker.instance.parts.cache.states(index):
+            stood = worker.memory.pages(PoolId(index), [slot])
+            where = f"{worker.name} keeps slot {slot} of pool {index} behind {len(tokens) // TOKEN_BYTES} tokens"
+            _claim(is_state_of(stood, index, namespace, tokens), "I19", where)
 
 
 def _check_tickets(instance: EngineCore) -> None:

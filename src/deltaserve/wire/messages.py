@@ -326,6 +326,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     prefill_cached_len: int = 0
     num_retractions: int = 0
     transferred_bytes: int = 0
+    transferred_state_bytes: int = 0
+    """The part of it that recurrent states were."""
     queue_s: float = 0.0
     """Submitted until prefill began."""
     prefill_s: float = 0.0
