@@ -61,6 +61,7 @@ UNEQUAL = ((1, 2), (2, 1), (4, 2))
 EQUAL = ((1, 1), (2, 2))
 WINDOW_BYTES, MAX_WINDOWS = 8 << 20, 2  # as transfer/endpoint.py by default
 SCATTER_PART = 8
+SCATTERED_BYTES = 64 << 20
 NUM_SLOTS = 4
 """Chunks of staging memory of a pair of ranks."""
 
@@ -439,6 +440,31 @@ def show(work: Work, taken: dict[tuple[Case, str], list[float]], copies: dict[tu
         )
 
 
+def show_slices(work: Work) -> None:
+    """How long the transport is not polled while a chunk is scattered: the longest of a chunk's slices, by median."""
+    case = Case(1, 2, is_aged=True)
+    writers, readers = work.formats(case)
+    route = plan_routes(writers, readers)[0][0]
+    staged, pages = StagedRoute.of(route), work.pages(case.is_aged, 2)
+    num_pages = min(len(pages), SCATTERED_BYTES // staged.num_bytes(PAGE_SIZE))
+    placed, tokens = PlacedPages(ARENA, 0, pages[:num_pages]), range(num_pages * PAGE_SIZE)
+    arena = MemoryBlock(work.pool_pages * readers.page_bytes, CPU).data
+    buffer = MemoryBlock(staged.num_bytes(len(tokens)), CPU).data
+    longest, num_slices = [], 0
+    arena.fill_(1)  # memory that was never touched costs faults
+    for _ in range(9):
+        slices = StagedCopies(CPU).scatter(staged, buffer, arena, placed, tokens)
+        start = time.perf_counter()
+        ends = [time.perf_counter() for _ in slices]
+        num_slices = len(ends)
+        longest.append(max(end - begin for begin, end in itertools.pairwise([start, *ends])))
+    print(
+        f"\na scatter of {buffer.numel() >> 20} MiB goes in {num_slices} slices, the transport is polled between; ",
+        end="",
+    )
+    print(f"the longest takes {statistics.median(longest) * 1e3:.1f} ms, at worst {max(longest) * 1e3:.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=int, default=256)
@@ -454,6 +480,7 @@ def main() -> None:
     work = Work(SHAPES[args.shape], args.mib << 20, args.chunk_mib << 20)
     if not args.reader:
         measure(work, args.rounds, args.paths)
+        show_slices(work)
         return
     target = Target("reader", work, list(dict.fromkeys(case for case, _ in rows())))
     ours, theirs = target.offer(), sys.stdin.readline()  # read first: neither line fits a pipe
