@@ -298,8 +298,8 @@ class DisaggregationSettings(Group):
     staging: Literal["off", "auto", "on"] = option(
         "off",
         "between workers of unequal --tp-size, gather what goes to a rank, write it at once, and scatter it there; "
-        "auto: where that is cheaper than a write for each page. A peer without it is written to directly, "
-        "and every one by mooncake",
+        "auto: where that is cheaper than a write for each page. Pages of unequal size always go so, and only so KV of "
+        "another type. A peer without it is written to directly, and every one by mooncake",
         commands=COMPUTING,
         use="rare",
     )
