@@ -26,8 +26,8 @@ class HeadMemory:
         self.regions: list[tuple[str, Region]] = []
         self.memory: dict[RegionId, bytearray] = {}
         self.rank_page_bytes = group_page_bytes(cache.groups[0], cache.page_size, shard)
-        for pool, group in enumerate(cache.groups):
-            self._add(group.name, num_pages[pool] * group_page_bytes(group, cache.page_size, shard))
+        for group in cache.groups:
+            self._add(group.name, num_pages[cache.pool_of(group)] * group_page_bytes(group, cache.page_size, shard))
 
     def _add(self, component: str, num_bytes: int) -> None:
         region = RegionId(len(self.regions))
