@@ -123,7 +123,30 @@ def test_an_asked_number_of_pages_is_that_of_the_full_pool() -> None:
     facts = dataclasses.replace(MODEL, pools=three_pools)
     config = resolved(facts, memory={"num_pages": 500}, scheduling={"max_running_requests": 4})
     assert config.num_pages == (500, 200, 16)
-    assert resolved(facts, memory={"num_pages": 12}).num_pages == (12, 12, 12)
+    assert resolved(facts, memory={"num_pages": 12}).num_pages == (12, 12, 4)
+
+
+def with_states(state_bytes: int) -> ModelFacts:
+    def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
+        return (*one_pool(page_size, kv_dtype), PoolFacts(state_bytes, Retention(Lifetime.STATE)))
+
+    return dataclasses.replace(MODEL, pools=pools)
+
+
+def test_states_take_no_more_memory_than_the_pages_beside_them() -> None:
+    """One state weighs as much as 3,144 tokens: Qwen3-Next."""
+    page_bytes, state_bytes = 64 * 2048, 3144 * 2048
+    full, states = resolved(with_states(state_bytes)).num_pages
+    assert states == full * page_bytes // state_bytes < 4 * 32
+    light_full, light_states = resolved(with_states(page_bytes)).num_pages
+    assert light_states == 4 * 32, "as many as are of use"
+    assert light_full > full
+
+
+def test_an_asked_number_of_states_is_had() -> None:
+    facts = with_states(3144 * 2048)
+    assert resolved(facts, memory={"max_mamba_cache_size": 7}).num_pages[1] == 7
+    assert resolved(facts, memory={"max_mamba_cache_size": 7, "num_pages": 500}).num_pages == (500, 7)
 
 
 def test_a_narrower_cache_holds_more() -> None:

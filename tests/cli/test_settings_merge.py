@@ -30,6 +30,8 @@ EXAMPLES: dict[str, str] = {
     "decode-page-size": "8",
     "prefill-kv-cache-dtype": "bfloat16",
     "decode-kv-cache-dtype": "fp8_e4m3",
+    "max-mamba-cache-size": "100",
+    "mamba-ssm-dtype": "bfloat16",
     "disable-radix-cache": "true",
     "disable-decode-radix-cache": "true",
     "max-running-requests": "8",

@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
+STATES_PER_ROW = 4
+"""Slots of recurrent states for each request that runs, at most: the state that it goes on from, the one it writes, and
+as many that are kept for later ones."""
 USEFUL_POOL_FACTOR = 4
 """An automatic pool is not larger than this many times what the running requests can fill."""
 
@@ -145,8 +148,8 @@ class MemorySettings(Group):
     )
     num_pages: Count | Auto = option(
         "auto",
-        "pages that keep every token (pools of windows and states get what running requests hold, twice; of windows "
-        "what as many prefixes need); auto fills the memory of --mem-fraction-static, up to "
+        "pages that keep every token (pools of windows get what running requests hold, twice, or what as many prefixes "
+        "need; of states see --max-mamba-cache-size); auto fills the memory of --mem-fraction-static, up to "
         f"{USEFUL_POOL_FACTOR} times what --max-running-requests of the longest length can use",
         commands=COMPUTING,
     )
@@ -171,6 +174,17 @@ class MemorySettings(Group):
     )
     decode_kv_cache_dtype: KvDtype | None = option(
         None, "--kv-cache-dtype of a decode worker; by default that", commands=("serve",), use="rare"
+    )
+    max_mamba_cache_size: Count | Auto = option(
+        "auto",
+        "recurrent states that there is room for; auto gives them as much memory as the pages that keep every token, "
+        f"up to {STATES_PER_ROW} for each of --max-running-requests: one goes from a state into another, the others "
+        "are kept for prompts to come",
+        commands=COMPUTING,
+        use="rare",
+    )
+    mamba_ssm_dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "type of recurrent states between steps; bfloat16 halves them, and moves logits a little", use="rare"
     )
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
+from deltaserve.base.config import STATES_PER_ROW, USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
@@ -127,22 +127,37 @@ class _Pools:
     max_running: int
     context_len: int
     chunk_len: int
+    num_states: int | None = None
+    """Slots of states that were asked for."""
 
     def num_pages(self, num_full: int) -> tuple[int, ...]:
-        """Of windows and states what running requests hold, and as much again to keep; never more than FULL ones.
+        return tuple(self._count(pool, num_full) for pool in self.facts)
 
-        Of windows at least the tail of each prefix that the FULL ones hold, were all as long as _MEAN_SHARE says: both
-        run out together, for a prefix whose window is gone is of no use.
+    def _count(self, pool: PoolFacts, num_full: int) -> int:
+        match pool.retention.lifetime:
+            case Lifetime.FULL:
+                return num_full
+            case Lifetime.WINDOW:
+                return self._of_window(num_full, pool.retention)
+            case Lifetime.STATE:
+                return self.num_states or self._of_states(num_full, pool.page_bytes)
+
+    def _of_window(self, num_full: int, kept: Retention) -> int:
+        """What running requests hold, and as much again to keep; never more than FULL ones.
+
+        At least the tail of each prefix that the FULL ones hold, were all as long as _MEAN_SHARE says: both run out
+        together, for a prefix whose window is gone is of no use.
         """
-        return tuple(num_full if f.retention == KEEP_ALL else self._beside(num_full, f.retention) for f in self.facts)
+        held = 2 * self.max_running * kept.most_pages(self.context_len, self.chunk_len, self.page_size)
+        prefix_pages = max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
+        tail = kept.most_pages(self.context_len, 1, self.page_size)
+        return min(num_full, max(held, num_full * tail // prefix_pages))
 
-    def _beside(self, num_full: int, kept: Retention) -> int:
-        count = 2 * self.max_running * kept.most_pages(self.context_len, self.chunk_len, self.page_size)
-        if kept.lifetime is Lifetime.WINDOW:
-            prefix_pages = max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
-            tail = kept.most_pages(self.context_len, 1, self.page_size)
-            count = max(count, num_full * tail // prefix_pages)
-        return min(num_full, count)
+    def _of_states(self, num_full: int, state_bytes: int) -> int:
+        """No more memory than the FULL pages have: one state may weigh as much as the KV of thousands of tokens."""
+        most = min(num_full, STATES_PER_ROW * self.max_running)
+        equal = num_full * self.facts[0].page_bytes // state_bytes
+        return max(min(STATES_PER_ROW, most), min(equal, most))
 
     def num_bytes(self, num_full: int) -> int:
         return sum(n * f.page_bytes for n, f in zip(self.num_pages(num_full), self.facts, strict=True))
@@ -163,7 +178,9 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
     wanted_len = _wanted_context(settings, model)
-    pools = _Pools(model.pools(page_size, kv_dtype), page_size, max_running, wanted_len, chunk_len)
+    states = settings.memory.max_mamba_cache_size
+    num_states = None if states == "auto" else states
+    pools = _Pools(model.pools(page_size, kv_dtype), page_size, max_running, wanted_len, chunk_len, num_states)
     if settings.memory.num_pages == "auto":
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)

@@ -94,7 +94,7 @@ class Checkpoint:
         """What clients call it: a GGUF file's name without its suffix."""
         return self.path.name.removesuffix(GGUF_SUFFIX)
 
-    def facts(self, tp_size: int = 1) -> ModelFacts:
+    def facts(self, tp_size: int = 1, state_dtype: str = "float32") -> ModelFacts:
         """Of a worker with so many ranks. Raises ConfigError when the model does not divide over them."""
         spec, shard = self.spec, Shard(0, tp_size)
         local = spec.local(shard)
@@ -103,7 +103,7 @@ class Checkpoint:
             return rank_weight_bytes(self.stored, DType(dtype), shard)
 
         def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
-            cache = spec.cache_spec(page_size, DType(kv_dtype))
+            cache = spec.cache_spec(page_size, DType(kv_dtype), DType(state_dtype))
             return tuple(map(PoolFacts, pool_page_bytes(cache, shard), cache.pools))
 
         def scratch(sizes: StepSizes) -> int:
@@ -239,7 +239,7 @@ def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFact
     """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
     flag, tp_size = tp_size_of(settings, role)
     try:
-        return checkpoint.facts(tp_size)
+        return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype)
     except ConfigError as error:
         raise ConfigError(f"{flag} {tp_size}: {error}") from None
 
@@ -269,6 +269,7 @@ def worker_spec(
         device=device_of(resolved, 0),
         dtype=DType(resolved.dtype),
         kv_dtype=DType(resolved.kv_cache_dtype),
+        state_dtype=DType(settings.memory.mamba_ssm_dtype),
         page_size=resolved.page_size,
         num_pages=resolved.num_pages,
         max_running_requests=resolved.max_running_requests,

@@ -37,6 +37,7 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "load-format": (("auto", "safetensors", "gguf"), _READERS),
     "attention-backend": (("torch", "torch_native"), _TORCH),
     "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
+    "mamba-scheduler-strategy": (("auto", "extra_buffer"), "a state that is kept is never written over"),
     "dp-size": (("1",), _MORE_WORKERS),
     "dp": (("1",), _MORE_WORKERS),
     "data-parallel-size": (("1",), _MORE_WORKERS),
@@ -137,10 +138,12 @@ _REASONS = {
         "speculative-algorithm speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens "
         "speculative-draft-model-path speculative-draft-model speculative-token-map speculative-config"
     ),
-    "recurrent models are not built yet": (
-        "mamba-ssm-dtype mamba-scheduler-strategy mamba-full-memory-ratio mamba-track-interval mamba-backend "
-        "max-mamba-cache-size mamba-cache-dtype mamba-ssm-cache-dtype"
+    "states get as much memory as pages of tokens do; --max-mamba-cache-size says how many": "mamba-full-memory-ratio",
+    "use --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": (
+        "mamba-cache-dtype mamba-ssm-cache-dtype"
     ),
+    "recurrent layers are computed by torch alone": "mamba-backend linear-attn-backend",
+    "states are kept where requests go on: at forks, at the ends of prompts and of answers": "mamba-track-interval",
     "windows get what running requests hold": "swa-full-tokens-ratio disable-hybrid-swa-memory",
     "finding tool calls in answers is not built yet": "tool-call-parser enable-auto-tool-choice tool-server",
     "telling reasoning from answer is not built yet": "reasoning-parser",

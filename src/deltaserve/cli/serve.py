@@ -294,14 +294,16 @@ def _pages(r: ResolvedConfig) -> str:
     """`1024 pages`, or of a model with windows `1024 pages (10 MiB) and 96 of the last 512 tokens (40 MiB)`."""
     if len(r.pools) == 1:
         return f"{r.num_pages[0]} pages"
-    found: list[str] = []
+    found = []
     for count, facts in zip(r.num_pages, r.pools, strict=True):
-        words = {
-            Lifetime.FULL: "pages",
-            Lifetime.WINDOW: f"of the last {facts.retention.window_len} tokens",
-            Lifetime.STATE: "states",
-        }
-        found.append(f"{count} {words[facts.retention.lifetime]} ({count * facts.page_bytes / 2**20:.0f} MiB)")
+        num_bytes = f"{count * facts.page_bytes / 2**20:.0f} MiB"
+        match facts.retention.lifetime:
+            case Lifetime.FULL:
+                found.append(f"{count} pages ({num_bytes})")
+            case Lifetime.WINDOW:
+                found.append(f"{count} of the last {facts.retention.window_len} tokens ({num_bytes})")
+            case Lifetime.STATE:
+                found.append(f"{count} recurrent states ({num_bytes}; a running request goes from one into another)")
     return " and ".join(found)
 
 

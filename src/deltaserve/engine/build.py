@@ -80,7 +80,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: 
         num_threads=spec.num_threads,
         sharing=sharing_for(spec),
     )
-    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, collective)
 
 
@@ -93,7 +93,7 @@ def make_instance(config: InstanceConfig) -> Instance:
 
 def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str) -> InstanceConfig:
     """What the control plane must know of spec, model and memory."""
-    cache = model.cache_spec(spec.page_size, spec.kv_dtype)
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return InstanceConfig(
         name=PeerName(spec.name),
         role=spec.role,

@@ -26,6 +26,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: DType
     """Of weights and activations."""
     kv_dtype: DType
+    state_dtype: DType = DType.FLOAT32
+    """Of recurrent states."""
     page_size: int
     """Tokens."""
     num_pages: tuple[int, ...]
