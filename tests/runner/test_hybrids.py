@@ -1,5 +1,6 @@
 """Models with recurrent layers: where requests go on from, what they leave, and that a wrong state is seen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_several_requests_go_on_from_one_checkpoint(tiny_models: Path, name: str
             assert_same(got, want[64:-1])
     (again,) = driver.step([extend(0, [*first, 7], 130, 131)]).items
     assert_same(drawn_distribution(again), reference_logprobs(path, [*first, 7])[-1])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_text"])
+def test_only_the_last_token_of_a_prompt_is_computed_to_the_end(tiny_models: Path, name: str) -> None:
+    """The last layer is one of attention, or a recurrent one: then all its tokens change its states."""
+    path, prompt = tiny_models / name, random_tokens(300, 4)
+    driver = Driver(path)
+    driver.open(0, prompt, capacity=320)
+    driver.step([replace(extend(0, prompt, 0, 150), wants_prompt_logprobs=False)])
+    (item,) = driver.step([replace(extend(0, prompt, 150, 300), wants_prompt_logprobs=False)]).items
+    assert_same(drawn_distribution(item), reference_logprobs(path, prompt)[-1])
+    (item,) = driver.step([extend(0, [*prompt, 9], 300, 301)]).items
+    assert_same(drawn_distribution(item), reference_logprobs(path, [*prompt, 9])[-1])
 
 
 def next_token(driver: Driver, prompt: list[int], row: int) -> Tensor:

@@ -98,6 +98,8 @@ class Decoder:
                 added = add_up(self._mix(normed, held.attention, step, index))
                 if last is not None and is_cut:
                     x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
+                    if not last.attention:
+                        return x  # nobody reads any of them
             else:
                 projected = self._project(normed, held.attention, turns[layer.rope])
                 attention[layer.group].write_kv(index, *projected.planes)
