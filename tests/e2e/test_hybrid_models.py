@@ -67,6 +67,29 @@ def test_few_states_for_many_requests(tiny_models: Path, folder: Path) -> None:
             assert_true(model, prompt, answer)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "path"),
+    [((2, 1), ("--staging", "on")), ((1, 2), ()), ((2, 1), ("--disaggregation-transfer-backend", "mooncake"))],
+)
+def test_states_move_between_unequal_ranks(
+    tiny_models: Path, folder: Path, ranks: tuple[int, int], path: tuple[str, ...]
+) -> None:
+    """Experts, pages of 64 tokens, both caches on; staged, written directly, and over Mooncake."""
+    model, (prefill, decode) = tiny_models / "qwen3_5_moe", map(str, ranks)
+    sizes = ("--page-size", "64", "--chunked-prefill-size", "64", "--context-length", "640", "--num-pages", "40")
+    flags = (*sizes, "--prefill-tp-size", prefill, "--decode-tp-size", decode, *path)
+    with serving(folder, model, *flags) as server:
+        whole = random_prompt(300, seed=1)
+        cold = server.complete(whole, 20)
+        turn = [*whole, *cold.tokens, 1, 2, 3]
+        answers = [cold, *(server.complete(prompt, 20) for prompt in (whole, turn, [*whole[:150], 7]))]
+        for prompt, answer in zip((whole, whole, turn, [*whole[:150], 7]), answers, strict=True):
+            assert_true(model, prompt, answer)
+            assert answer.timings["transferred_state_bytes"] > 0
+        assert [answer.timings["decode_cached_tokens"] for answer in answers] == [0, 256, 256, 128]
+
+
 def test_one_process_alone(tiny_models: Path, folder: Path) -> None:
     model = tiny_models / "qwen3_5_moe"
     with serving(folder, model, *FLAGS, "--num-pages", "160", "--disaggregation-mode", "null") as server:
