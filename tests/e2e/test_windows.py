@@ -31,12 +31,12 @@ def families(quick: str) -> list[object]:
 def test_only_what_a_window_still_shows_is_moved_and_kept(tiny_models: Path, folder: Path, name: str) -> None:
     """A prompt of 13 windows, and its repetitions: cut before, at and after the window's edge, and continued.
 
-    The pool of the window holds 8 pages per worker, the request 30.
+    The pool of the window holds 24 pages per worker, the request 30.
     """
     model = tiny_models / name
     with serving(folder, model, *FLAGS, "--num-pages", "80", "--max-running-requests", "1") as server:
         assert "80 pages (" in server.log()
-        assert "8 of the last 24 tokens (" in server.log()
+        assert "24 of the last 24 tokens (" in server.log()
         whole = random_prompt(20 * PAGE, seed=1)
         cold = server.complete(whole, 150)
         assert_true(model, whole, cold)
