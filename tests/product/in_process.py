@@ -27,7 +27,7 @@ from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
 from deltaserve.sim.process import Answer, SimFront, SimWorker
-from deltaserve.sim.sim_rank import SimRank
+from deltaserve.sim.sim_rank import RankPace, SimRank
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.sim.world import World
 from deltaserve.transfer.endpoint import EndpointConfig
@@ -66,16 +66,6 @@ class TorchRanks:
             thread.shutdown()
 
 
-class MovingRank(SimRank):
-    """Takes turns as long as it gathers or scatters: nothing is heard of what only its own turns move."""
-
-    def _turn(self, when: float) -> None:
-        super()._turn(when)
-        staged = self.endpoint.staged
-        if staged is not None and not staged.is_quiet:
-            self._news()
-
-
 class TorchWorker(SimWorker):
     """A worker of the simulated world whose ranks hold and compute a real model."""
 
@@ -110,7 +100,7 @@ class TorchWorker(SimWorker):
             staging = Staging(StagingConfig(_STAGING_REGION, _STAGING_BYTES, mode), StagingArena(buffer, groups))
         endpoint_config = EndpointConfig(config.cache, tuple(infos), shard, checksums=True, stall_s=60.0)
         endpoint = TaggedEndpoint(endpoint_config, transport, executor.memory, staging)
-        return MovingRank(self, shard.rank, endpoint, transport, 0.001 * shard.rank, 0.0)
+        return SimRank(self, shard.rank, endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0))
 
     def count(self, name: str) -> int:
         """Of a counter of the endpoints, over all ranks."""

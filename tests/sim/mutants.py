@@ -26,6 +26,8 @@ _RANKS = "deltaserve.transfer.ranks"
 _PLAN = "deltaserve.layout.copy_plan"
 _PROMPT_PAGES = "deltaserve.layout.prompt_pages"
 _COVERAGE = "deltaserve.transfer.coverage"
+_STAGING = "deltaserve.transfer.staging"
+_RING = "deltaserve.transfer.ring"
 _CORE = "deltaserve.instance.core"
 _SERVING = "deltaserve.instance.serving"
 _OUTFLOW = "deltaserve.instance.outflow"
@@ -604,4 +606,41 @@ MUTANTS = (
         "if opening is not None and opening.number == number else None",
         "",
     ),
+    Mutant(
+        "replication_by_modulo",
+        "T3",
+        "deltaserve.layout.shard",
+        "    return range(first, first + replicas)\n",
+        "    return range(head, size, num_heads) if replicas > 1 else range(first, first + 1)\n",
+    ),
+    # staging memory
+    Mutant(
+        "scatter_after_done",
+        "T7",
+        _STAGING,
+        "            if next(incoming.slices, None) is None:\n"
+        "                self._incoming.popleft()\n"
+        "                self._give_back(incoming.key)\n"
+        "                self._scattered(incoming, heard)\n",
+        "            if self.receiving.lease_of(incoming.key) is not None:\n"
+        "                self._give_back(incoming.key)\n"
+        "                self._scattered(incoming, heard)\n"
+        "            if next(incoming.slices, None) is None:\n"
+        "                self._incoming.popleft()\n",
+    ),
+    Mutant(
+        "staged_lease_leaks",
+        "T20",
+        _STAGING,
+        "        self._lent.pop(key, None)\n        self.receiving.give_back(key)\n",
+        "        self._lent.pop(key, None)\n",
+    ),
+    Mutant(
+        "buffer_freed_at_the_post",
+        "T8",
+        _STAGING,
+        '            self.counters["staged_bytes"] += window.num_bytes\n',
+        "            self._free_buffer(outgoing)\n",
+    ),
+    Mutant("mark_moves_back", "T10", _RING, "RingPosition(start.round + 1, 0)", "RingPosition(start.round, 0)"),
 )

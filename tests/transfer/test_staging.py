@@ -26,6 +26,7 @@ from deltaserve.transfer.commands import (
 from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
 from deltaserve.transport.base import FenceResult
+from deltaserve.transport.loopback import Fate
 from deltaserve.wire.messages import Drain
 from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, encode_stage
 from tests.transfer.ranked import RankedWorker
@@ -194,6 +195,41 @@ def test_nothing_is_scattered_after_a_fence_and_its_leases_are_free(seed: int) -
     for _ in range(20):
         scene.turn()
     assert scene.writer.is_unstaged
+
+
+def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:
+    scene = StagedScene(1, 2)
+    reader = next(scene.reader.staged())
+    say(scene, StageAsk(write=76, num_bytes=reader.receiving.num_bytes))
+    say(scene, ASK)
+    assert reader.receiving.num_waiting == 1
+    scene.reader_does(FencePeer(P))
+    for _ in range(3):
+        scene.turn()
+    assert reader.is_quiet
+
+
+def test_a_lease_that_nobody_needs_is_told_again_until_it_comes_back() -> None:
+    """The ask came after the news that it is void, or that news was lost."""
+    scene = StagedScene(1, 2)
+    say(scene, ASK)
+    for _ in range(20):
+        scene.turn()
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+def test_an_ask_that_is_lost_is_repeated() -> None:
+    scene = StagedScene(1, 2)
+    fill(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+    scene.fabric.policy = lambda posted: Fate(notified_s=None)
+    scene.post(0, 0, SRC[:2], DST[:2])
+    assert scene.writer.count("staged_writes") > 0
+    scene.fabric.policy = scene.fate
+    scene.until_said(ChunkSent)
+    assert scene.writer.count("staging_fallbacks") == 0
+    assert problems(scene, DST[:2]) == []
 
 
 def contents(scene: Scene) -> list[bytes]:

@@ -313,6 +313,8 @@ def _runs_of_block(src: PageFormat, dst: PageFormat, index: int, reader: int) ->
     while head < end:
         writer = _writer_of(block.num_heads, head, reader, src.num_ranks, dst.num_ranks)
         theirs, their_end = Shard(writer, src.num_ranks).heads(block.num_heads)
+        if not theirs <= head < their_end:
+            raise ValueError(f"rank {writer} of {src.num_ranks} does not hold head {head}")
         num_heads = min(end, their_end) - head
         src_offset = src.block_start(index) + (head - theirs) * src_head
         dst_offset = dst.block_start(index) + (head - first) * dst_head

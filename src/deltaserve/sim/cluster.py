@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from deltaserve.base.ids import Namespace, PeerName, Role, Room
+from deltaserve.base.ids import Namespace, PeerName, RegionId, Role, Room
 from deltaserve.base.lifetime import Retention
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
@@ -18,6 +18,7 @@ from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import SimFront, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
+from deltaserve.transfer.staging import StagingConfig
 from deltaserve.transport.base import Evidence
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.messages import CacheUse
@@ -76,6 +77,16 @@ class Shape:
     prefill_ranks: int = 1
     decode_ranks: int = 1
     """Of unified workers, too."""
+    prefill_staging_bytes: int = 0
+    """Of each rank, half to send and half to receive. 0: none."""
+    decode_staging_bytes: int = 0
+    staging_patience_s: float = 2.0
+
+    def staging(self, role: Role) -> StagingConfig | None:
+        """Of each rank of a worker."""
+        num_bytes = self.prefill_staging_bytes if role is Role.PREFILL else self.decode_staging_bytes
+        region = RegionId(self.num_pools)
+        return StagingConfig(region, num_bytes, patience_s=self.staging_patience_s) if num_bytes else None
 
     def roles(self) -> dict[PeerName, Role]:
         """Every worker."""
@@ -218,7 +229,8 @@ class Cluster:
         """A process of that name starts, with a boot of its own. `changes`: fields of its configuration."""
         self.lives[name] = self.lives.get(name, 0) + 1
         config = replace(worker_config(self.shape, name, self.roles[name], self.lives[name]), **changes)
-        return SimWorker(self.world, config, url_of(name), stall_s=self.shape.stall_s)
+        staging = self.shape.staging(self.roles[name])
+        return SimWorker(self.world, config, url_of(name), stall_s=self.shape.stall_s, staging=staging)
 
     def warm_up(self) -> None:
         """Run until the front is ready."""

@@ -18,6 +18,7 @@ from deltaserve.sim.faults import (
     WRITE_FAULTS,
     FaultKind,
 )
+from deltaserve.transfer.ring import ALIGNMENT
 from deltaserve.transport.base import Evidence
 
 NAMESPACES = ("", "tenant-a", "tenant-b")
@@ -96,6 +97,8 @@ class Knobs:
     """What every rank behind the first is later than the one before it, each way."""
     fence_s: float = 0.0
     """How long an endpoint takes to be gone."""
+    staging_pauses: int = 0
+    """Slices of a gather or scatter that move nothing."""
     mixes_pages: bool = False
     """Pools hand out their pages in unequal orders."""
     poisons: bool = True
@@ -116,7 +119,8 @@ def draw_knobs(seed: int) -> Knobs:
         return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
     knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
-    return _with_page_sizes(knobs, Chance(seed, "page sizes"))
+    knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
+    return _with_staging(knobs, Chance(seed, "staging"))
 
 
 def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
@@ -140,6 +144,35 @@ def _with_page_sizes(knobs: Knobs, chance: Chance) -> Knobs:
     size = chance.choose([size for size in (1, 2, 4, 6, 16, 48) if size != shape.page_size])
     pages = -(-shape.decode_pages * shape.page_size // size)
     return replace(knobs, shape=replace(shape, decode_page_size=size, decode_pages=pages))
+
+
+def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
+    """Staging memory on both sides, or one, of workers with unequal numbers of ranks, in a tenth of the runs.
+
+    It may be too small for anything, or hold one write at a time.
+    """
+    if not chance.hits(0.1):
+        return knobs
+    ranks = chance.choose(((1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)))
+    shape = replace(
+        knobs.shape,
+        num_heads=chance.choose((2, 4)),
+        prefill_ranks=ranks[0],
+        decode_ranks=ranks[1],
+        staging_patience_s=chance.choose((0.05, 0.5, 2.0)),
+        stall_s=max(1.0 + 2 * knobs.fence_s, knobs.shape.stall_s),  # a reader that waits for a fence scatters nothing
+    )
+    largest = shape.num_pools * (window_bytes(shape) + ALIGNMENT)
+    sizes = [2 * max(ALIGNMENT, int(times * largest)) for times in (0.1, 1, 1, 1.5, 4)]
+    prefill = chance.choose(sizes)
+    decode = prefill if chance.hits(0.5) else chance.choose((0, *sizes))
+    lag_s = chance.choose((0.0, chance.log_uniform(0.0005, 0.1)))
+    return replace(
+        knobs,
+        shape=replace(shape, prefill_staging_bytes=prefill, decode_staging_bytes=decode),
+        rank_lag_s=lag_s,
+        staging_pauses=chance.choose((0, 4, 16)),
+    )
 
 
 def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:

@@ -19,12 +19,14 @@ from deltaserve.sched.plan import StepPlan
 from deltaserve.sim.attempts import Attempts
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import region_infos, stamp_memory
-from deltaserve.sim.sim_rank import SimRank
+from deltaserve.sim.sim_rank import RankPace, SimRank
+from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transfer.ranks import RankGroup
+from deltaserve.transfer.staging import Staging, StagingConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Offer, Submit
@@ -62,6 +64,8 @@ class Pace:
     """The same, the more for every rank behind the first."""
     fence_s: float = 0.0
     """How long its transfer thread waits for an endpoint to be gone, and does nothing else."""
+    staging_pauses: int = 0
+    """Of a gather or scatter, before its first byte is moved."""
 
 
 @dataclass(slots=True)
@@ -167,8 +171,10 @@ class SimWorker(SimProcess):
         pace: Pace | None = None,
         fence_result: FenceResult = FenceResult.CLOSED,
         stall_s: float = 5.0,
+        staging: StagingConfig | None = None,
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
+        self._staging = staging
         self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size)
         self.config = config
         self.url = url
@@ -186,6 +192,10 @@ class SimWorker(SimProcess):
 
     def _rank(self, shard: Shard, fence_result: FenceResult, stall_s: float) -> SimRank:
         config, memory = self.config, self.memory.ranks[shard.rank]
+        staged = None
+        if self._staging is not None:
+            staging_region = memory.add_staging(self._staging.num_bytes)
+            staged = StampStaging(memory, staging_region, self.pace.staging_pauses)
         transport = SimTransport(config.name, self.world.fabric, memory.memory, fence_result, config.evidence)
         for _, region in memory.regions:
             transport.register(region)
@@ -197,9 +207,10 @@ class SimWorker(SimProcess):
             window_bytes=4 * self.memory.page_bytes,
             stall_s=stall_s,
         )
-        endpoint = TaggedEndpoint(endpoint_config, transport, memory)
+        staging = Staging(self._staging, staged) if self._staging is not None and staged is not None else None
+        endpoint = TaggedEndpoint(endpoint_config, transport, memory, staging)
         lag_s = self.pace.lag_s + shard.rank * self.pace.rank_lag_s
-        return SimRank(self, shard.rank, endpoint, transport, lag_s, self.pace.fence_s)
+        return SimRank(self, shard.rank, endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s))
 
     @property
     def endpoint(self) -> TaggedEndpoint:
@@ -210,6 +221,13 @@ class SimWorker(SimProcess):
     def transport(self) -> SimTransport:
         """Of the first rank."""
         return self.ranks[0].transport
+
+    @property
+    def num_staged(self) -> int:
+        """Ranks with transfers in their staging memory. Where nothing can be fenced, what is left there stays."""
+        can_fence = self.transport.fence_result is FenceResult.CLOSED
+        staged = [rank.endpoint.staged for rank in self.ranks]
+        return sum(can_fence and of_rank is not None and not of_rank.is_quiet for of_rank in staged)
 
     def handle(self, event: Event) -> None:
         if self.is_alive:

@@ -13,6 +13,7 @@ from deltaserve.layout.kv import group_page_bytes
 from deltaserve.layout.prompt_pages import tokens_before
 from deltaserve.layout.shard import Shard, holders
 from deltaserve.layout.spec import CacheSpec
+from deltaserve.transfer.staging import STAGING
 from deltaserve.wire.messages import RegionInfo
 
 STAMP_BYTES = 16
@@ -33,6 +34,11 @@ class HeadMemory:
         region = RegionId(len(self.regions))
         self.memory[region] = bytearray(num_bytes)
         self.regions.append((component, Region(region, 0, num_bytes, "cpu")))
+
+    def add_staging(self, num_bytes: int) -> RegionId:
+        """Memory that no page is in."""
+        self._add(STAGING, num_bytes)
+        return self.regions[-1][1].id
 
     def checksums(self, pool: PoolId, pages: tuple[PageId, ...], slices: Sequence[Sequence[PageSlice]]) -> bytes:
         (of_group,) = slices

@@ -112,7 +112,7 @@ class FaultyWorld(World):
 
 def _held_at(worker: SimWorker) -> int:
     instance = worker.instance
-    return held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones
+    return held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones + worker.num_staged
 
 
 def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
@@ -438,7 +438,8 @@ class Run:
         config = replace(config, compat=self._compat(name, config.compat))
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
         url = self._member(name).address.url
-        worker = SimWorker(self.world, config, url, pace, fence, self.knobs.shape.stall_s)
+        shape = self.knobs.shape
+        worker = SimWorker(self.world, config, url, pace, fence, shape.stall_s, shape.staging(self._roles[name]))
         worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
         if self.knobs.sick in (None, name):
             for rank in worker.ranks:
@@ -498,7 +499,9 @@ class Run:
     def _pace(self) -> Pace:
         clock_s = self._chance.uniform(0.0, 1e6)
         knobs = self.knobs
-        return Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
+        pace = Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
+        pace.staging_pauses = knobs.staging_pauses
+        return pace
 
     # ------------------------------------------------------------ the report
 

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
 
@@ -33,20 +34,34 @@ class RankHost(Protocol):
         ...
 
 
+class RankPace(NamedTuple):
+    """How fast a rank is."""
+
+    lag_s: float
+    """From the worker's loop, and to it."""
+    fence_s: float
+    """How long it waits for an endpoint to be gone, and does nothing else."""
+
+
 class SimRank:
-    """One of a worker's ranks, `lag_s` away from its loop, each way."""
+    """One of a worker's ranks."""
 
     def __init__(
-        self, host: RankHost, rank: int, endpoint: TaggedEndpoint, transport: SimTransport, lag_s: float, fence_s: float
+        self,
+        host: RankHost,
+        rank: int,
+        endpoint: TaggedEndpoint,
+        transport: SimTransport,
+        staged: StampStaging | None,
+        pace: RankPace,
     ) -> None:
-        """`fence_s`: how long it waits for an endpoint to be gone, and does nothing else."""
         self.rank = rank
         self.endpoint = endpoint
         self.transport = transport
+        self.staged = staged
         transport.on_news = self._news
         self._host = host
-        self._lag_s = lag_s
-        self._fence_s = fence_s
+        self._lag_s, self._fence_s = pace
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
         self._fenced_at: float | None = None
@@ -80,7 +95,9 @@ class SimRank:
             reports += self.endpoint.perform(self._commands.popleft(), self._host.now)
         if self._fenced_at is None:
             reports += self.endpoint.poll(self._host.now)
-        if not self.endpoint.is_idle():
+        if self.endpoint.is_moving:
+            self._turn_after(POLL_S)
+        elif not self.endpoint.is_idle():
             self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
         if reports:
             at = self._reported_at = max(self._reported_at, self._host.world_now + self._lag_s)

@@ -5,6 +5,7 @@ recomputed: the workers' own self-checks. Here besides:
     I5  no write lands on a page that its ticket does not hold (any more)
     I9  one open ticket per room and attempt, and only for a peer whose link is up
     I10 the transport reads pinned pages only
+    I15 what is staged lies in a lease of its own from the gather to the scatter; the mark of a ring never moves back
     I16 no lease of another namespace
     I19 a state in the tree is that of exactly the tokens up to its node's end
     I22 whatever was admitted fits every pool
@@ -13,11 +14,14 @@ Memory that changes hands is poisoned in most runs: whoever reads it without hav
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Span
-from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.ids import PageId, PeerName, PoolId
 from deltaserve.base.lifetime import Lifetime
 from deltaserve.base.tokens import TOKEN_BYTES
 from deltaserve.cache.allocator import PagePool
@@ -28,6 +32,8 @@ from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
 from deltaserve.transfer.receiver import Ticket
+from deltaserve.transfer.ring import RingLease, RingPosition, StagingRing
+from deltaserve.transfer.staging import StagedTransport
 from deltaserve.transport.loopback import WriteArrival
 
 _FREE = PageState.FREE.value
@@ -43,6 +49,36 @@ class _Pages:
     generations: list[int] = field(default_factory=list)
 
 
+class _Rank(NamedTuple):
+    """Whose transport it is."""
+
+    worker: SimWorker
+    staged: StagedTransport | None
+
+    def has_staging(self, span: Span) -> bool:
+        return span.region >= self.worker.config.cache.num_pools
+
+    def is_lent(self, span: Span, peer: PeerName) -> bool:
+        """Staging memory that a peer may write to now."""
+        if self.staged is None:
+            return False
+        ring = self.staged.receiving
+        leases = [ring.lease_of(owner) for owner in ring if owner.sender.peer == peer]
+        return any(lease is not None and _covers(lease, span.offset, span.num_bytes) for lease in leases)
+
+    def is_held(self, span: Span) -> bool:
+        """Staging memory that a transfer of ours has now."""
+        if self.staged is None:
+            return False
+        ring = self.staged.sending
+        leases, offset = [ring.lease_of(owner) for owner in ring], span.offset - ring.num_bytes
+        return any(lease is not None and _covers(lease, offset, span.num_bytes) for lease in leases)
+
+
+def _covers(lease: RingLease, offset: int, num_bytes: int) -> bool:
+    return lease.offset <= offset and offset + num_bytes <= lease.offset + lease.num_bytes
+
+
 class Watch:
     """Looks at every process that has dealt with something, and at every landing."""
 
@@ -53,7 +89,8 @@ class Watch:
         self._pools: dict[SimWorker, list[_Pages]] = {}
         self._touches: Counter[SimProcess] = Counter()
         self._retractions: Counter[SimWorker] = Counter()
-        self._workers: dict[SimTransport, SimWorker] = {}
+        self._ranks: dict[SimTransport, _Rank] = {}
+        self._marks: dict[StagingRing[Any], RingPosition] = {}
 
     def touched(self, process: SimProcess) -> None:
         self._touches[process] += 1
@@ -77,11 +114,24 @@ class Watch:
         if known is None:
             parts = worker.instance.parts
             known = self._pools[worker] = [_Pages(pool) for pool in parts.pools]
-            self._workers |= {rank.transport: worker for rank in worker.ranks}
+            self._ranks |= {rank.transport: _Rank(worker, rank.endpoint.staged) for rank in worker.ranks}
+            for rank in worker.ranks:
+                if rank.staged is not None:
+                    rank.staged.on_gather = partial(_check_gathered, worker)
+                    rank.staged.on_scatter = partial(_check_scattered, worker)
+        for rank in worker.ranks:
+            if rank.endpoint.staged is not None:
+                self._look_at_rings(rank.endpoint.staged)
         for index, pages in enumerate(known):
             if pages.num_moved != pages.pool.num_moved:
                 pages.num_moved = pages.pool.num_moved
                 self._changed(worker, index, pages)
+
+    def _look_at_rings(self, staged: StagedTransport) -> None:
+        for ring in (staged.receiving, staged.sending):
+            former, mark = self._marks.get(ring), ring.mark
+            _claim(former is None or former <= mark, "I15", f"the mark of a ring moves back from {former} to {mark}")
+            self._marks[ring] = mark
 
     def _changed(self, worker: SimWorker, index: int, pages: _Pages) -> None:
         pool = pages.pool
@@ -108,6 +158,9 @@ class Watch:
             self._check_requests(process)
             _check_tickets(process.instance)
             _check_states(process)
+            for rank in process.ranks:
+                if rank.endpoint.staged is not None:
+                    rank.endpoint.staged.check_integrity()
 
     def _check_requests(self, worker: SimWorker) -> None:
         parts, size = worker.instance.parts, worker.config.cache.page_size
@@ -128,27 +181,33 @@ class Watch:
         if not isinstance(writer, SimTransport) or not isinstance(reader, SimTransport):
             return
         key = writer.tickets.get(landed.write)
-        source, target = self._workers.get(writer), self._workers.get(reader)
-        if key is None:
-            return
-        if landed.reads_source and source is not None and source.is_alive:
+        source, target = self._ranks.get(writer), self._ranks.get(reader)
+        if landed.reads_source and source is not None and source.worker.is_alive:
             for copy in landed.copies:
-                _check_pinned(source, copy.src)
-        if not landed.dropped and target is not None and target.is_alive:
+                _check_source(source, copy.src)
+        if not landed.dropped and target is not None and target.worker.is_alive:
             for copy in landed.copies:
-                _check_landing(target, key, copy.dst)
+                _check_landing(target, landed.src, key, copy.dst)
 
 
-def _check_landing(reader: SimWorker, key: TicketId, span: Span) -> None:
-    ticket = reader.instance.serving.receiver.get(key)
+def _check_landing(rank: _Rank, writer: PeerName, key: TicketId | None, span: Span) -> None:
+    reader = rank.worker
     where = f"{reader.name} region {span.region} offset {span.offset}"
+    if rank.has_staging(span):
+        _claim(rank.is_lent(span, writer), "I15", f"bytes of {writer} land in no lease of its own: {where}")
+        return
+    if key is None:  # not staged in the end
+        held = [ticket for ticket in reader.instance.serving.receiver if ticket.peer == writer]
+        _claim(_holds(held, reader, span), "I5", f"{writer} writes pages it was not granted: {where}")
+        return
+    ticket = reader.instance.serving.receiver.get(key)
     if ticket is None:
         raise IntegrityError(f"I5: bytes of ticket {key.seq}, which is over, land in {where}")
-    _claim(_holds(ticket, reader, span), "I5", f"ticket {key.seq} writes pages it was not granted: {where}")
+    _claim(_holds([ticket], reader, span), "I5", f"ticket {key.seq} writes pages it was not granted: {where}")
 
 
-def _holds(ticket: Ticket, reader: SimWorker, span: Span) -> bool:
-    return set(_pages_of(reader, span)) <= set(ticket.pages[span.region])
+def _holds(tickets: Sequence[Ticket], reader: SimWorker, span: Span) -> bool:
+    return set(_pages_of(reader, span)) <= {page for ticket in tickets for page in ticket.pages[span.region]}
 
 
 def _pages_of(worker: SimWorker, span: Span) -> range:
@@ -156,10 +215,22 @@ def _pages_of(worker: SimWorker, span: Span) -> range:
     return range(span.offset // size, -(-(span.offset + span.num_bytes) // size))
 
 
-def _check_pinned(writer: SimWorker, span: Span) -> None:
-    pool = writer.instance.parts.pools[span.region]
-    for page in _pages_of(writer, span):
-        _claim(pool.is_pinned(PageId(page)), "I10", f"{writer.name} sends page {page}, which is not pinned")
+def _check_source(rank: _Rank, span: Span) -> None:
+    if rank.has_staging(span):
+        _claim(rank.is_held(span), "I15", f"{rank.worker.name} sends staging memory that holds no transfer")
+        return
+    for page in _pages_of(rank.worker, span):
+        _check_gathered(rank.worker, PoolId(span.region), PageId(page))
+
+
+def _check_gathered(writer: SimWorker, pool: PoolId, page: PageId) -> None:
+    is_pinned = writer.instance.parts.pools[pool].is_pinned(page)
+    _claim(is_pinned, "I10", f"{writer.name} sends page {page}, which is not pinned")
+
+
+def _check_scattered(reader: SimWorker, pool: PoolId, page: PageId) -> None:
+    is_granted = any(page in ticket.pages[pool] for ticket in reader.instance.serving.receiver)
+    _claim(is_granted, "I5", f"{reader.name} scatters to page {page} of pool {pool}, which no ticket holds")
 
 
 def _check_states(worker: SimWorker) -> None:

@@ -67,6 +67,11 @@ class TaggedEndpoint(Endpoint):
         """Where the last chunk with pages of that pool ended."""
 
     @property
+    def is_moving(self) -> bool:
+        """Whether the next turn gathers or scatters something."""
+        return self.staged is not None and self.staged.is_moving
+
+    @property
     def is_draining(self) -> bool:
         """Whether a reader waits for the end of what is under way."""
         return any(link.closing for link in self._links.values())
@@ -86,3 +91,4 @@ class TaggedEndpoint(Endpoint):
     def _post_next(self, link: object, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         self._labels.posting = gate.ticket
         super()._post_next(link, gate, job, now, reports)  # type: ignore[arg-type]
+        self._labels.posting = None  # what is staged is written later: see sim/watch.py

@@ -226,7 +226,8 @@ class Endpoint:
 
     def is_idle(self) -> bool:
         """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
-        return not self._landings and not any(link.writes or link.ready for link in self._links.values())
+        is_waiting = bool(self._landings) or (self.staged is not None and self.staged.is_waiting)
+        return not is_waiting and not any(link.writes or link.ready for link in self._links.values())
 
     # ------------------------------------------------------------ endpoints
 

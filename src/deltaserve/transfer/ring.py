@@ -198,6 +198,10 @@ class StagingRing(Generic[Owner]):
         """Owners of leases that live."""
         return iter(list(self._live))
 
+    def waiting(self) -> list[Owner]:
+        """Owners of no lease that wait for one, in order."""
+        return list(self._waiting)
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

@@ -38,7 +38,7 @@ from deltaserve.base.ids import PageId, PeerName, RegionId
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.layout.copy_plan import CachePlan, PlacedPages, Route
 from deltaserve.layout.staged_route import StagedRoute
-from deltaserve.transfer.ring import ALIGNMENT, RingLease, StagingRing, StagingTooSmall
+from deltaserve.transfer.ring import ALIGNMENT, StagingRing, StagingTooSmall
 from deltaserve.transport.base import (
     Evidence,
     FenceResult,
@@ -70,6 +70,9 @@ SHORT_RUN_BYTES = 20 << 10
 ASKING_BYTES = 4 << 20
 """Asking for memory and hearing of the scatter take as long as gathering and scattering so many bytes: a short prompt
 comes sooner without (benchmarks/bench_unequal.py)."""
+_AGAIN_S = 0.5
+"""An ask without an answer, and a lease of which nothing came, is told again so often: one of the two may be lost, or
+was overtaken by the news that nobody needs the lease."""
 _SLICES_PER_TURN = 4
 """Of gathers and scatters, between two turns of whoever polls."""
 
@@ -224,6 +227,8 @@ class _Outgoing:
     rank: int
     window: StagedWindow
     note: bytes | None
+    ask_at: float
+    """When to ask again, while there is no answer."""
     gather: Iterator[int] | None = None
     """Under way. None: not begun, or over."""
     offset: int | None = None
@@ -236,6 +241,13 @@ class _Outgoing:
     is_written: bool = False
     is_scattered: bool = False
     has_failed: bool = False
+
+    @property
+    def waits_for_answer(self) -> bool:
+        return self.lease is None and not self.is_direct and not self.has_failed
+
+    def ask(self) -> StageAsk:
+        return StageAsk(write=self.write, num_bytes=self.window.num_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -267,6 +279,8 @@ class StagedTransport:
         self._plain: dict[WriteId, _Plain] = {}
         self._outgoing: dict[WriteId, _Outgoing] = {}
         self._incoming: deque[_Incoming] = deque()
+        self._lent: dict[_LeaseKey, float] = {}
+        """Leases that nothing came for yet |-> when they are told again."""
         self._peers: dict[PeerName, _Peer] = {}
         self._lives = count(1)
         self._frames: deque[WriteId] = deque()
@@ -326,13 +340,14 @@ class StagedTransport:
         self._peers.pop(peer, None)
         self._plain = {write: plain for write, plain in self._plain.items() if plain.peer != peer}
         self._incoming = deque(i for i in self._incoming if i.key.sender.peer != peer)
+        self._lent = {key: at for key, at in self._lent.items() if key.sender.peer != peer}
         for outgoing in [o for o in self._outgoing.values() if o.peer == peer]:
             del self._outgoing[outgoing.write]
             if result is FenceResult.CLOSED:
                 self._free_buffer(outgoing)
-        if result is FenceResult.CLOSED:
-            for key in [key for key in self.receiving if key.sender.peer == peer]:
-                self.receiving.give_back(key)
+        leases = self.receiving if result is FenceResult.CLOSED else ()
+        for key in [key for key in (*leases, *self.receiving.waiting()) if key.sender.peer == peer]:
+            self.receiving.give_back(key)
         return result
 
     def close(self) -> None:
@@ -367,6 +382,7 @@ class StagedTransport:
             incoming = self._incoming[0]
             if next(incoming.slices, None) is None:
                 self._incoming.popleft()
+                self._give_back(incoming.key)
                 self._scattered(incoming, heard)
         gathering = next((o for o in self._outgoing.values() if o.gather is not None), None)
         if gathering is not None and gathering.gather is not None:
@@ -380,12 +396,17 @@ class StagedTransport:
         now = self._now
         for owner, reason in self.receiving.give_up(now):
             self._tell(owner.sender.peer, owner.sender.rank, StageRefusal(write=owner.write, reason=reason))
-        for owner, lease in self.receiving.admit(now):
-            self._lend(owner, lease)
+        for owner, _ in self.receiving.admit(now):
+            self._lend(owner)
         for write, reason in self.sending.give_up(now):
             self._withdraw(self._outgoing[write], reason)
         for write, lease in self.sending.admit(now):
             self._begin(self._outgoing[write], lease.offset)
+        for outgoing in self._outgoing.values():
+            if outgoing.waits_for_answer and now >= outgoing.ask_at:
+                self._ask(outgoing)
+        for owner in [owner for owner, at in self._lent.items() if now >= at]:
+            self._lend(owner)
 
     def _hear(self, notification: Notification) -> None:
         peer = self._peers.get(notification.peer)
@@ -408,6 +429,8 @@ class StagedTransport:
                 outgoing = self._outgoing.get(WriteId(frame.write))
                 if outgoing is not None and (outgoing.peer, outgoing.rank) == (sender.peer, sender.rank):
                     self._answered(outgoing, frame)
+                elif isinstance(frame, StageLease):  # for an ask that came late
+                    self._tell(sender.peer, sender.rank, StageRelease(write=frame.write))
 
     def _tell(self, peer: PeerName, rank: int, frame: StageFrame) -> None:
         try:
@@ -420,9 +443,9 @@ class StagedTransport:
     def write_staged(self, peer: PeerName, window: StagedWindow, notification: bytes | None, rank: int) -> WriteId:
         """Start a staged write. Raises TransportError if nothing was started."""
         write = WriteId(next(self._writes))
-        ask = StageAsk(write=write, num_bytes=window.num_bytes)
-        self._frames.append(self._transport.write(peer, (), encode_stage(ask), rank))
-        outgoing = self._outgoing[write] = _Outgoing(write, peer, rank, window, notification)
+        outgoing = _Outgoing(write, peer, rank, window, notification, self._now + _AGAIN_S)
+        self._frames.append(self._transport.write(peer, (), encode_stage(outgoing.ask()), rank))
+        self._outgoing[write] = outgoing
         self.counters["staged_writes"] += 1
         try:
             lease = self.sending.ask(write, window.num_bytes, self._now)
@@ -432,6 +455,10 @@ class StagedTransport:
         if lease is not None:
             self._begin(outgoing, lease.offset)
         return write
+
+    def _ask(self, outgoing: _Outgoing) -> None:
+        outgoing.ask_at = self._now + _AGAIN_S
+        self._tell(outgoing.peer, outgoing.rank, outgoing.ask())
 
     def _begin(self, outgoing: _Outgoing, offset: int) -> None:
         outgoing.offset = self._config.ring_bytes + offset
@@ -445,11 +472,13 @@ class StagedTransport:
     def _answered(self, outgoing: _Outgoing, frame: StageLease | StageRefusal | StageAck) -> None:
         match frame:
             case StageLease():
-                if outgoing.lease is None and not outgoing.is_direct:
+                if outgoing.waits_for_answer:
                     outgoing.lease = frame
                     self._post(outgoing)
+                elif outgoing.lease != frame:  # given again, after the first one's bytes were scattered; or too late
+                    self._tell(outgoing.peer, outgoing.rank, StageRelease(write=frame.write))
             case StageRefusal():
-                if outgoing.lease is None and not outgoing.is_direct:
+                if outgoing.waits_for_answer:
                     self._fall_back(outgoing, frame.reason)
             case StageAck():
                 outgoing.is_scattered = outgoing.posted is not None and not outgoing.is_direct
@@ -531,22 +560,34 @@ class StagedTransport:
         except StagingTooSmall as error:
             self._tell(key.sender.peer, key.sender.rank, StageRefusal(write=key.write, reason=str(error)))
             return
-        if lease is not None:
-            self._lend(key, lease)
+        if lease is not None and not self._is_in_use(key):
+            self._lend(key)
 
-    def _lend(self, key: _LeaseKey, lease: RingLease) -> None:
-        frame = StageLease(write=key.write, round=lease.round, offset=lease.offset)
-        self._tell(key.sender.peer, key.sender.rank, frame)
+    def _lend(self, key: _LeaseKey) -> None:
+        lease = self.receiving.lease_of(key)
+        if lease is not None:
+            self._lent[key] = self._now + _AGAIN_S
+            frame = StageLease(write=key.write, round=lease.round, offset=lease.offset)
+            self._tell(key.sender.peer, key.sender.rank, frame)
+
+    def _is_in_use(self, key: _LeaseKey) -> bool:
+        """Bytes came by the lease and are not scattered yet."""
+        return any(incoming.key == key for incoming in self._incoming)
+
+    def _give_back(self, key: _LeaseKey) -> None:
+        self._lent.pop(key, None)
+        self.receiving.give_back(key)
 
     def _arrived(self, key: _LeaseKey, data: StagedData, plan: CachePlan | None) -> None:
         lease = self.receiving.lease_of(key)
-        if lease is None or plan is None or any(incoming.key == key for incoming in self._incoming):
+        if lease is None or plan is None or self._is_in_use(key):
             return  # over, or said before
         parts = self._parts(key.sender.rank, data, plan)
         is_sound = (data.round, data.offset) == (lease.round, lease.offset) and parts is not None
         if parts is None or not is_sound or sum(part.num_bytes for part in parts) > lease.num_bytes:
             self.counters["staging_malformed"] += 1  # never answered: the writer's write fails
             return
+        self._lent.pop(key, None)
         self._incoming.append(_Incoming(key, data, self._scatter(parts, lease.offset)))
 
     def _parts(self, writer: int, data: StagedData, plan: CachePlan) -> list[StagedPart] | None:
@@ -573,7 +614,6 @@ class StagedTransport:
             offset += part.num_bytes
 
     def _scattered(self, incoming: _Incoming, heard: list[Notification]) -> None:
-        self.receiving.give_back(incoming.key)
         sender = incoming.key.sender
         if incoming.data.note:
             heard.append(Notification(sender.peer, incoming.data.note, sender.rank))
@@ -581,10 +621,20 @@ class StagedTransport:
 
     def _released(self, key: _LeaseKey) -> None:
         has_any = self.receiving.lease_of(key) is not None or self.receiving.is_waiting(key)
-        if has_any and not any(incoming.key == key for incoming in self._incoming):
-            self.receiving.give_back(key)
+        if has_any and not self._is_in_use(key):
+            self._give_back(key)
 
     # ------------------------------------------------------------ views
+
+    @property
+    def is_moving(self) -> bool:
+        """The next turn gathers or scatters something."""
+        return bool(self._incoming) or any(o.gather is not None for o in self._outgoing.values())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something here needs turns, though nothing of this side's is in flight."""
+        return bool(self._incoming or self._lent) or self.receiving.num_waiting > 0
 
     @property
     def is_quiet(self) -> bool:
