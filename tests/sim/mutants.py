@@ -618,14 +618,14 @@ MUTANTS = (
         "scatter_after_done",
         "T7",
         _STAGING,
-        "            if next(incoming.slices, None) is None:\n"
+        "            if moved is None:\n"
         "                self._incoming.popleft()\n"
         "                self._give_back(incoming.key)\n"
         "                self._scattered(incoming, heard)\n",
         "            if self.receiving.lease_of(incoming.key) is not None:\n"
         "                self._give_back(incoming.key)\n"
         "                self._scattered(incoming, heard)\n"
-        "            if next(incoming.slices, None) is None:\n"
+        "            if moved is None:\n"
         "                self._incoming.popleft()\n",
     ),
     Mutant(
@@ -643,4 +643,11 @@ MUTANTS = (
         "            self._free_buffer(outgoing)\n",
     ),
     Mutant("mark_moves_back", "T10", _RING, "RingPosition(start.round + 1, 0)", "RingPosition(start.round, 0)"),
+    Mutant(
+        "plan_beyond_the_grant",
+        "T7",
+        "deltaserve.transfer.staged_grants",
+        "covered[place] != tuple(map(PageId, pages))",
+        "len(covered[place]) != len(pages)",
+    ),
 )

@@ -6,22 +6,31 @@ from random import Random
 import torch
 
 from deltaserve.base.extents import Region
-from deltaserve.base.ids import PeerName, RegionId
+from deltaserve.base.ids import PageId, PeerName, RegionId
 from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.layout.copy_plan import PlacedPages
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.layout.staged_route import StagedRoute
+from deltaserve.transfer.commands import ExpectPages
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, StagedTransport, Staging, StagingConfig, StagingMode
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.wire.messages import RegionInfo
 from tests.transfer.ranked import HeadMemory, RankedWorker
-from tests.transfer.test_ranks import D, P, Scene
+from tests.transfer.test_ranks import TICKET, D, P, Scene
 
 STAGING_REGION = RegionId(9)
 NUM_PAGES = 16
 WINDOW_BYTES = 700
+
+
+DST = [0, 5, 6, 11, 2, 15, 8, 10]
+"""Pages that TICKET covers, in every pool."""
+
+
+def expected(num_pools: int) -> ExpectPages:
+    return ExpectPages(P, TICKET, (0,) * num_pools, (tuple(map(PageId, DST)),) * num_pools)
 
 
 class SlowArena(StagingArena):
@@ -119,6 +128,7 @@ class StagedScene(Scene):
         self._bytes = {P: num_bytes, D: reader_bytes or num_bytes}
         self._mode = mode
         super().__init__(num_writers, num_readers, kv_heads, seed)
+        self.reader_does(expected(self.cache.num_pools))
 
     def worker(self, name: PeerName, num_ranks: int) -> RankedWorker:
         return StagedWorker(name, self.fabric, self.cache, num_ranks, self._bytes[name], self._mode, self.chance)

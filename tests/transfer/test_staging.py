@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaserve.base.ids import PageId, PeerName, PoolId
+from deltaserve.base.ids import PageId, PeerName, PoolId, TicketSeq
+from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.layout.copy_plan import PageFormat, Route, plan_cache, plan_routes
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import HeadBlock
 from deltaserve.transfer.commands import (
     ChunkSent,
     CloseGate,
+    ExpectPages,
     FencePeer,
+    ForgetPages,
     GateDrained,
     Landed,
     OpenGate,
@@ -24,16 +27,18 @@ from deltaserve.transfer.commands import (
     VerifyPages,
 )
 from deltaserve.transfer.coverage import Coverage, Landing
+from deltaserve.transfer.ring import RingLease
+from deltaserve.transfer.staged_grants import PlanVerdict, StagedGrants
 from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fate
 from deltaserve.wire.messages import Drain
 from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, encode_stage
 from tests.transfer.ranked import RankedWorker
-from tests.transfer.staged import StagedScene, StagedWorker
+from tests.transfer.staged import DST, StagedScene, StagedWorker
 from tests.transfer.test_ranks import SIZES, TICKET, D, P, Scene
 
-SRC, DST = [3, 4, 9, 1, 7, 12, 13, 14], [0, 5, 6, 11, 2, 15, 8, 10]
+SRC = [3, 4, 9, 1, 7, 12, 13, 14]
 
 
 def fill(scene: Scene, pages: Sequence[int] = SRC) -> None:
@@ -200,6 +205,7 @@ def test_nothing_is_scattered_after_a_fence_and_its_leases_are_free(seed: int) -
 def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:
     scene = StagedScene(1, 2)
     reader = next(scene.reader.staged())
+    scene.fabric.policy = lambda posted: Fate(notified_s=None if posted.src == D else 0.0)  # no answer arrives
     say(scene, StageAsk(write=76, num_bytes=reader.receiving.num_bytes))
     say(scene, ASK)
     assert reader.receiving.num_waiting == 1
@@ -239,53 +245,151 @@ def contents(scene: Scene) -> list[bytes]:
 # ---------------------------------------------------------------- what a writer may not say
 
 
-def pages(group: str = "kv", first: int = 0, packed: bytes = b"\x01\0\0\0") -> StagedPages:
-    return StagedPages(group=group, first=first, num_tokens=len(packed), pages=packed)
+def pages(group: str = "kv", first: int = 0, ids: Sequence[int] = (0,)) -> StagedPages:
+    return StagedPages(group=group, first=first, num_tokens=4 * len(ids), pages=pack_u32(ids))
+
+
+def plan_for(lease: RingLease, *parts: StagedPages, write: int = 77, seq: int = 1) -> StagedData:
+    return StagedData(
+        write=write,
+        round=lease.round,
+        offset=lease.offset,
+        ticket=seq,
+        reader_boot=TICKET.reader_boot,
+        writer_boot=TICKET.writer_boot,
+        parts=parts,
+        note=b"n",
+    )
+
+
+def lease_of(scene: StagedScene) -> RingLease:
+    """What the first reading rank has just lent."""
+    reader = next(scene.reader.staged())
+    lease = reader.receiving.lease_of(next(iter(reader.receiving)))
+    assert lease is not None
+    return lease
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         (pages(group="other"),),
-        (pages(packed=b"\xff\0\0\0"),),
-        (pages(packed=b"\x01\0\0"),),
+        (pages(ids=[255]),),
+        (StagedPages(group="kv", first=0, num_tokens=4, pages=b"\x01\0\0"),),
         (pages(first=-1),),
-        (pages(packed=b"\x01\0\0\0" * 15),),
-        (StagedPages(group="kv", first=0, num_tokens=5, pages=b"\x01\0\0\0"),),
-        (StagedPages(group="kv", first=0, num_tokens=0, pages=b"\x01\0\0\0"),),
+        (pages(first=1),),
+        (pages(first=8, ids=[3]),),
+        (pages(ids=[1]),),
+        (pages(ids=[0, 5, 6]),),
+        (pages(), pages()),
+        (pages(), pages(group="window", ids=[1])),
+        (pages(ids=[]),),
+        (StagedPages(group="kv", first=0, num_tokens=5, pages=b"\0\0\0\0"),),
+        (StagedPages(group="kv", first=0, num_tokens=0, pages=b"\0\0\0\0"),),
         (StagedPages(group="kv", first=0, num_tokens=-4, pages=b""),),
-        (StagedPages(group="kv", first=0, num_tokens=3, pages=b"\x01\0\0\0"),),
+        (StagedPages(group="kv", first=0, num_tokens=3, pages=b"\0\0\0\0"),),
     ],
     ids=[
         "group",
         "page",
         "packed",
-        "first",
+        "before",
+        "another index",
+        "behind",
+        "not granted",
         "larger than its lease",
+        "twice",
+        "half of it",
+        "nothing",
         "too many tokens",
         "no tokens",
         "fewer than none",
         "a part of a granule",
     ],
 )
-def test_a_plan_that_cannot_be_is_counted_and_nothing_is_scattered(parts: tuple[StagedPages, ...]) -> None:
+def test_a_plan_beyond_the_grant_is_refused_and_its_lease_is_over(parts: tuple[StagedPages, ...]) -> None:
     scene = StagedScene(1, 2)
-    reader = next(scene.reader.staged())
     say(scene, ASK)
     before = contents(scene)
-    lease = reader.receiving.lease_of(next(iter(reader.receiving)))
-    assert lease is not None
-    say(scene, StagedData(write=77, round=lease.round, offset=lease.offset, parts=parts, note=b"n"))
-    assert scene.reader.count("staging_malformed") == 1
+    say(scene, plan_for(lease_of(scene), *parts))
+    assert scene.reader.count("staging_refused") == 1
     assert contents(scene) == before
     assert not any(isinstance(report, Landed) for report in scene.heard)
+    assert scene.reader.is_unstaged
+
+
+def test_pages_come_once_from_each_rank() -> None:
+    scene = StagedScene(1, 2)
+    say(scene, ASK)
+    say(scene, plan_for(lease_of(scene), pages()))
+    scene.turn()
+    assert scene.reader.count("staging_refused") == 0
+    say(scene, StageAsk(write=78, num_bytes=1100))
+    say(scene, plan_for(lease_of(scene), pages(), write=78))
+    assert scene.reader.count("staging_refused") == 1
+
+
+def test_a_plan_waits_for_its_ticket_and_not_for_ever() -> None:
+    scene = StagedScene(1, 2)
+    num_pools = scene.cache.num_pools
+    say(scene, ASK)
+    say(scene, plan_for(lease_of(scene), pages(ids=[1]), seq=2))
+    assert not scene.reader.is_unstaged
+    ticket = TICKET._replace(seq=TicketSeq(2))
+    scene.reader_does(ExpectPages(P, ticket, (0,) * num_pools, ((PageId(1),),) * num_pools))
+    scene.turn()
+    assert scene.reader.count("scattered_bytes") > 0
+    scene.reader_does(ForgetPages(P, ticket))
+    say(scene, StageAsk(write=78, num_bytes=1100))
+    say(scene, plan_for(lease_of(scene), pages(ids=[1]), write=78, seq=2))
+    for _ in range(250):
+        scene.turn()
+    assert scene.reader.count("staging_refused") == 1
+    assert scene.reader.is_unstaged
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_plan_makes_a_reader_scatter_outside_its_grant(data: st.DataObject) -> None:
+    """Each page of a ticket is written once by each rank and group at most, whatever plans come in which order."""
+    groups = {"kv": PoolId(0), "window": PoolId(1)}
+    grants = StagedGrants(groups)
+    ids = st.lists(st.integers(0, 9), max_size=4)
+    covered = [tuple(map(PageId, data.draw(st.lists(st.integers(0, 9), unique=True, max_size=6)))) for _ in groups]
+    firsts = (data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
+    grants.expect(ExpectPages(P, TICKET, firsts, tuple(covered)))
+    part = st.builds(pages, st.sampled_from(["kv", "window", "other"]), st.integers(-1, 9), ids)
+    taken: set[tuple[int, str, int]] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        writer, plan = data.draw(st.integers(0, 1)), data.draw(st.lists(part, max_size=3))
+        verdict = grants.take(P, writer, TICKET, plan)
+        if verdict is not PlanVerdict.GRANTED:
+            continue
+        for of in plan:
+            pool = groups[of.group]
+            for index, page in enumerate(unpack_u32(of.pages), of.first):
+                assert covered[pool][index - firsts[pool]] == page
+                assert index >= firsts[pool]
+                assert (writer, of.group, index) not in taken
+                taken.add((writer, of.group, index))
+    grants.forget(TICKET)
+    assert grants.take(P, 0, TICKET, [pages()]) is PlanVerdict.UNKNOWN
+
+
+def test_a_ticket_of_another_peer_is_unknown() -> None:
+    grants = StagedGrants({"kv": PoolId(0)})
+    grants.expect(ExpectPages(P, TICKET, (0,), ((PageId(0),),)))
+    assert grants.take(D, 0, TICKET, [pages()]) is PlanVerdict.UNKNOWN
+    grants.drop_peer(P)
+    assert grants.take(P, 0, TICKET, [pages()]) is PlanVerdict.UNKNOWN
+    assert not grants
 
 
 def test_data_for_another_lease_or_none_is_not_scattered() -> None:
     scene = StagedScene(1, 2)
-    say(scene, StagedData(write=5, round=0, offset=0, parts=(pages(),), note=b""))
+    say(scene, plan_for(RingLease(0, 0, 256), pages(), write=5))
     say(scene, ASK)
-    say(scene, StagedData(write=77, round=1, offset=0, parts=(pages(),), note=b""))
+    say(scene, plan_for(RingLease(1, 0, 256), pages()))
     assert scene.reader.count("staging_malformed") == 1
     assert not any(any(content) for content in contents(scene))
 
@@ -297,7 +401,7 @@ def test_frames_that_are_none_are_counted() -> None:
     assert scene.reader.count("staging_malformed") == 1
 
 
-ASK = StageAsk(write=77, num_bytes=300)
+ASK = StageAsk(write=77, num_bytes=1100)
 
 
 def say(scene: StagedScene, frame: StageFrame) -> None:

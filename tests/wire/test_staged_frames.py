@@ -24,7 +24,7 @@ FRAMES: list[StageFrame] = [
     StageAsk(write=1, num_bytes=1 << 40),
     StageLease(write=1, round=2, offset=256),
     StageRefusal(write=1, reason="no memory"),
-    StagedData(write=1, round=2, offset=256, parts=(PAGES,), note=b"done"),
+    StagedData(write=1, round=2, offset=256, ticket=3, reader_boot=4, writer_boot=5, parts=(PAGES,), note=b"done"),
     StageAck(write=1),
     StageRelease(write=1),
 ]

@@ -31,6 +31,7 @@ from deltaserve.transfer.commands import (
     FencePeer,
     OpenEndpoint,
 )
+from deltaserve.transfer.staging import STAGING
 from deltaserve.wire.messages import PROTOCOL_VERSION, Envelope, Facts, Heartbeat, Hello, Message, PeerAddress, RankEnd
 
 _MAX_PEERS = 1024
@@ -147,6 +148,11 @@ class Greeter:
     def _terms_of(self, hello: Hello) -> PageTerms:
         """Of a peer that was not refused."""
         return terms_of(self.config.cache, hello.facts)
+
+    def may_stage(self, name: PeerName) -> bool:
+        """Whether a peer that is ready has staging memory."""
+        hello = self.table.get(name).hello
+        return hello is not None and any(info.component == STAGING for end in hello.ends for info in end.regions)
 
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""

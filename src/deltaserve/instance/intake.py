@@ -25,7 +25,7 @@ from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
 from deltaserve.sched.needs import Needs
 from deltaserve.sched.queue import TryOutcome
-from deltaserve.transfer.commands import Landed, PagesVerified, TicketId
+from deltaserve.transfer.commands import ExpectPages, ForgetPages, Landed, PagesVerified, TicketId
 from deltaserve.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.transport.base import FenceResult
 from deltaserve.wire.first_token import FirstToken, decode_first_token
@@ -80,6 +80,7 @@ class Intake:
         self._parts = parts
         self._links = links
         self._receiver = receiver
+        receiver.on_over = self._over
         self._out = out
         self._by_ticket: dict[Ticket, DecodeRoom] = {}
         self._coming: Counter[bytes] = Counter()
@@ -89,6 +90,8 @@ class Intake:
         self._page_bytes = tuple(size * config.tp_size for size in of_rank)
         self._state_pools = parts.scheduler.running.needs.state_pools
         self._planned_bytes = self._landed_bytes = 0
+        self._expected: set[TicketId] = set()
+        """Tickets whose pages the ranks were told of."""
         self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
         """By the number of ranks that write."""
 
@@ -229,6 +232,7 @@ class Intake:
         scheduler.waiting.unhold(request)
         scheduler.waiting.enter(request)
         self._open(ticket, room)
+        self._expect(ticket)
         self._planned_bytes += self._bytes_of(ticket)
         room.move(DecodeEvent.GRANT)
         room.times.granted = now
@@ -269,6 +273,18 @@ class Intake:
             self._coming[key] -= 1
             if not self._coming[key]:
                 del self._coming[key]
+
+    def _expect(self, ticket: Ticket) -> None:
+        """Before the grant goes out: a rank scatters nothing but what it was told of."""
+        if self._links.may_stage(ticket.peer):
+            self._expected.add(ticket.id)
+            firsts = tuple(missing.start for missing in ticket.coverage.missing)
+            self._out.append(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
+
+    def _over(self, ticket: Ticket) -> None:
+        if ticket.id in self._expected:
+            self._expected.discard(ticket.id)
+            self._out.append(ForgetPages(ticket.peer, ticket.id))
 
     @staticmethod
     def _grant_message(ticket: Ticket) -> Grant:

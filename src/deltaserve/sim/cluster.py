@@ -18,7 +18,7 @@ from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import SimFront, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
-from deltaserve.transfer.staging import StagingConfig
+from deltaserve.transfer.staging import StagingConfig, StagingMode
 from deltaserve.transport.base import Evidence
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.messages import CacheUse
@@ -86,7 +86,7 @@ class Shape:
         """Of each rank of a worker."""
         num_bytes = self.prefill_staging_bytes if role is Role.PREFILL else self.decode_staging_bytes
         region = RegionId(self.num_pools)
-        return StagingConfig(region, num_bytes, patience_s=self.staging_patience_s) if num_bytes else None
+        return StagingConfig(region, num_bytes, StagingMode.ON, self.staging_patience_s) if num_bytes else None
 
     def roles(self) -> dict[PeerName, Role]:
         """Every worker."""

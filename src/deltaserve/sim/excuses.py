@@ -6,6 +6,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.sim.faults import (
     ENDPOINT_FAULTS,
     FRAME_FAULTS,
+    PLAN_FAULTS,
     PROCESS_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
@@ -13,7 +14,9 @@ from deltaserve.sim.faults import (
 )
 
 STARTS = frozenset({FaultKind.LATE_REGISTRATION, FaultKind.MOVE, FaultKind.MISFIT})
-TROUBLE = frozenset({*FRAME_FAULTS, *WRITE_FAULTS, *UNPROVEN_FAULTS, *PROCESS_FAULTS, *ENDPOINT_FAULTS, *STARTS})
+TROUBLE = frozenset(
+    {*FRAME_FAULTS, *WRITE_FAULTS, *UNPROVEN_FAULTS, *PROCESS_FAULTS, *ENDPOINT_FAULTS, *PLAN_FAULTS, *STARTS}
+)
 """What befalls workers and what is between them. A run without any of it must answer."""
 
 EXCUSES: Mapping[FailReason, frozenset[FaultKind]] = {

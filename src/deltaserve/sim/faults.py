@@ -37,6 +37,9 @@ class FaultKind(Enum):
     OPEN_FAILS = "open_fails"
     ATTACH_FAILS = "attach_fails"
 
+    WRONG_PLAN = "wrong_plan"
+    """What a staged write says of its bytes is not what its ticket was granted."""
+
     NON_FINITE = "non_finite"
 
     RESET = "reset"
@@ -88,6 +91,7 @@ WRITE_FAULTS = (
 )
 UNPROVEN_FAULTS = (FaultKind.COMPLETION_FIRST, FaultKind.NOTIFICATION_FIRST)
 ENDPOINT_FAULTS = (FaultKind.OPEN_FAILS, FaultKind.ATTACH_FAILS)
+PLAN_FAULTS = (FaultKind.WRONG_PLAN,)
 PROCESS_FAULTS = (
     FaultKind.RESET,
     FaultKind.HALF_OPEN,

@@ -167,8 +167,10 @@ def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
     prefill = chance.choose(sizes)
     decode = prefill if chance.hits(0.5) else chance.choose((0, *sizes))
     lag_s = chance.choose((0.0, chance.log_uniform(0.0005, 0.1)))
+    lies = {FaultKind.WRONG_PLAN: chance.log_uniform(0.02, 0.3)} if knobs.rates and chance.hits(0.4) else {}
     return replace(
         knobs,
+        rates={**knobs.rates, **lies},
         shape=replace(shape, prefill_staging_bytes=prefill, decode_staging_bytes=decode),
         rank_lag_s=lag_s,
         staging_pauses=chance.choose((0, 4, 16)),

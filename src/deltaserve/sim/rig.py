@@ -34,6 +34,7 @@ from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,
     FRAME_FAULTS,
+    PLAN_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
     EndpointFaults,
@@ -138,7 +139,7 @@ class Run:
         self._non_finite = knobs.rates.get(FaultKind.NON_FINITE, 0.0)
         self._links, self._writes = faults or _random_faults(seed, knobs)
         self.faults = self._links.counts
-        endpoints = {kind: rate for kind, rate in knobs.rates.items() if kind in ENDPOINT_FAULTS}
+        endpoints = {kind: rate for kind, rate in knobs.rates.items() if kind in (*ENDPOINT_FAULTS, *PLAN_FAULTS)}
         self._endpoints = EndpointFaults(endpoints, Chance(seed, "endpoints"), self.faults)
         self._watch = watch
         self.world: World = FaultyWorld(self._links, Fabric(self._writes.fate, watch.landed), trace)

@@ -78,7 +78,8 @@ def _granules(
     """Of every run of heads, which starts in a page at one of `offsets`. Elements are equal on both sides."""
     for run, offset in zip(staged.runs(len(tokens)), offsets, strict=True):
         in_page = run.row_bytes * (layout.page_size // staged.granule)
-        for index, (page, part) in enumerate(staged.places(placed, layout, tokens)):
+        places = staged.places(placed, layout, tokens)
+        for index, (page, part) in enumerate(zip(places.page.tolist(), places.part.tolist(), strict=True)):
             first = run.offset + index * run.granule_bytes
             rows = tuple(
                 _Row(offset + row * in_page + part * run.row_bytes, first + row * run.row_bytes, run.row_bytes)

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
+from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.sim.faults import FaultKind
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig, Memory
@@ -13,11 +16,21 @@ from deltaserve.transfer.gate import ChunkJob, Gate
 from deltaserve.transfer.staging import Staging
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
+from deltaserve.wire.staged_frames import StagedData, decode_stage, encode_stage, is_stage_frame
 
 
 def _never(kind: FaultKind) -> bool:
     """The transport of a world without faults."""
     return False
+
+
+def _misplaced(notification: bytes) -> bytes:
+    """The plan of a staged write, for the pages beside those that it is for."""
+    data = decode_stage(notification)
+    if not isinstance(data, StagedData):
+        return notification
+    parts = [replace(part, pages=pack_u32(abs(page - 1) for page in unpack_u32(part.pages))) for part in data.parts]
+    return encode_stage(replace(data, parts=tuple(parts)))
 
 
 class SimTransport(LoopbackTransport):
@@ -47,6 +60,8 @@ class SimTransport(LoopbackTransport):
         super().attach(peer, ranks)
 
     def write(self, peer: PeerName, copies: Sequence[Copy], notification: bytes | None, rank: int = 0) -> WriteId:
+        if copies and notification is not None and is_stage_frame(notification) and self.refuses(FaultKind.WRONG_PLAN):
+            notification = _misplaced(notification)
         write = super().write(peer, copies, notification, rank)
         if self.posting is not None:
             self.tickets[write] = self.posting

@@ -1,7 +1,7 @@
 """What the control plane asks of the transfer thread, and what that thread reports. Frozen values, no answers lost.
 
-Every command but PostChunk and OpenGate is answered by exactly one report, in order per peer. With several ranks each
-of them performs every command and reports; ranks.py makes one answer of theirs.
+Every command but PostChunk, OpenGate, ExpectPages and ForgetPages is answered by exactly one report, in order per peer.
+With several ranks each of them performs every command and reports; ranks.py makes one answer of theirs.
 """
 
 from dataclasses import dataclass
@@ -126,7 +126,37 @@ class FencePeer:
     peer: PeerName
 
 
-TransferCommand = OpenEndpoint | AttachEndpoint | OpenGate | PostChunk | CloseGate | VerifyPages | FencePeer
+@dataclass(frozen=True, slots=True)
+class ExpectPages:
+    """Reader: a ticket was granted to a peer that may stage. Nothing but its pages is scattered for it."""
+
+    peer: PeerName
+    ticket: TicketId
+    firsts: tuple[int, ...]
+    """Per pool: index in the prompt of the first page it covers."""
+    pages: tuple[tuple[PageId, ...], ...]
+    """Per pool, in order of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPages:
+    """Reader: the ticket is over. Nothing is scattered for it any more."""
+
+    peer: PeerName
+    ticket: TicketId
+
+
+TransferCommand = (
+    OpenEndpoint
+    | AttachEndpoint
+    | OpenGate
+    | PostChunk
+    | CloseGate
+    | VerifyPages
+    | ExpectPages
+    | ForgetPages
+    | FencePeer
+)
 
 # ---------------------------------------------------------------- reports
 

@@ -24,7 +24,9 @@ from deltaserve.transfer.commands import (
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
+    ExpectPages,
     FencePeer,
+    ForgetPages,
     GateDrained,
     GateDraining,
     Landed,
@@ -182,7 +184,9 @@ class Endpoint:
         self.staged: StagedTransport | None = None
         """Between this and the transport."""
         if self._staging is not None:
-            self.staged = StagedTransport(transport, self._staging, config.shard.rank, self.counters)
+            cache = config.cache
+            pools = {group.name: cache.pool_of(group) for group in cache.groups}
+            self.staged = StagedTransport(transport, self._staging, config.shard.rank, pools, self.counters)
         self._transport: Transport = self.staged or transport
 
     # ------------------------------------------------------------ commands
@@ -204,6 +208,10 @@ class Endpoint:
                 return self._close_gate(command, now)
             case VerifyPages():
                 return self._verify(command, now)
+            case ExpectPages() | ForgetPages():
+                if self.staged is not None and command.peer in self._links:  # else fenced meanwhile
+                    self.staged.follow(command)
+                return []
             case FencePeer():
                 return [self._fence(command.peer)]
 
@@ -474,7 +482,7 @@ class Endpoint:
             return self._transport.write(job.command.peer, window, notification, job.reader)
         if self.staged is None:
             raise TransportError("no staging memory here")
-        return self.staged.write_staged(job.command.peer, window, notification, job.reader)
+        return self.staged.write_staged(job.command.peer, job.command.ticket, window, notification, job.reader)
 
     def _close_gate(self, command: CloseGate, now: float) -> list[TransferReport]:
         link = self._links.get(command.peer)

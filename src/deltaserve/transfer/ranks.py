@@ -30,7 +30,9 @@ from deltaserve.transfer.commands import (
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
+    ExpectPages,
     FencePeer,
+    ForgetPages,
     GateDrained,
     GateDraining,
     Landed,
@@ -140,6 +142,8 @@ class RankGroup:
                     ticket.undrained = set(self._ranks)
             case VerifyPages():
                 return self._split(command)
+            case ExpectPages() | ForgetPages():
+                pass
             case FencePeer():
                 self._forget(command.peer)
                 self._fences.setdefault(command.peer, deque()).append(_Fence(set(self._ranks)))

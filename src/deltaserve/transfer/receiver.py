@@ -8,7 +8,7 @@ impossible. Timers never free: they trigger a fence. A writer that drains may ta
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
@@ -77,6 +77,10 @@ class Heard(Enum):
     """The peer cannot vouch for its writes: fence it."""
 
 
+def _nobody(ticket: Ticket) -> None:
+    pass
+
+
 class Receiver:
     """All tickets this reader handed out in this boot. Nothing here but a fence costs more for more open tickets."""
 
@@ -99,6 +103,8 @@ class Receiver:
         """Revoked ones, in that order."""
         self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
         """Of these, those whose peer may still answer, in order of when it was heard last."""
+        self.on_over: Callable[[Ticket], None] = _nobody
+        """Told of every ticket that is over. Set by whoever told others of the grant."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
@@ -272,6 +278,7 @@ class Receiver:
             del self._open[ticket.peer, ticket.id.writer_boot][ticket.id.seq]
         self._quarantined.pop(ticket.id, None)
         self._unanswered.pop(ticket.id, None)
+        self.on_over(ticket)
 
     def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:
         self.moves[ticket.state, event] += 1

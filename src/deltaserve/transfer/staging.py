@@ -12,7 +12,8 @@ fences hold as they are, and no page of a ticket is written after its clean drai
 
 The writer cuts the plan of a window once: page lists and page groups. It asks for memory first and gathers meanwhile;
 the plan travels with the bytes. The reader derives from its own plan of the pair how many bytes that is, and scatters
-only what fits the lease that it gave, into pages that exist.
+only what fits the lease that it gave, into pages that the write's ticket was granted and that did not come from that
+rank before (staged_grants.py). A plan for anything else is refused whole: its lease is over, it is never answered.
 
 Each rank has one staging region: one half is its ring for what it receives, the other for what it sends (ring.py). A
 lease belongs to one write of one pair of ranks, so nobody holds one while waiting for another. A wait for memory ends:
@@ -26,7 +27,7 @@ Over a transport whose notifications prove nothing (Evidence.CONTENTS) nothing i
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -34,11 +35,13 @@ from typing import NamedTuple, Protocol, Self
 
 from deltaserve.base.errors import ProtocolError
 from deltaserve.base.extents import Copy, Region, Span
-from deltaserve.base.ids import PageId, PeerName, RegionId
+from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.layout.copy_plan import CachePlan, PlacedPages, Route
 from deltaserve.layout.staged_route import StagedRoute
+from deltaserve.transfer.commands import ExpectPages, ForgetPages, TicketId
 from deltaserve.transfer.ring import ALIGNMENT, StagingRing, StagingTooSmall
+from deltaserve.transfer.staged_grants import PlanVerdict, StagedGrants
 from deltaserve.transport.base import (
     Evidence,
     FenceResult,
@@ -225,6 +228,7 @@ class _Outgoing:
     write: WriteId
     peer: PeerName
     rank: int
+    ticket: TicketId
     window: StagedWindow
     note: bytes | None
     ask_at: float
@@ -259,17 +263,37 @@ class _Incoming:
     slices: Iterator[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """Bytes that arrived before this rank heard of their ticket."""
+
+    data: StagedData
+    give_up_at: float
+
+
 @dataclass(slots=True)
 class _Peer:
     life: int
     incoming: CachePlan | None = None
 
 
+def _ticket_of(data: StagedData) -> TicketId:
+    return TicketId(Boot(data.reader_boot), Boot(data.writer_boot), TicketSeq(data.ticket))
+
+
 class StagedTransport:
     """A Transport, over another one, that can also write by way of staging memory. For one thread."""
 
-    def __init__(self, transport: Transport, staging: Staging, rank: int, counters: Counter[str]) -> None:
-        """`rank`: of this side. `counters`: staged_writes, staged_bytes, staging_fallbacks, staging_malformed."""
+    def __init__(
+        self,
+        transport: Transport,
+        staging: Staging,
+        rank: int,
+        pools: Mapping[str, PoolId],
+        counters: Counter[str],
+    ) -> None:
+        """`rank`: of this side. `pools`: of each page group. `counters`: staged_writes, staged_bytes, scattered_bytes,
+        staging_fallbacks, staging_malformed (frames), staging_refused (plans)."""
         self._transport = transport
         self._memory = staging.memory
         self._config = staging.config
@@ -279,6 +303,8 @@ class StagedTransport:
         self._plain: dict[WriteId, _Plain] = {}
         self._outgoing: dict[WriteId, _Outgoing] = {}
         self._incoming: deque[_Incoming] = deque()
+        self._early: dict[_LeaseKey, _Early] = {}
+        self._grants = StagedGrants(pools)
         self._lent: dict[_LeaseKey, float] = {}
         """Leases that nothing came for yet |-> when they are told again."""
         self._peers: dict[PeerName, _Peer] = {}
@@ -340,6 +366,8 @@ class StagedTransport:
         self._peers.pop(peer, None)
         self._plain = {write: plain for write, plain in self._plain.items() if plain.peer != peer}
         self._incoming = deque(i for i in self._incoming if i.key.sender.peer != peer)
+        self._early = {key: early for key, early in self._early.items() if key.sender.peer != peer}
+        self._grants.drop_peer(peer)
         self._lent = {key: at for key, at in self._lent.items() if key.sender.peer != peer}
         for outgoing in [o for o in self._outgoing.values() if o.peer == peer]:
             del self._outgoing[outgoing.write]
@@ -380,7 +408,9 @@ class StagedTransport:
         if self._incoming:
             is_busy = True
             incoming = self._incoming[0]
-            if next(incoming.slices, None) is None:
+            moved = next(incoming.slices, None)
+            self.counters["scattered_bytes"] += moved or 0
+            if moved is None:
                 self._incoming.popleft()
                 self._give_back(incoming.key)
                 self._scattered(incoming, heard)
@@ -407,6 +437,9 @@ class StagedTransport:
                 self._ask(outgoing)
         for owner in [owner for owner, at in self._lent.items() if now >= at]:
             self._lend(owner)
+        for owner in [owner for owner, early in self._early.items() if now >= early.give_up_at]:
+            del self._early[owner]
+            self._refuse(owner)
 
     def _hear(self, notification: Notification) -> None:
         peer = self._peers.get(notification.peer)
@@ -440,10 +473,12 @@ class StagedTransport:
 
     # ------------------------------------------------------------ the writer's side
 
-    def write_staged(self, peer: PeerName, window: StagedWindow, notification: bytes | None, rank: int) -> WriteId:
+    def write_staged(
+        self, peer: PeerName, ticket: TicketId, window: StagedWindow, notification: bytes | None, rank: int
+    ) -> WriteId:
         """Start a staged write. Raises TransportError if nothing was started."""
         write = WriteId(next(self._writes))
-        outgoing = _Outgoing(write, peer, rank, window, notification, self._now + _AGAIN_S)
+        outgoing = _Outgoing(write, peer, rank, ticket, window, notification, self._now + _AGAIN_S)
         self._frames.append(self._transport.write(peer, (), encode_stage(outgoing.ask()), rank))
         self._outgoing[write] = outgoing
         self.counters["staged_writes"] += 1
@@ -492,6 +527,9 @@ class StagedTransport:
             write=outgoing.write,
             round=lease.round,
             offset=lease.offset,
+            ticket=outgoing.ticket.seq,
+            reader_boot=outgoing.ticket.reader_boot,
+            writer_boot=outgoing.ticket.writer_boot,
             parts=tuple(
                 StagedPages(
                     group=part.group,
@@ -572,7 +610,7 @@ class StagedTransport:
 
     def _is_in_use(self, key: _LeaseKey) -> bool:
         """Bytes came by the lease and are not scattered yet."""
-        return any(incoming.key == key for incoming in self._incoming)
+        return key in self._early or any(incoming.key == key for incoming in self._incoming)
 
     def _give_back(self, key: _LeaseKey) -> None:
         self._lent.pop(key, None)
@@ -582,13 +620,38 @@ class StagedTransport:
         lease = self.receiving.lease_of(key)
         if lease is None or plan is None or self._is_in_use(key):
             return  # over, or said before
-        parts = self._parts(key.sender.rank, data, plan)
-        is_sound = (data.round, data.offset) == (lease.round, lease.offset) and parts is not None
-        if parts is None or not is_sound or sum(part.num_bytes for part in parts) > lease.num_bytes:
-            self.counters["staging_malformed"] += 1  # never answered: the writer's write fails
+        if (data.round, data.offset) != (lease.round, lease.offset):  # by a lease that is over
+            self.counters["staging_malformed"] += 1
             return
         self._lent.pop(key, None)
-        self._incoming.append(_Incoming(key, data, self._scatter(parts, lease.offset)))
+        parts = self._parts(key.sender.rank, data, plan)
+        if parts is None or sum(part.num_bytes for part in parts) > lease.num_bytes:
+            self._refuse(key)
+            return
+        match self._grants.take(key.sender.peer, key.sender.rank, _ticket_of(data), data.parts):
+            case PlanVerdict.GRANTED:
+                self._incoming.append(_Incoming(key, data, self._scatter(parts, lease.offset)))
+            case PlanVerdict.UNKNOWN:
+                self._early[key] = _Early(data, self._now + self._config.patience_s)
+            case PlanVerdict.REFUSED:
+                self._refuse(key)
+
+    def follow(self, command: ExpectPages | ForgetPages) -> None:
+        """What an attached peer was granted, or a ticket that is over."""
+        if isinstance(command, ForgetPages):
+            self._grants.forget(command.ticket)
+            return
+        self._grants.expect(command)
+        plan = self._peers[command.peer].incoming
+        for key, early in list(self._early.items()):
+            if _ticket_of(early.data) == command.ticket:
+                del self._early[key]
+                self._arrived(key, early.data, plan)
+
+    def _refuse(self, key: _LeaseKey) -> None:
+        """Its bytes are not wanted. The write is never answered, so it fails."""
+        self.counters["staging_refused"] += 1
+        self._give_back(key)
 
     def _parts(self, writer: int, data: StagedData, plan: CachePlan) -> list[StagedPart] | None:
         """What the writer says it sent, by our plan of the pair. None: it cannot be."""
@@ -634,13 +697,14 @@ class StagedTransport:
     @property
     def is_waiting(self) -> bool:
         """Something here needs turns, though nothing of this side's is in flight."""
-        return bool(self._incoming or self._lent) or self.receiving.num_waiting > 0
+        return bool(self._incoming or self._early or self._lent) or self.receiving.num_waiting > 0
 
     @property
     def is_quiet(self) -> bool:
         """Nothing is leased, waits or moves."""
         rings = (self.receiving, self.sending)
-        return not (self._incoming or self._outgoing or any(r.num_leased_bytes or r.num_waiting for r in rings))
+        is_leased = any(ring.num_leased_bytes or ring.num_waiting for ring in rings)
+        return not (is_leased or self._incoming or self._early or self._outgoing)
 
     def check_integrity(self) -> None:
         self.receiving.check_integrity()

@@ -56,6 +56,9 @@ class StagedData(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     write: int
     round: int
     offset: int
+    ticket: int
+    reader_boot: int
+    writer_boot: int
     parts: tuple[StagedPages, ...]
     note: bytes
     """Heard after the scatter; empty: nothing is announced."""
