@@ -1,5 +1,6 @@
 """The staged path below the ticket protocol: all heads arrive, nothing is scattered late, every wait ends."""
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
@@ -24,6 +25,7 @@ from deltaserve.transfer.commands import (
     PageCheck,
     PagesVerified,
     PeerFenced,
+    StagingUsed,
     VerifyPages,
 )
 from deltaserve.transfer.coverage import Coverage, Landing
@@ -33,7 +35,7 @@ from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMo
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fate
 from deltaserve.wire.messages import Drain
-from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, encode_stage
+from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, StageReserve, encode_stage
 from tests.transfer.ranked import RankedWorker
 from tests.transfer.staged import DST, StagedScene, StagedWorker
 from tests.transfer.test_ranks import SIZES, TICKET, D, P, Scene
@@ -408,6 +410,86 @@ def say(scene: StagedScene, frame: StageFrame) -> None:
     """The writing rank tells the first reading rank."""
     scene.writer.transports[0].write(D, (), encode_stage(frame), 0)
     scene.turn()
+
+
+# ---------------------------------------------------------------- ahead of the forward
+
+
+def gate(pages: int = len(DST)) -> OpenGate:
+    return OpenGate(D, TICKET, (pages, pages))
+
+
+def test_memory_is_there_before_the_pages_are_computed() -> None:
+    scene = StagedScene(1, 2)
+    fill(scene)
+    scene.writer_does(gate())
+    for _ in range(5):
+        scene.turn()
+    assert all(staged.receiving.num_leased_bytes for staged in scene.reader.staged())
+    scene.post(0, 0, SRC[:2], DST[:2])
+    scene.until_said(ChunkSent)
+    for _ in range(5):
+        scene.turn()
+    scene.post(1, 2, SRC[2:4], DST[2:4])
+    scene.until_said(ChunkSent)
+    assert scene.writer.count("staged_ahead") == 4  # of each chunk the first write to each of two ranks
+    assert problems(scene, DST[:4]) == []
+
+
+def test_what_is_asked_for_ahead_is_asked_once_and_given_back_at_the_end() -> None:
+    scene = StagedScene(1, 2)
+    (writer,) = scene.writer.staged()
+    scene.writer_does(gate())
+    for reader in range(2):
+        writer.reserve(D, reader, TICKET, 700)
+    for _ in range(5):
+        scene.turn()
+    assert [len([*staged.receiving]) for staged in scene.reader.staged()] == [1, 1]
+    scene.writer_does(CloseGate(D, TICKET))
+    for _ in range(5):
+        scene.turn()
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+def test_what_is_reserved_is_given_back_to_those_who_wait() -> None:
+    """A slow forward pins no memory."""
+    scene = StagedScene(1, 2)
+    fill(scene)
+    reader = next(scene.reader.staged())
+    scene.writer_does(gate())
+    for _ in range(5):
+        scene.turn()
+    say(scene, StageAsk(write=500, num_bytes=reader.receiving.num_bytes))
+    assert reader.receiving.num_waiting == 1
+    for _ in range(10):
+        scene.turn()
+    assert reader.receiving.counters["leased"] == 2  # the one that waited had its turn, and was of no use
+    assert reader.is_quiet
+    scene.post(0, 0, SRC[:2], DST[:2])
+    scene.until_said(ChunkSent)
+    assert scene.writer.count("staged_ahead") == 1  # of the other rank
+    assert problems(scene, DST[:2]) == []
+
+
+def test_at_most_half_of_a_ring_is_reserved() -> None:
+    scene = StagedScene(1, 2)
+    reader = next(scene.reader.staged())
+    for write in range(1, 10):
+        say(scene, StageReserve(write=write, num_bytes=1100))
+    assert 0 < reader.receiving.num_leased_bytes <= reader.receiving.num_bytes // 2
+    assert reader.receiving.num_waiting == 0
+
+
+def test_what_was_done_is_told_once() -> None:
+    scene = StagedScene(1, 2)
+    transfer(scene)
+    told: Counter[str] = Counter()
+    for report in (*scene.said, *scene.heard):
+        if isinstance(report, StagingUsed):
+            told.update(dict(report.counts))
+    assert told["staged_writes"] == scene.writer.count("staged_writes") > 0
+    assert told["scattered_bytes"] == scene.reader.count("scattered_bytes") > 0
 
 
 # ---------------------------------------------------------------- which path

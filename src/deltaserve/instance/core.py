@@ -33,7 +33,7 @@ from deltaserve.instance.parts import (
 from deltaserve.instance.serving import Serving
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.sched.plan import StepPlan, StepResult
-from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened, PeerFenced
+from deltaserve.transfer.commands import EndpointAttached, EndpointFailed, EndpointOpened, PeerFenced, StagingUsed
 from deltaserve.wire.messages import ChangeRole, Flush, Hello
 
 SERVES = frozenset({Role.DECODE, Role.UNIFIED})
@@ -99,6 +99,8 @@ class EngineCore:
                 self.links.table.broke(event.peer, now)
             case DrainRequested():
                 self._is_to_end = self._door.is_closed = True
+            case StagingUsed():
+                self._meter.count_staging(event)
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(event)
                 self.serving.on_endpoint(event.peer, now)

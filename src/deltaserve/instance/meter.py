@@ -1,11 +1,14 @@
 """What an instance tells about its load: rates, counters, and when to tell it."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.parts import Parts
 from deltaserve.sched.plan import StepResult
+from deltaserve.transfer.commands import StagingUsed
+from deltaserve.transfer.staging import COUNTERS
 from deltaserve.wire.messages import Status
 
 _SMOOTHING = 0.1
@@ -28,6 +31,7 @@ class Meter:
         self.num_tokens = 0
         self.tokens_read = 0
         self.shared_tokens_read = 0
+        self._staging: Counter[str] = Counter()
 
     def is_due(self, now: float) -> bool:
         """Whether a heartbeat is due; then the next one is scheduled."""
@@ -60,6 +64,9 @@ class Meter:
         else:
             self._decode_step_s = _smooth(self._decode_step_s, result.seconds)
 
+    def count_staging(self, used: StagingUsed) -> None:
+        self._staging.update(dict(used.counts))
+
     def status(self, parts: Parts, backlog: Backlog, is_draining: bool, metrics: dict[str, float]) -> Status:
         def per_pool(count: Callable[[int], int]) -> tuple[int, ...]:
             return tuple(count(pool) for pool in range(len(parts.pools)))
@@ -89,6 +96,7 @@ class Meter:
             "deltaserve_attention_shared_tokens_read_total": self.shared_tokens_read,
             "deltaserve_decode_step_seconds": self._decode_step_s,
             "deltaserve_prefill_tokens_per_second": self._prefill_tokens_per_s,
+            **{f"deltaserve_{name}_total": self._staging[name] for name in COUNTERS},
         }
 
 

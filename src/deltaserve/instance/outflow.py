@@ -238,7 +238,7 @@ class Outflow:
         if verdict is not GrantVerdict.OPENED or ticket is None:
             return
         room.ticket = ticket
-        self._out.append(OpenGate(peer.name, ticket.id))
+        self._out.append(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
         self._answered(room)
         scheduler = self.parts.scheduler
         scheduler.waiting.unhold(room.request)

@@ -58,6 +58,8 @@ class OpenGate:
 
     peer: PeerName
     ticket: TicketId
+    num_pages: tuple[int, ...] = ()
+    """Per pool, of the reader: what it covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,14 @@ class PeerFenced:
     result: FenceResult
 
 
+@dataclass(frozen=True, slots=True)
+class StagingUsed:
+    """What a rank has done with its staging memory since it told last."""
+
+    counts: tuple[tuple[str, int], ...]
+    """Counter of transfer/staging.py, and by how much it has grown."""
+
+
 TransferReport = (
     EndpointOpened
     | EndpointAttached
@@ -254,4 +264,5 @@ TransferReport = (
     | Landed
     | PagesVerified
     | PeerFenced
+    | StagingUsed
 )

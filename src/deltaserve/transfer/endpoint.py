@@ -37,6 +37,7 @@ from deltaserve.transfer.commands import (
     PagesVerified,
     PeerFenced,
     PostChunk,
+    StagingUsed,
     TicketId,
     TransferCommand,
     TransferReport,
@@ -44,7 +45,9 @@ from deltaserve.transfer.commands import (
     WriteFailed,
 )
 from deltaserve.transfer.gate import ChunkJob, ChunkTotal, Gate, bytes_of, cut_windows
+from deltaserve.transfer.ring import ALIGNMENT
 from deltaserve.transfer.staging import (
+    COUNTERS,
     STAGING,
     StagedPart,
     StagedTransport,
@@ -71,6 +74,8 @@ _MAX_RANKS = 64
 """Of a peer."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
 """Between two looks at pages that have not landed: ever rarer, a look costs as much as reading them."""
+_TELL_STAGING_EVERY_S = 0.2
+"""Between two reports of what staging memory was used for."""
 _TELL_EVERY_S = 0.5
 """Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
 
@@ -188,6 +193,9 @@ class Endpoint:
             pools = {group.name: cache.pool_of(group) for group in cache.groups}
             self.staged = StagedTransport(transport, self._staging, config.shard.rank, pools, self.counters)
         self._transport: Transport = self.staged or transport
+        self._told: Counter[str] = Counter()
+        """Of `counters`, as far as the control plane knows."""
+        self._tell_staging_at = 0.0
 
     # ------------------------------------------------------------ commands
 
@@ -199,8 +207,7 @@ class Endpoint:
             case AttachEndpoint():
                 return self._attach(command, command.theirs)
             case OpenGate():
-                if command.peer in self._links:  # else fenced meanwhile
-                    self._links[command.peer].gates[command.ticket] = Gate(command.ticket)
+                self._open_gate(command)
                 return []
             case PostChunk():
                 return [*self._enqueue(command), *self._advance(command.peer, now)]
@@ -230,11 +237,23 @@ class Endpoint:
         for landing in list(self._landings.values()):
             if now >= landing.look_at:
                 reports += self._look(landing, now)
-        return reports
+        return [*reports, *self._staging_used(now)]
+
+    def _staging_used(self, now: float) -> list[TransferReport]:
+        grown = self._untold()
+        if not grown or now < self._tell_staging_at:
+            return []
+        self._tell_staging_at = now + _TELL_STAGING_EVERY_S
+        self._told.update(dict(grown))
+        return [StagingUsed(grown)]
+
+    def _untold(self) -> tuple[tuple[str, int], ...]:
+        counts = ((name, self.counters[name] - self._told[name]) for name in COUNTERS)
+        return tuple((name, count) for name, count in counts if count)
 
     def is_idle(self) -> bool:
         """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
-        is_waiting = bool(self._landings) or (self.staged is not None and self.staged.is_waiting)
+        is_waiting = bool(self._landings or self._untold()) or (self.staged is not None and self.staged.is_waiting)
         return not is_waiting and not any(link.writes or link.ready for link in self._links.values())
 
     # ------------------------------------------------------------ endpoints
@@ -304,6 +323,43 @@ class Endpoint:
         )
 
     # ------------------------------------------------------------ writing
+
+    def _open_gate(self, command: OpenGate) -> None:
+        link = self._links.get(command.peer)
+        if link is None:
+            return  # fenced meanwhile
+        gate = link.gates[command.ticket] = Gate(command.ticket)
+        for reader in link.readers:
+            if num_bytes := self._ahead_bytes(reader, command.num_pages):
+                gate.ahead[reader.rank] = num_bytes
+                self._reserve(command.peer, gate, reader.rank)
+
+    def _ahead_bytes(self, reader: _FarReader, num_pages: tuple[int, ...]) -> int:
+        """Of a ticket's first write, at most; 0 where it is not staged."""
+        if self._staging is None or STAGING not in reader.regions:
+            return 0
+        num_copies, num_bytes = 0, 0
+        for pool, count in enumerate(num_pages):
+            for group in self._config.cache.groups_of(PoolId(pool)):
+                route = reader.routes[group.name]
+                num_copies += count * len(route.heads)
+                num_bytes += count * StagedRoute.of(route).num_bytes(route.dst.page_size)
+        routes = list(reader.routes.values())
+        if not any(route.is_recut for route in routes) and not choose(
+            self._staging.config.mode, routes, num_copies, num_bytes
+        ):
+            return 0
+        return min(num_bytes, self._config.window_bytes) + ALIGNMENT * len(routes) if num_bytes else 0
+
+    def _reserve(self, peer: PeerName, gate: Gate, reader: int) -> None:
+        """The round trip for memory is over before there is something to send."""
+        num_bytes = gate.ahead.get(reader)
+        if self.staged is not None and num_bytes is not None and gate.is_open and not gate.is_dirty:
+            self.staged.reserve(peer, reader, gate.ticket, num_bytes)
+
+    def _reserve_no_more(self, gate: Gate) -> None:
+        if self.staged is not None and gate.ahead:
+            self.staged.reserve_no_more(gate.ticket)
 
     def _enqueue(self, command: PostChunk) -> list[TransferReport]:
         link = self._links.get(command.peer)
@@ -418,6 +474,8 @@ class Endpoint:
         gate = link.gates[ticket]
         if not job.in_flight and job.announced:
             gate.jobs.remove(job)
+            if not job.is_last:
+                self._reserve(job.command.peer, gate, job.reader)
             total = gate.unsent[job.command.chunk]
             total.num_left -= 1
             if not total.num_left:
@@ -432,6 +490,8 @@ class Endpoint:
         """All readers have the chunk."""
         self.counters["bytes_sent"] += num_bytes
         is_last = command.payload is not None
+        if is_last:
+            self._reserve_no_more(gate)
         if is_last and command.ticket not in link.closing:
             del link.gates[command.ticket]
         return ChunkSent(command.ticket, command.chunk, num_bytes, is_last)
@@ -442,6 +502,7 @@ class Endpoint:
         gate = link.gates[ticket]
         self.counters["writes_failed"] += 1
         gate.drop_jobs()
+        self._reserve_no_more(gate)
         if not gate.is_dirty:
             gate.is_dirty = True
             reports.append(WriteFailed(job.command.peer, ticket, message))
@@ -494,6 +555,7 @@ class Endpoint:
             return [GateDrained(command.ticket, Drain.CLEAN if is_proven else Drain.DIRTY)]
         gate.is_open = False
         gate.drop_jobs()
+        self._reserve_no_more(gate)
         link.closing[command.ticket] = now
         reports: list[TransferReport] = []
         self._report_drained(link, now, reports)

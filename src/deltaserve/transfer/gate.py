@@ -64,6 +64,8 @@ class Gate:
     """Of these writes."""
     unsent: dict[int, ChunkTotal] = field(default_factory=dict)
     """Chunks not seen DONE by all their readers."""
+    ahead: dict[int, int] = field(default_factory=dict)
+    """Reading rank |-> bytes of staging memory that are asked for ahead of a write. Absent: it is not staged."""
 
     def next_job(self) -> ChunkJob | None:
         """The first one with a window that may be posted now. None: not before one of its writes is DONE, or never."""

@@ -12,6 +12,7 @@
     PagesVerified     the first problem
     PeerFenced        IMPOSSIBLE if one is
     Landed            as it comes: the coverage of the ticket counts the pairs of ranks (coverage.py)
+    StagingUsed       as it comes
 
 Ranks are not in step: one may be seconds behind. A report that nobody waits for any more is dropped: after a FencePeer
 or an OpenEndpoint nothing that was under way with that peer is answered for, as with one rank. All that is kept hangs
@@ -41,6 +42,7 @@ from deltaserve.transfer.commands import (
     PagesVerified,
     PeerFenced,
     PostChunk,
+    StagingUsed,
     TicketId,
     TransferCommand,
     TransferReport,
@@ -165,7 +167,7 @@ class RankGroup:
     def reduce(self, rank: int, report: TransferReport) -> list[TransferReport]:
         """What the report of one rank amounts to for the worker."""
         match report:
-            case Landed():
+            case Landed() | StagingUsed():
                 return [report]
             case EndpointOpened():
                 return self._opened(rank, report)

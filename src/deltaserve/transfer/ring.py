@@ -111,6 +111,11 @@ class StagingRing(Generic[Owner]):
             self.counters["passed"] += 1
         return lease
 
+    def take(self, owner: Owner, num_bytes: int) -> RingLease | None:
+        """A lease if there is room now and nobody waits for any; else nothing happens."""
+        is_known = owner in self._live or owner in self._waiting
+        return None if is_known or self._waiting else self._cut(owner, _aligned(num_bytes))
+
     def admit(self, now: float) -> list[tuple[Owner, RingLease]]:
         """Leases for those of the waiting that fit now, the longest waiting first."""
         admitted = []
@@ -157,6 +162,8 @@ class StagingRing(Generic[Owner]):
 
     def _cut(self, owner: Owner, num_bytes: int) -> RingLease | None:
         start = self._head
+        if num_bytes > self.num_bytes:
+            return None
         if start.offset + num_bytes > self.num_bytes:
             start = RingPosition(start.round + 1, 0)
         lease = RingLease(start.round, start.offset, num_bytes)

@@ -15,6 +15,10 @@ the plan travels with the bytes. The reader derives from its own plan of the pai
 only what fits the lease that it gave, into pages that the write's ticket was granted and that did not come from that
 rank before (staged_grants.py). A plan for anything else is refused whole: its lease is over, it is never answered.
 
+The first write of a ticket finds its lease there already: it is asked for when the ticket's gate opens, once, ahead of
+the forward that computes the pages, and again after each chunk for the next one. What is so reserved is at most half of
+a ring, and is given back when others wait for it: a slow forward pins no memory.
+
 Each rank has one staging region: one half is its ring for what it receives, the other for what it sends (ring.py). A
 lease belongs to one write of one pair of ranks, so nobody holds one while waiting for another. A wait for memory ends:
 the reader refuses with a reason after `patience_s`; then, as when a window never fits, the writer gives back what it
@@ -59,8 +63,10 @@ from deltaserve.wire.staged_frames import (
     StagedPages,
     StageFrame,
     StageLease,
+    StageRecall,
     StageRefusal,
     StageRelease,
+    StageReserve,
     decode_stage,
     encode_stage,
     is_stage_frame,
@@ -73,6 +79,17 @@ SHORT_RUN_BYTES = 20 << 10
 ASKING_BYTES = 4 << 20
 """Asking for memory and hearing of the scatter take as long as gathering and scattering so many bytes: a short prompt
 comes sooner without (benchmarks/bench_unequal.py)."""
+COUNTERS = (
+    "staged_writes",
+    "staged_ahead",
+    "staged_bytes",
+    "scattered_bytes",
+    "staging_fallbacks",
+    "staging_malformed",
+    "staging_refused",
+)
+"""Writes, those whose lease was there already, bytes written by way of staging memory, and scattered here; writes that
+went directly in the end; frames that are none, and plans of what was not granted."""
 _AGAIN_S = 0.5
 """An ask without an answer, and a lease of which nothing came, is told again so often: one of the two may be lost, or
 was overtaken by the news that nobody needs the lease."""
@@ -221,6 +238,24 @@ class _LeaseKey(NamedTuple):
     write: int
 
 
+class _AheadKey(NamedTuple):
+    """The next write of a ticket to a rank of the peer."""
+
+    peer: PeerName
+    rank: int
+    ticket: TicketId
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Memory asked for before there is anything to send."""
+
+    write: WriteId
+    num_bytes: int
+    lease: StageLease | None = None
+    """Once it is there."""
+
+
 @dataclass(slots=True, eq=False)
 class _Outgoing:
     """A staged write of ours."""
@@ -292,8 +327,7 @@ class StagedTransport:
         pools: Mapping[str, PoolId],
         counters: Counter[str],
     ) -> None:
-        """`rank`: of this side. `pools`: of each page group. `counters`: staged_writes, staged_bytes, scattered_bytes,
-        staging_fallbacks, staging_malformed (frames), staging_refused (plans)."""
+        """`rank`: of this side. `pools`: of each page group. `counters`: COUNTERS."""
         self._transport = transport
         self._memory = staging.memory
         self._config = staging.config
@@ -305,6 +339,9 @@ class StagedTransport:
         self._incoming: deque[_Incoming] = deque()
         self._early: dict[_LeaseKey, _Early] = {}
         self._grants = StagedGrants(pools)
+        self._ahead: dict[_AheadKey, _Ahead] = {}
+        self._reserved: dict[_LeaseKey, float] = {}
+        """Leases lent ahead and not in use yet |-> when they may be wanted back (again)."""
         self._lent: dict[_LeaseKey, float] = {}
         """Leases that nothing came for yet |-> when they are told again."""
         self._peers: dict[PeerName, _Peer] = {}
@@ -368,6 +405,8 @@ class StagedTransport:
         self._incoming = deque(i for i in self._incoming if i.key.sender.peer != peer)
         self._early = {key: early for key, early in self._early.items() if key.sender.peer != peer}
         self._grants.drop_peer(peer)
+        self._ahead = {key: ahead for key, ahead in self._ahead.items() if key.peer != peer}
+        self._reserved = {key: at for key, at in self._reserved.items() if key.sender.peer != peer}
         self._lent = {key: at for key, at in self._lent.items() if key.sender.peer != peer}
         for outgoing in [o for o in self._outgoing.values() if o.peer == peer]:
             del self._outgoing[outgoing.write]
@@ -437,6 +476,9 @@ class StagedTransport:
                 self._ask(outgoing)
         for owner in [owner for owner, at in self._lent.items() if now >= at]:
             self._lend(owner)
+        for owner in [owner for owner, at in self._reserved.items() if self.receiving.num_waiting and now >= at]:
+            self._reserved[owner] = now + _AGAIN_S
+            self._tell(owner.sender.peer, owner.sender.rank, StageRecall(write=owner.write))
         for owner in [owner for owner, early in self._early.items() if now >= early.give_up_at]:
             del self._early[owner]
             self._refuse(owner)
@@ -452,6 +494,10 @@ class StagedTransport:
             self.counters["staging_malformed"] += 1
             return
         match frame:
+            case StageReserve():
+                self._reserve(_LeaseKey(sender, frame.write), frame.num_bytes)
+            case StageRecall():
+                self._recalled(sender, frame.write)
             case StageAsk():
                 self._answer(_LeaseKey(sender, frame.write), frame.num_bytes)
             case StagedData():
@@ -462,8 +508,8 @@ class StagedTransport:
                 outgoing = self._outgoing.get(WriteId(frame.write))
                 if outgoing is not None and (outgoing.peer, outgoing.rank) == (sender.peer, sender.rank):
                     self._answered(outgoing, frame)
-                elif isinstance(frame, StageLease):  # for an ask that came late
-                    self._tell(sender.peer, sender.rank, StageRelease(write=frame.write))
+                elif isinstance(frame, StageLease):
+                    self._lent_ahead(sender, frame)
 
     def _tell(self, peer: PeerName, rank: int, frame: StageFrame) -> None:
         try:
@@ -477,9 +523,17 @@ class StagedTransport:
         self, peer: PeerName, ticket: TicketId, window: StagedWindow, notification: bytes | None, rank: int
     ) -> WriteId:
         """Start a staged write. Raises TransportError if nothing was started."""
-        write = WriteId(next(self._writes))
+        ahead = self._ahead.pop(_AheadKey(peer, rank, ticket), None)
+        if ahead is not None and ahead.num_bytes < window.num_bytes:
+            self._tell(peer, rank, StageRelease(write=ahead.write))
+            ahead = None
+        write = WriteId(next(self._writes)) if ahead is None else ahead.write
         outgoing = _Outgoing(write, peer, rank, ticket, window, notification, self._now + _AGAIN_S)
-        self._frames.append(self._transport.write(peer, (), encode_stage(outgoing.ask()), rank))
+        if ahead is not None and ahead.lease is not None:
+            outgoing.lease = ahead.lease
+            self.counters["staged_ahead"] += 1
+        else:
+            self._frames.append(self._transport.write(peer, (), encode_stage(outgoing.ask()), rank))
         self._outgoing[write] = outgoing
         self.counters["staged_writes"] += 1
         try:
@@ -490,6 +544,37 @@ class StagedTransport:
         if lease is not None:
             self._begin(outgoing, lease.offset)
         return write
+
+    def reserve(self, peer: PeerName, rank: int, ticket: TicketId, num_bytes: int) -> None:
+        """Ask for the lease of the ticket's next write, which has at most so many bytes. Once until it is used."""
+        key = _AheadKey(peer, rank, ticket)
+        if key not in self._ahead:
+            ahead = self._ahead[key] = _Ahead(WriteId(next(self._writes)), num_bytes)
+            self._tell(peer, rank, StageReserve(write=ahead.write, num_bytes=num_bytes))
+
+    def reserve_no_more(self, ticket: TicketId) -> None:
+        """No write of the ticket comes any more."""
+        for key in [key for key in self._ahead if key.ticket == ticket]:
+            ahead = self._ahead.pop(key)
+            self._tell(key.peer, key.rank, StageRelease(write=ahead.write))
+
+    def _lent_ahead(self, sender: _Sender, lease: StageLease) -> None:
+        """For a write that has not begun; or that is over, as its ask came late."""
+        key = self._find_ahead(sender, lease.write)
+        if key is None:
+            self._tell(sender.peer, sender.rank, StageRelease(write=lease.write))
+        else:
+            self._ahead[key].lease = lease
+
+    def _recalled(self, sender: _Sender, write: int) -> None:
+        key = self._find_ahead(sender, write)
+        if key is not None:
+            del self._ahead[key]
+            self._tell(sender.peer, sender.rank, StageRelease(write=write))
+
+    def _find_ahead(self, sender: _Sender, write: int) -> _AheadKey | None:
+        of_rank = ((key, ahead) for key, ahead in self._ahead.items() if key[:2] == (sender.peer, sender.rank))
+        return next((key for key, ahead in of_rank if ahead.write == write), None)
 
     def _ask(self, outgoing: _Outgoing) -> None:
         outgoing.ask_at = self._now + _AGAIN_S
@@ -592,7 +677,18 @@ class StagedTransport:
 
     # ------------------------------------------------------------ the reader's side
 
+    def _reserve(self, key: _LeaseKey, num_bytes: int) -> None:
+        """Lend ahead what nobody waits for, up to half of the ring."""
+        leases = [self.receiving.lease_of(reserved) for reserved in self._reserved]
+        num_reserved = sum(lease.num_bytes for lease in leases if lease is not None)
+        if num_reserved + num_bytes > self.receiving.num_bytes // 2:
+            return
+        if self.receiving.take(key, num_bytes) is not None:
+            self._reserved[key] = self._now
+            self._lend(key)
+
     def _answer(self, key: _LeaseKey, num_bytes: int) -> None:
+        self._reserved.pop(key, None)
         try:
             lease = self.receiving.ask(key, num_bytes, self._now)
         except StagingTooSmall as error:
@@ -614,6 +710,7 @@ class StagedTransport:
 
     def _give_back(self, key: _LeaseKey) -> None:
         self._lent.pop(key, None)
+        self._reserved.pop(key, None)
         self.receiving.give_back(key)
 
     def _arrived(self, key: _LeaseKey, data: StagedData, plan: CachePlan | None) -> None:
@@ -624,6 +721,7 @@ class StagedTransport:
             self.counters["staging_malformed"] += 1
             return
         self._lent.pop(key, None)
+        self._reserved.pop(key, None)
         parts = self._parts(key.sender.rank, data, plan)
         if parts is None or sum(part.num_bytes for part in parts) > lease.num_bytes:
             self._refuse(key)
@@ -704,7 +802,7 @@ class StagedTransport:
         """Nothing is leased, waits or moves."""
         rings = (self.receiving, self.sending)
         is_leased = any(ring.num_leased_bytes or ring.num_waiting for ring in rings)
-        return not (is_leased or self._incoming or self._early or self._outgoing)
+        return not (is_leased or self._incoming or self._early or self._outgoing or self._ahead)
 
     def check_integrity(self) -> None:
         self.receiving.check_integrity()

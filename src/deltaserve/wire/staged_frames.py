@@ -1,11 +1,13 @@
 """What two ranks say to each other about staging memory, as transport notifications.
 
 writer                          reader
+StageReserve(write, bytes) ->  before there is anything to send: a lease if there is room now, else no answer
 StageAsk(write, bytes)     ->
                            <-   StageLease(write, where), at once or when there is room; or StageRefusal(why)
 bulk write + StagedData    ->   scatters, then hears the note inside as if it had come with a plain write
                            <-   StageAck(write): scattered; the lease is over
 StageRelease(write)        ->   the lease is not needed
+                           <-   StageRecall(write): somebody waits for what is reserved; released, unless it is in use
 """
 
 import msgspec
@@ -13,6 +15,19 @@ import msgspec
 from deltaserve.base.errors import ProtocolError
 
 _MAGIC = b"dG"
+
+
+class StageReserve(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Memory for a write to come, of at most so many bytes. A StageAsk for the same write follows if it gets none."""
+
+    write: int
+    num_bytes: int
+
+
+class StageRecall(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What is reserved for this write is wanted back."""
+
+    write: int
 
 
 class StageAsk(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -76,7 +91,7 @@ class StageRelease(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     write: int
 
 
-StageFrame = StageAsk | StageLease | StageRefusal | StagedData | StageAck | StageRelease
+StageFrame = StageReserve | StageAsk | StageLease | StageRefusal | StagedData | StageAck | StageRelease | StageRecall
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[StageFrame] = msgspec.msgpack.Decoder(StageFrame)
