@@ -650,4 +650,40 @@ MUTANTS = (
         "covered[place] != tuple(map(PageId, pages))",
         "len(covered[place]) != len(pages)",
     ),
+    Mutant(
+        "ring_lease_returned_early",
+        "T7",
+        _STAGING,
+        "            if moved is None:\n"
+        "                self._incoming.popleft()\n"
+        "                self._give_back(incoming.key)\n",
+        "            if self.receiving.lease_of(incoming.key) is not None:\n"
+        "                self._give_back(incoming.key)\n"
+        "            if moved is None:\n"
+        "                self._incoming.popleft()\n",
+    ),
+    Mutant(
+        "done_when_written",
+        "T7",
+        _STAGING,
+        "if not outgoing.is_written or not (outgoing.is_scattered or outgoing.is_direct):",
+        "if not outgoing.is_written:",
+    ),
+    Mutant("waits_outlive_a_fence", "T20", _STAGING, "(*leases, *self.receiving.waiting())", "leases"),
+    Mutant("staged_wait_has_no_end", "T11", _RING, "if now >= w.since + self._patience_s]", "if False]"),
+    Mutant(
+        "ring_reaches_into_the_oldest",
+        "T10",
+        _RING,
+        "if self._ranges and self._span(lease)[1] >",
+        "if False and self._span(lease)[1] >",
+    ),
+    Mutant("late_ask_keeps_a_lease", "T20", _STAGING, "elif isinstance(frame, StageLease):", "elif False:"),
+    Mutant(
+        "reserved_lease_outlives_its_ticket",
+        "T9",
+        _ENDPOINT,
+        "        gate.is_open = False\n        gate.drop_jobs()\n        self._reserve_no_more(gate)\n",
+        "        gate.is_open = False\n        gate.drop_jobs()\n",
+    ),
 )
