@@ -632,8 +632,8 @@ MUTANTS = (
         "staged_lease_leaks",
         "T20",
         _STAGING,
-        "        self._lent.pop(key, None)\n        self.receiving.give_back(key)\n",
-        "        self._lent.pop(key, None)\n",
+        "        self._reserved.pop(key, None)\n        self.receiving.give_back(key)\n",
+        "        self._reserved.pop(key, None)\n",
     ),
     Mutant(
         "buffer_freed_at_the_post",
