@@ -10,7 +10,7 @@ from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli.front_process import FrontSpec
-from deltaserve.cli.serve import by_config, compose, prepare, tell_pair, tell_resolved
+from deltaserve.cli.serve import by_config, compose, describe_staging, prepare, tell_pair, tell_resolved
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
@@ -149,3 +149,8 @@ def test_ranks_over_which_the_model_does_not_divide_are_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         prepare(of_ranks(tiny_models / "llama", **parallelism))
+
+
+def test_the_memory_for_staging_is_told(tiny_models: Path) -> None:
+    settings = unlike(tiny_models / "llama", "on")
+    assert describe_staging(settings) == "staging memory: 64 MiB on each rank, half to send and half to receive (on)"

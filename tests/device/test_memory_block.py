@@ -50,3 +50,24 @@ def test_the_file_is_closed_with_the_block() -> None:
 def test_a_private_block_has_no_file() -> None:
     assert MemoryBlock(NUM_BYTES, CPU).region(RegionId(0)).file is None
     assert MemoryBlock(0, CPU, Sharing.PROCESSES).file is None
+
+
+def test_memory_of_a_device_comes_from_the_allocator_that_is_given() -> None:
+    pool = torch.zeros(4 * NUM_BYTES, dtype=torch.uint8)
+    asked: list[tuple[int, torch.device]] = []
+
+    def from_pool(num_bytes: int, device: torch.device) -> torch.Tensor:
+        asked.append((num_bytes, device))
+        return pool[256 : 256 + num_bytes]
+
+    device = torch.device("meta")  # any that is not the CPU
+    block = MemoryBlock(NUM_BYTES, device, allocate=from_pool)
+    assert asked == [(NUM_BYTES, device)]
+    assert block.region(RegionId(1)).base == pool.data_ptr() + 256
+    assert MemoryBlock(NUM_BYTES, CPU, allocate=from_pool).data.data_ptr() % mmap.PAGESIZE == 0
+    assert len(asked) == 1
+
+
+def test_an_allocator_that_gives_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="for 8 bytes"):
+        MemoryBlock(8, torch.device("meta"), allocate=lambda num_bytes, device: torch.zeros(num_bytes + 1))

@@ -7,13 +7,14 @@ from functools import partial
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Role
+from deltaserve.cli.compose import has_staging
 from deltaserve.cli.doctor_links import check_links, link_fault
 from deltaserve.cli.doctor_machine import check_device, check_listener, check_software
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_transfer import check_mooncake, check_transfer
 from deltaserve.cli.router import prepare_router
 from deltaserve.cli.secrets import read_cluster_key
-from deltaserve.cli.serve import admin_address, describe
+from deltaserve.cli.serve import admin_address, describe, describe_staging
 from deltaserve.cli.settings_merge import load
 from deltaserve.cli.worker_command import prepare_worker
 from deltaserve.link.security import LinkSecurity
@@ -35,6 +36,8 @@ def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
 def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     prepared = prepare_worker(settings, role)
     yield Line(Level.OK, "settings", describe(prepared.resolved))
+    if has_staging(settings):
+        yield Line(Level.OK, "settings", describe_staging(settings))
     yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
     yield Line(
         Level.OK,

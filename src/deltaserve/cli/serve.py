@@ -62,6 +62,8 @@ def run(settings: Settings) -> int:
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
         tell_pair(settings, cluster.resolved, tell)
+        if has_staging(settings):
+            tell(describe_staging(settings))
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -275,6 +277,13 @@ def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell:
         f"prefill's pages ({prefill.page_size} tokens, {prefill.kv_cache_dtype}) are unlike decode's "
         f"({decode.page_size} tokens, {decode.kv_cache_dtype}): {how}"
     )
+
+
+def describe_staging(settings: Settings) -> str:
+    """Of workers that have it."""
+    asked = settings.disaggregation
+    size = f"{asked.staging_memory_mib} MiB on each rank"
+    return f"staging memory: {size}, half to send and half to receive ({asked.staging})"
 
 
 def describe(r: ResolvedConfig) -> str:

@@ -15,10 +15,10 @@ from deltaserve.base.config_resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.cli.compose import Checkpoint, divided, machine_facts, worker_spec
+from deltaserve.cli.compose import Checkpoint, divided, has_staging, machine_facts, worker_spec
 from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.cli.serve import require_free_port, tell_resolved
+from deltaserve.cli.serve import describe_staging, require_free_port, tell_resolved
 from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.interrupts import hold_for_successor
 from deltaserve.engine.terminal import say, say_in_json
@@ -43,6 +43,8 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     tell_resolved(prepared.resolved, tell)
+    if has_staging(settings):
+        tell(describe_staging(settings))
     tell(ChildStarts(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.engine.worker", _in_memory(encode_spec(spec))]
     hold_for_successor()

@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -21,14 +22,37 @@ class Sharing(Enum):
     """Also a process to which the block's file is handed: a transport whose library runs in a child process."""
 
 
+DeviceAllocator = Callable[[int, torch.device], Tensor]
+"""(bytes, device) |-> [bytes] uint8, zeroed, of memory that the transport can register; it lives as long as the tensor.
+
+The hook for memory from a pool of one's own. What torch allocates (cudaMalloc) cannot be mapped by another GPU over
+NVLink; what comes from cuMemCreate can: such a pool is a `torch.cuda.MemPool` around an allocator of the platform, and
+the function given here allocates under `torch.cuda.use_mem_pool`.
+"""
+
+
+def zeros_on(num_bytes: int, device: torch.device) -> Tensor:
+    """From torch's own allocator."""
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
 class MemoryBlock:
     """Zeroed bytes on one device. On the CPU page aligned, and backed by memory when first touched."""
 
-    def __init__(self, num_bytes: int, device: torch.device, sharing: Sharing = Sharing.PRIVATE) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        device: torch.device,
+        sharing: Sharing = Sharing.PRIVATE,
+        allocate: DeviceAllocator = zeros_on,
+    ) -> None:
+        """`allocate`: for devices other than the CPU."""
         self.file: int | None = None
         """Descriptor of shared memory; closed with this object."""
         if device.type != "cpu" or num_bytes == 0:
-            self.data = torch.zeros(num_bytes, dtype=torch.uint8, device=device)  # [num_bytes]
+            self.data = allocate(num_bytes, device)  # [num_bytes]
+            if (self.data.numel(), self.data.dtype) != (num_bytes, torch.uint8):
+                raise ValueError(f"an allocator gave {self.data.numel()} x {self.data.dtype} for {num_bytes} bytes")
         elif sharing is Sharing.PRIVATE:
             self.data = _tensor(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         else:

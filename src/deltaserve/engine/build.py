@@ -1,14 +1,14 @@
 """Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, RegionId, Role
-from deltaserve.device.memory_block import MemoryBlock
+from deltaserve.device.memory_block import DeviceAllocator, MemoryBlock, zeros_on
 from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.rank_plane import RankPlane
@@ -27,11 +27,17 @@ from deltaserve.models.collective import ALONE, Collective, ProcessCollective
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.transfer.commands import EndpointAttached, TransferCommand, TransferReport
+from deltaserve.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    OpenEndpoint,
+    TransferCommand,
+    TransferReport,
+)
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.transport.base import Transport, TransportError
-from deltaserve.wire.messages import RegionInfo
+from deltaserve.wire.messages import RankEnd, RegionInfo
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +46,16 @@ _WARM_UP = PeerName("warm-up")
 
 
 def build_worker(
-    spec: WorkerSpec, boot: Boot, progress: Callable[[str], None], ranks: RankProcesses | None
+    spec: WorkerSpec,
+    boot: Boot,
+    progress: Callable[[str], None],
+    ranks: RankProcesses | None,
+    staging_memory: DeviceAllocator = zeros_on,
 ) -> WorkerParts:
-    """Loads the weights and allocates the pools. Raises ConfigError."""
+    """Loads the weights and allocates the pools. Raises ConfigError.
+
+    `staging_memory`: where a GPU's staging memory comes from, for whoever embeds a worker (device/memory_block.py).
+    """
     path = Path(spec.model_path)
     model = load_spec(path, spec.model_overrides)
     fingerprint = model_fingerprint(path)
@@ -51,18 +64,20 @@ def build_worker(
     config = instance_config(spec, boot, model, fingerprint)
 
     def open_plane() -> DataPlane:
-        own = _open_plane(spec, boot, executor, shard)
+        own = _open_plane(spec, boot, executor, shard, staging_memory)
         return own if ranks is None else RankPlane(own, ranks.transfers, spec.step_stuck_after_s)
 
     several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
     return WorkerParts(make_instance(config), several or executor, open_plane)
 
 
-def build_rank(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
+def build_rank(
+    spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None], staging_memory: DeviceAllocator = zeros_on
+) -> RankParts:
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
     model = load_spec(Path(spec.model_path), spec.model_overrides)
     executor = _load(spec, model, _join(spec, seat.shard, seat.folder), progress)
-    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, seat.shard))
+    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, seat.shard, staging_memory))
 
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
@@ -145,12 +160,19 @@ def _announce(component: str, region: Region) -> RegionInfo:
 # ---------------------------------------------------------------- the data plane
 
 
-class _StagingLog:
-    """Says when transfers are staged for the first time, and when, and why, some are not; ever more rarely."""
+class StagingLog:
+    """Says which peers have no staging memory, when transfers are staged for the first time, and when, and why, some
+    are not; ever more rarely."""
 
     def __init__(self) -> None:
         self._is_staged = False
         self._tell_at = 1
+
+    def look_at_peer(self, endpoint: Endpoint, peer: PeerName, ends: Sequence[RankEnd]) -> None:
+        """`ends`: what its ranks announced."""
+        has_staging = all(any(info.component == STAGING for info in end.regions) for end in ends)
+        if endpoint.staged is not None and not has_staging:
+            log.info("%s has no staging memory (--staging): pages go to it and come from it by direct writes", peer)
 
     def look(self, endpoint: Endpoint) -> None:
         if endpoint.staged is None:
@@ -170,10 +192,12 @@ class _Plane:
 
     endpoint: Endpoint
     transport: Transport
-    staging: _StagingLog
+    staging: StagingLog
 
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         reports = self.endpoint.perform(command, now)
+        if isinstance(command, OpenEndpoint | AttachEndpoint) and command.theirs is not None:
+            self.staging.look_at_peer(self.endpoint, command.peer, command.theirs)
         for report in reports:
             if isinstance(report, EndpointAttached) and self.endpoint.writes_rows(report.peer):
                 log.warning("pages for %s, whose size is another, are written row by row: see --staging", report.peer)
@@ -194,11 +218,16 @@ class _Plane:
         self.transport.close()
 
 
-def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard) -> DataPlane:
+def _open_plane(
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+) -> DataPlane:
     regions = executor.memory.regions()
     staging = None
     if spec.staging is not None and _stages(spec):
-        staging, region = _staging(spec.staging, spec.staging_bytes, executor, RegionId(len(regions)))
+        device = executor.memory.kv.arenas[0].bytes.device
+        block = MemoryBlock(spec.staging_bytes, device, allocate=staging_memory)
+        region = block.region(RegionId(len(regions)))
+        staging = _staging(spec.staging, block, region, executor)
         regions = [*regions, (STAGING, region)]
     try:
         transport = make_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot)
@@ -214,7 +243,7 @@ def _open_plane(spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Sh
         regions=tuple(_announce(component, region) for component, region in regions),
         checksums=spec.options.verify_checksums,
     )
-    return _Plane(Endpoint(config, transport, executor.memory, staging), transport, _StagingLog())
+    return _Plane(Endpoint(config, transport, executor.memory, staging), transport, StagingLog())
 
 
 def _stages(spec: WorkerSpec) -> bool:
@@ -222,9 +251,8 @@ def _stages(spec: WorkerSpec) -> bool:
     return spec.staging is not None and spec.transport == "nixl"
 
 
-def _staging(mode: StagingMode, num_bytes: int, executor: TorchExecutor, id: RegionId) -> tuple[Staging, Region]:
+def _staging(mode: StagingMode, block: MemoryBlock, region: Region, executor: TorchExecutor) -> Staging:
     """Staging memory beside the pages of this rank."""
     arenas = executor.memory.kv.arenas
-    block = MemoryBlock(num_bytes, arenas[0].bytes.device)
     groups = {arena.layout.group.name: PagesOfGroup(arena.bytes, arena.num_pages) for arena in arenas}
-    return Staging(StagingConfig(id, num_bytes, mode), StagingArena(block.data, groups)), block.region(id)
+    return Staging(StagingConfig(region.id, region.num_bytes, mode), StagingArena(block.data, groups))
