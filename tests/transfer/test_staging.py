@@ -217,6 +217,21 @@ def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:
     assert reader.is_quiet
 
 
+def test_who_waits_for_memory_to_send_is_forgotten_where_no_fence_is_possible() -> None:
+    scene = StagedScene(1, 2)
+    (writer,) = scene.writer.staged()
+    assert writer.sending.ask("somebody", writer.sending.num_bytes, 0.0) is not None  # type: ignore[arg-type]
+    fill(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+    scene.post(0, 0, SRC[:2], DST[:2])
+    assert writer.sending.num_waiting > 0
+    scene.writer.transports[0].fence_result = FenceResult.IMPOSSIBLE
+    scene.writer_does(FencePeer(D))
+    assert writer.sending.num_waiting == 0
+    for _ in range(250):
+        scene.turn()
+
+
 def test_a_lease_that_nobody_needs_is_told_again_until_it_comes_back() -> None:
     """The ask came after the news that it is void, or that news was lost."""
     scene = StagedScene(1, 2)

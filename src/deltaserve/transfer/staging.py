@@ -410,7 +410,7 @@ class StagedTransport:
         self._lent = {key: at for key, at in self._lent.items() if key.sender.peer != peer}
         for outgoing in [o for o in self._outgoing.values() if o.peer == peer]:
             del self._outgoing[outgoing.write]
-            if result is FenceResult.CLOSED:
+            if result is FenceResult.CLOSED or self.sending.is_waiting(outgoing.write):
                 self._free_buffer(outgoing)
         leases = self.receiving if result is FenceResult.CLOSED else ()
         for key in [key for key in (*leases, *self.receiving.waiting()) if key.sender.peer == peer]:
