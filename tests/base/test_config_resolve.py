@@ -260,10 +260,11 @@ def test_a_context_that_the_pool_shortens_is_remembered() -> None:
     assert resolved().shortened_from is None
 
 
-def test_ranks_do_not_compute_on_gpus_yet() -> None:
-    machine = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=4, num_devices=4)
-    with pytest.raises(ConfigError, match="--tp-size 2: ranks compute on CPUs only"):
-        resolve(settings(), dataclasses.replace(MODEL, tp_size=2), machine)
+def test_each_rank_of_a_worker_needs_a_gpu_of_its_own() -> None:
+    machine = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=4, num_devices=2)
+    assert resolve(settings(), dataclasses.replace(MODEL, tp_size=2), machine).device == "cuda"
+    with pytest.raises(ConfigError, match="--tp-size 4: each rank needs a GPU of its own, and 2 can be used here"):
+        resolve(settings(), dataclasses.replace(MODEL, tp_size=4), machine)
 
 
 def test_no_role_takes_longer_requests_than_another() -> None:

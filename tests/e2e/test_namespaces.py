@@ -1,9 +1,9 @@
 """Prefill, decode and the front on three machines, which are network namespaces, started as docs/operations.md says."""
 
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,8 +38,10 @@ ROLES = {"prefill": "10.0.0.1", "decode": "10.0.0.2", "router": "10.0.0.3"}
 class Cluster(Api):
     """The commands of the document, each on its machine, and a client on a fourth."""
 
-    def __init__(self, network: Network, model: Path, folder: Path) -> None:
+    def __init__(self, network: Network, model: Path, folder: Path, extra: Mapping[str, Sequence[str]]) -> None:
+        """`extra`: flags by role, besides those of the document."""
         self.model_path = model
+        self._extra = extra
         self.machines = {role: network.add(role, address) for role, address in ROLES.items()}
         self.client = network.add("client", "10.0.0.4")
         self.keys = make_keys(folder, [*self.machines.values(), self.client])
@@ -57,7 +59,8 @@ class Cluster(Api):
         """As the document has it, for this model; small pages."""
         rest = self.commands[f"{role} {ROLES[role]}"]
         flags = PAGES if role == "router" else CHECKED
-        return [role, *(str(self.model_path) if word == "MODEL" else word for word in rest), *flags]
+        named = (str(self.model_path) if word == "MODEL" else word for word in rest)
+        return [role, *named, *flags, *self._extra.get(role, ())]
 
     def start(self, role: str) -> None:
         self.processes[role] = self.machines[role].start(*self.argv(role), name=role)
@@ -100,8 +103,9 @@ def make_keys(folder: Path, machines: list[Machine]) -> str:
     return (folder / "api.keys").read_text().split()[0]
 
 
-@pytest.fixture(scope="module")
-def cluster(tiny_models: Path) -> Iterator[Cluster]:
+@contextmanager
+def running_cluster(model: Path, extra: Mapping[str, Sequence[str]]) -> Iterator[Cluster]:
+    """Ready. One at a time: a process has one network."""
     with TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
         try:
@@ -109,7 +113,7 @@ def cluster(tiny_models: Path) -> Iterator[Cluster]:
         except NotPermittedError as error:
             pytest.skip(f"needs the right to make network namespaces (root, CAP_NET_ADMIN and CAP_SYS_ADMIN): {error}")
         stack.callback(network.close)
-        cluster = Cluster(network, tiny_models / "llama", folder)
+        cluster = Cluster(network, model, folder, extra)
         stack.callback(cluster.kill)
         try:
             for role in ROLES:
@@ -120,6 +124,12 @@ def cluster(tiny_models: Path) -> Iterator[Cluster]:
             for process in cluster.processes.values():
                 error.add_note(process.tail())
             raise
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_models: Path) -> Iterator[Cluster]:
+    with running_cluster(tiny_models / "llama", {}) as cluster:
+        yield cluster
 
 
 def test_answers_are_those_of_transformers(cluster: Cluster) -> None:
@@ -191,10 +201,17 @@ def test_a_firewall_that_lets_links_through_and_no_pages(cluster: Cluster) -> No
     behind_links = Unwanted(ROLES["prefill"], first=9000)
     cluster.restart("prefill")  # no connection of before
     with cluster.machines["decode"].dropping(behind_links):
-        reply = cluster.http.post("/v1/completions", json=cluster.body(prompt, max_tokens=4))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "transfer_failed")
+        wait_until(lambda: fails_and_is_told(cluster, prompt), "readiness to tell of it")
     assert_true(cluster.model_path, prompt, cluster.complete(prompt, 4))
     cluster.wait_quiet()
+
+
+def fails_and_is_told(cluster: Cluster, prompt: list[int]) -> bool:
+    """One more request; whether readiness says what to expect of the next."""
+    reply = cluster.http.post("/v1/completions", json=cluster.body(prompt, max_tokens=4))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "transfer_failed")
+    told = cluster.http.get("/readyz")
+    return told.status_code == 503 and "one request after the other fails there" in told.text
 
 
 @pytest.mark.slow

@@ -64,6 +64,14 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     assert worker_environment(spec)["UCX_NET_DEVICES"] == "lo"
 
 
+def test_what_ucx_prints_is_the_operators_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_spec(write_worker(tmp_path))
+    monkeypatch.delenv("UCX_LOG_LEVEL", raising=False)
+    assert worker_environment(spec)["UCX_LOG_LEVEL"] == "fatal"
+    monkeypatch.setenv("UCX_LOG_LEVEL", "info")
+    assert worker_environment(spec)["UCX_LOG_LEVEL"] == "info"
+
+
 def test_a_wrong_spec_names_its_field(tmp_path: Path) -> None:
     path = write_worker(tmp_path)
     fields = msgspec.json.decode(path.read_bytes())

@@ -54,13 +54,15 @@ def fill(duo: Duo) -> PeerName:
     return decode_of(duo)
 
 
-def test_there_and_back_again_leaves_no_endpoint_behind() -> None:
+def test_there_and_back_again_leaves_no_endpoint_and_no_connection_behind() -> None:
     duo = reported(Duo(Shape(num_prefill=2, num_decode=2)))
+    dialled = set(duo.worker(DECODE).dialled)
     for role in (Role.PREFILL, Role.DECODE):
         change(duo, SECOND, role)
         settle_as(duo, SECOND, role)
         duo.run(2.0)
     assert SECOND not in duo.worker(DECODE).transport._endpoints
+    assert set(duo.worker(DECODE).dialled) == dialled, "to whom there is nothing to say"
     prefills = {PREFILL, PeerName("prefill-1")}
     assert duo.worker(SECOND).transport._endpoints.keys() == prefills, "not ready for the first request"
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import Alone, ProcessCollective, ThreadCollective
+from deltaserve.models.nccl import NcclCollective
 from deltaserve.models.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
 from tests.models.collective_rank import DTYPES, part_of, try_all
 
@@ -141,3 +142,9 @@ def test_a_process_whose_other_rank_never_comes(tmp_path: Path) -> None:
     for rank in range(2):
         with pytest.raises(CollectiveError, match=r"not all of them met within 0\.5 s"):
             RankMesh.join(Shard(rank, 2), tmp_path / f"meet of {rank}", 0.5)
+
+
+@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL: tests/gpu")
+def test_without_nccl_ranks_on_gpus_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CollectiveError, match="no NCCL"):
+        NcclCollective.join(Shard(0, 2), torch.device("cuda", 0), tmp_path / "meet", 0.5)

@@ -212,3 +212,22 @@ def test_a_failing_prefill_worker_is_left_alone_and_tried_again_later() -> None:
     cluster.now = 1.1
     probe = cluster.submit(12)
     assert probe.prefill is not None and probe.prefill.name == "prefill-0"
+
+
+def test_where_one_request_after_the_other_fails_it_is_told_until_the_next_may_try() -> None:
+    """As behind a firewall between workers that lets links through and no pages."""
+    cluster = Cluster().all_ready()
+    for number in (1, 2):
+        assert cluster.front.doubt(cluster.now) is None
+        cluster.submit(number)
+        for _ in range(2):
+            cluster.failed("decode-0", number, FailReason.TRANSFER_FAILED, retryable=True)
+        assert cluster.failure(number) is FailReason.TRANSFER_FAILED
+    assert cluster.front.ready() is None, "it would be tried"
+    assert cluster.front.doubt(cluster.now) == "prefill-0: one request after the other fails there"
+    cluster.run_until(cluster.now + 2.1, heartbeats_of=["decode-0", "prefill-0"])
+    assert cluster.front.doubt(cluster.now) is None
+    cluster.submit(3)
+    cluster.tokens("decode-0", 3, 0, [3])
+    cluster.finished("decode-0", 3, output_len=1)
+    assert cluster.front.doubt(cluster.now) is None

@@ -12,6 +12,7 @@ from deltaserve.base.errors import StateError
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.dtype import DType
+from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ThreadCollective
 from deltaserve.models.rank_mesh import CollectiveError
 from deltaserve.sched.plan import (
@@ -30,6 +31,7 @@ from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.fixtures.tiny_quantised import write_fp8_blocks
 from tests.runner.world import (
     GREEDY,
+    Driver,
     RankDriver,
     assert_same,
     check_generation,
@@ -146,3 +148,18 @@ def test_a_rank_that_fails_fails_its_worker(tiny_models: Path) -> None:
     collective.leave()
     with pytest.raises(CollectiveError):
         first.execute(plan)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_token_beyond_the_vocabulary_is_no_tokens_embedding(tiny_models: Path, num_ranks: int) -> None:
+    """However many ranks divide the table. The step fails; with several ranks that ends their worker."""
+    path = tiny_models / "llama"
+    beyond = [1, 2, load_spec(path).vocab_size]
+    driver = Driver(path) if num_ranks == 1 else RankDriver(path, num_ranks)
+    driver.open(0, beyond)
+    if num_ranks == 1:
+        (item,) = driver.step([extend(0, beyond, 0, 3)]).items
+        assert item.outcome is ItemOutcome.FAILED
+    else:
+        with pytest.raises(StateError, match=r"a token outside of 0\.\."):
+            driver.step([extend(0, beyond, 0, 3)])

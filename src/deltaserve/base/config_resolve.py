@@ -171,8 +171,11 @@ class _Pools:
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
-    if device == "cuda" and model.tp_size > 1:
-        raise ConfigError(f"--tp-size {model.tp_size}: ranks compute on CPUs only, so far; add --device cpu")
+    if device == "cuda" and model.tp_size > machine.num_devices:
+        raise ConfigError(
+            f"--tp-size {model.tp_size}: each rank needs a GPU of its own, and {machine.num_devices} can be used here "
+            "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
+        )
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)

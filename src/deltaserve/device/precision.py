@@ -7,6 +7,8 @@ import torch
 
 _MIN_TILE = 2048
 """Keys x dim of one tile from which on the CPU library takes the same path for any number of tiles (measured)."""
+_MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+_USUAL = _MATMUL.fp32_precision
 
 
 def may_round(dtype: torch.dtype, num_keys: int, dim: int) -> bool:
@@ -20,11 +22,13 @@ def rounded_products() -> Iterator[None]:
 
     It sends them to oneDNN, which rounds only where the processor gains by it. Measured on Zen 5: no rounding, and
     still twice as fast as the default library.
+
+    The setting is of the process: one thread of it computes, but for ranks that are threads (tests). There the
+    products of one may be rounded, or not, while another is within; afterwards the setting is what it always was,
+    however they overlapped.
     """
-    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    _MATMUL.fp32_precision = "bf16"
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        _MATMUL.fp32_precision = _USUAL

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, RegionId, Role
@@ -26,6 +28,7 @@ from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ALONE, Collective, ProcessCollective
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.nccl import NcclCollective
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -82,7 +85,10 @@ def build_rank(
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
     """Waits for all ranks."""
-    return ProcessCollective.join(shard, meeting_point(folder), spec.step_stuck_after_s)
+    device, limit_s = torch.device(rank_device(spec.device, shard)), spec.step_stuck_after_s
+    if device.type == "cuda":
+        return NcclCollective.join(shard, device, meeting_point(folder), limit_s)
+    return ProcessCollective.join(shard, meeting_point(folder), limit_s)
 
 
 def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: Callable[[str], None]) -> TorchExecutor:

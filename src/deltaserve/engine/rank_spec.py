@@ -49,6 +49,6 @@ def meeting_point(folder: Path) -> Path:
 
 
 def rank_device(device: str, shard: Shard) -> str:
-    """`device` is rank 0's; each further rank has the next GPU."""
+    """`device` is rank 0's; each further rank has the next GPU: no two ranks of a worker may have one (NCCL)."""
     kind, _, number = device.partition(":")
     return device if kind != "cuda" else f"cuda:{int(number or 0) + shard.rank}"

@@ -1,5 +1,6 @@
 """What a worker process is told: one JSON file of plain, resolved values."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +80,9 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     threads = str(spec.num_threads)
     return {
         **ucx_environment(spec.transport_tls, spec.transport_devices),
+        # A peer that dies is told in our log; UCX would add errors of its own to the terminal.
+        "UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal"),
+        "NCCL_SOCKET_IFNAME": "lo",  # ranks of a worker are on one machine
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

@@ -295,6 +295,9 @@ class Greeter:
         self.table.move(peer, PeerEvent.REFUSE)
         if peer.name in self._greetings:
             self._end_endpoint(peer.name)  # the one that was opened to greet it
+        if reason is FailReason.NO_PEER and self._dialled.pop(peer.name, None) is not None:
+            self.table.move(peer, PeerEvent.LOSE)
+            self._out.append(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
         return True
 
     def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:

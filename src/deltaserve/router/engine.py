@@ -97,7 +97,7 @@ class RouterEngine:
         return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
 
     def ready(self) -> str | None:
-        reason = self._breach or self._core.ready()
+        reason = self._breach or self._core.ready() or self._core.doubt(self._loop.time())
         return reason if reason is None else "; ".join([reason, *self._halts()])
 
     def refusal(self) -> str | None:

@@ -75,7 +75,7 @@ class Breakers:
 
     def advised(self, workers: Sequence[PeerName], now: float) -> list[PeerName]:
         """Workers that may be tried now, in order; all of them when none may."""
-        return [worker for worker in workers if self._may_try(worker, now)] or list(workers)
+        return [worker for worker in workers if self.may_try(worker, now)] or list(workers)
 
     def chosen(self, worker: PeerName, now: float) -> None:
         """A room goes there: on an open circuit it is the probe, and no other follows before the pause is over."""
@@ -102,6 +102,7 @@ class Breakers:
         circuit.move(BreakerEvent.TRIP)
         circuit.closed_until = now + circuit.pause_s
 
-    def _may_try(self, worker: PeerName, now: float) -> bool:
+    def may_try(self, worker: PeerName, now: float) -> bool:
+        """Whether its circuit is closed, or the pause before the next probe over."""
         circuit = self._circuits.get(worker)
         return circuit is None or circuit.state is BreakerState.CLOSED or now >= circuit.closed_until

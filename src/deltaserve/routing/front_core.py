@@ -510,6 +510,10 @@ class FrontCore:
         """None when a request admitted now would be served, else the reason, in words."""
         return "the server is shutting down" if self._is_draining else self.workers.shortage()
 
+    def doubt(self, now: float) -> str | None:
+        """Why a request admitted now may well fail although it would be tried; None where nothing is known."""
+        return self.placer.left_alone(now)
+
     def refusal(self, now: float) -> str | None:
         """None when a request is taken now, to be served or to wait for a worker that comes back; else the reason."""
         return "the server is shutting down" if self._is_draining else self.workers.refusal(now)

@@ -176,6 +176,15 @@ class Placer:
 
     # ------------------------------------------------------------ questions
 
+    def left_alone(self, now: float) -> str | None:
+        """Why a room would most likely fail although there is a pair: of some kind every circuit is open, and no pause
+        is over. None else; without any room it is None again soon, so whoever heeds it comes back."""
+        unified, *apart = (self._workers.of(role) for role in (Role.UNIFIED, Role.PREFILL, Role.DECODE))
+        kinds = [unified] if unified else apart
+        open_ones = [kind for kind in kinds if not any(self.breakers.may_try(w.name, now) for w in kind)]
+        names = ", ".join(worker.name for kind in open_ones for worker in kind)
+        return f"{names}: one request after the other fails there" if names else None
+
     def limits(self, now: float) -> Limits:
         """What every worker that takes rooms can take. Precondition: there is one, or one is expected back."""
         holders = self._workers.takers(now)

@@ -128,6 +128,9 @@ class TorchExecutor:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        vocab_size = self._decoder.spec.vocab_size
+        if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
+            raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
         last = self._last_tokens(inputs)

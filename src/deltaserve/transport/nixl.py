@@ -2,7 +2,8 @@
 
 UCX reads its settings from the environment when the first agent is made, so they belong to whoever starts the process:
 start it with `environment(options)`. The adapter only verifies: a process that talks over other devices than it was
-told to is refused, not repaired. UCX logs to stdout unless UCX_LOG_FILE says otherwise.
+told to is refused, not repaired. UCX logs to stdout unless UCX_LOG_FILE says otherwise, of workers nothing
+unless UCX_LOG_LEVEL does.
 """
 
 import atexit
