@@ -148,7 +148,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "config deep": (_write("config.json", "[" * 100_000), ("config.json: not readable as JSON",)),
     "config long integer": (_write("config.json", '{"a": ' + "9" * 5000 + "}"), ("config.json: not readable",)),
     "architecture missing": (_config(architectures="-"), ("config.json: architectures",)),
-    "architecture unknown": (_config(architectures=["GPT2LMHeadModel"]), ("'GPT2LMHeadModel'", "LlamaForCausalLM")),
+    "architecture unknown": (_config(architectures=["GPT2LMHeadModel"]), ("'GPT2LMHeadModel'", "Llama, Qwen3")),
     "architecture number": (_config(architectures=[7]), ("config.json: architectures is [7]",)),
     "architecture text": (_config(architectures="LlamaForCausalLM"), ("config.json: architectures",)),
     "layers 513": (_config(num_hidden_layers=513), ("num_hidden_layers is 513", "1 .. 512")),

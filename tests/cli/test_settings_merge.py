@@ -32,6 +32,7 @@ EXAMPLES: dict[str, str] = {
     "decode-kv-cache-dtype": "fp8_e4m3",
     "max-mamba-cache-size": "100",
     "mamba-ssm-dtype": "bfloat16",
+    "mamba-track-interval": "256",
     "disable-radix-cache": "true",
     "disable-decode-radix-cache": "true",
     "max-running-requests": "8",

@@ -186,6 +186,13 @@ class MemorySettings(Group):
     mamba_ssm_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "type of recurrent states between steps; bfloat16 halves them, and moves logits a little", use="rare"
     )
+    mamba_track_interval: Count | None = option(
+        None,
+        "a recurrent state is kept every so many tokens of a prompt, too; by default only where requests are likely to "
+        "go on: at forks, at the ends of prompts and of answers",
+        commands=COMPUTING,
+        use="rare",
+    )
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
     )

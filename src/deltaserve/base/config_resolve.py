@@ -239,6 +239,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "num_pages": resolved.num_pages[0],
         "mem_fraction_static": _MEMORY_SHARE[resolved.device],
         "kv_cache_dtype": resolved.kv_cache_dtype,
+        "max_mamba_cache_size": _num_states(resolved),
         "max_running_requests": resolved.max_running_requests,
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
@@ -248,6 +249,12 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
     if settings.memory.num_pages != "auto":
         found["mem_fraction_static"] = "not read: num-pages is given"
     return _of_automatic(settings, found)
+
+
+def _num_states(resolved: ResolvedConfig) -> int | str:
+    pools = zip(resolved.pools, resolved.num_pages, strict=True)
+    slots = [num for pool, num in pools if pool.retention.lifetime is Lifetime.STATE]
+    return slots[0] if slots else "not read: no layer of the model is recurrent"
 
 
 def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:

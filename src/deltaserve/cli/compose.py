@@ -284,6 +284,7 @@ def worker_spec(
             decode_extend_tokens=scheduling.decode_extend_tokens,
             max_queued_requests=scheduling.max_queued_requests * 8,
             schedule_policy=scheduling.schedule_policy,
+            state_interval_tokens=settings.memory.mamba_track_interval,
             radix_cache=_has_radix_cache(role, settings),
             verify_checksums=disaggregation.verify == "crc" or backend == "mooncake",
             drain_timeout_s=disaggregation.drain_timeout_s,

@@ -143,7 +143,6 @@ _REASONS = {
         "mamba-cache-dtype mamba-ssm-cache-dtype"
     ),
     "recurrent layers are computed by torch alone": "mamba-backend linear-attn-backend",
-    "states are kept where requests go on: at forks, at the ends of prompts and of answers": "mamba-track-interval",
     "windows get what running requests hold": "swa-full-tokens-ratio disable-hybrid-swa-memory",
     "finding tool calls in answers is not built yet": "tool-call-parser enable-auto-tool-choice tool-server",
     "telling reasoning from answer is not built yet": "reasoning-parser",

@@ -133,7 +133,8 @@ class Outflow:
             self.logprobs.keep((room.peer, room.room), room.attempt, frames)
             for frame in frames:
                 self.links.send(room.peer, frame)
-        self.parts.scheduler.running.share_computed(room.request)
+        running = self.parts.scheduler.running
+        (running.share_computed if progress.sampled is None else running.leave_computed)(room.request)
         if progress.sampled is not None:
             sampled = progress.sampled
             room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)

@@ -84,5 +84,5 @@ def family_of(fields: Fields) -> Family:
     for family in FAMILIES:
         if family.architecture == names[0]:
             return family
-    supported = ", ".join(family.architecture for family in FAMILIES)
+    supported = ", ".join(dict.fromkeys(family.architecture.partition("For")[0] for family in FAMILIES))
     raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")

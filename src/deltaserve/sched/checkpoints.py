@@ -16,13 +16,11 @@ state at every chunk's end was up to 17 times slower to the first token (SGLang 
 
 Slots: a running request writes one. A second one holds the checkpoint that it begins from (leased until its first step
 is over), later the one it left last (evictable: it goes first when slots are short, and none is left where there is no
-other slot to go on in). So one slot for each running request is enough, and two let all of them keep their checkpoints.
+other slot to go on in). So one slot for each running request is enough. Two, by which memory is shared out
+(`Retention.most_pages`), let all of them keep their checkpoints.
 """
 
 from deltaserve.request.request import Request
-
-SLOTS_OF_RUNNING = 2
-"""State slots that a running request has use for: what it writes, and its last checkpoint."""
 
 
 class Checkpoints:
