@@ -189,7 +189,7 @@ def test_cache_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "supported: LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "supported: Llama, Qwen3, Qwen3Moe"),
         ({"architectures": []}, "architectures is []"),
         ({**_GEMMA, "layer_types": ["full_attention"]}, "layer_types is ['full_attention'], expected 8 times"),
         ({**_GEMMA, "layer_types": ["sliding_attention"] * 8}, "expected at least one full_attention"),
