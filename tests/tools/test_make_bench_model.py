@@ -1,4 +1,4 @@
-"""The benchmark model loads as any checkpoint does."""
+"""A benchmark model loads as any checkpoint does."""
 
 from pathlib import Path
 
@@ -9,10 +9,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tools.make_bench_model import main
 
 
-def test_it_loads_and_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [((), "46.2 M parameters, 16384 tokens"), (("--kind", "hybrid"), "21.6 M parameters, 16384 tokens")],
+)
+def test_it_loads_and_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
     torch.set_num_threads(1)
-    main([str(tmp_path)])
-    assert "46.2 M parameters, 16384 tokens" in capsys.readouterr().out
+    main([str(tmp_path), *flags])
+    assert said in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.dtype == torch.bfloat16
