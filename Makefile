@@ -1,53 +1,60 @@
-# Every target creates .venv when it is missing or out of date. Needed on the machine: make and Python >= 3.11.
+# Every target creates .venv when it is missing or out of date, and compiles the native library anew when its sources
+# changed. Needed on the machine: make and Python >= 3.11; with a C++ compiler attention is several times as fast.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed
+READY := .venv/.native
+NATIVE := src/deltaserve/native
 
-$(STAMP): pyproject.toml constraints.txt scripts/make-venv
+$(STAMP): pyproject.toml setup.py constraints.txt scripts/make-venv
 	@scripts/make-venv
+
+$(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_library.py
+	@$(PYTHON) -m deltaserve.native.compile_library
+	@touch $@
 
 .PHONY: help venv demo check test test-full sim sim-mutants features soak bench gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
+venv: $(READY) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
 
-demo: $(STAMP) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
+demo: $(READY) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
 	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
 
-check: $(STAMP) ## Format, lint, strict types, import law, security rules: what CI checks
+check: $(READY) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(STAMP) ## The checks, then all tests (about 16 minutes on 2 cores)
+test: $(READY) ## The checks, then all tests (about 16 minutes on 2 cores)
 	@scripts/check
 	@scripts/test
 
-test-full: $(STAMP) ## As test, with the long property runs and the tests marked slow
+test-full: $(READY) ## As test, with the long property runs and the tests marked slow
 	@scripts/check
 	@scripts/test --full
 
-sim: $(STAMP) ## The fault simulator, at length: SEEDS=100000; then every fault at every moment of a small run
+sim: $(READY) ## The fault simulator, at length: SEEDS=100000; then every fault at every moment of a small run
 	@$(PYTHON) -m deltaserve.cli.main sim faults --gates --seeds $(or $(SEEDS),100000) $(ARGS)
 	@$(PYTHON) -m deltaserve.cli.main sim exhaustive --minutes $(or $(MINUTES),20)
 
-sim-mutants: $(STAMP) ## Plant known faults in the code, one at a time: the simulator must find each
+sim-mutants: $(READY) ## Plant known faults in the code, one at a time: the simulator must find each
 	@$(PYTHON) -m tools.sim_mutants $(ARGS)
 
-features: $(STAMP) ## Which rows of docs/features.md hold: ROWS="A1 T5", by default all that are done
+features: $(READY) ## Which rows of docs/features.md hold: ROWS="A1 T5", by default all that are done
 	@$(PYTHON) -m tools.features $(ROWS) $(ARGS)
 
-soak: $(STAMP) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N repeats one
+soak: $(READY) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N repeats one
 	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PYTHON) -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
-bench: $(STAMP) ## Every benchmark of docs/performance.md (about 15 minutes, idle machine); some: ARGS="cache e2e"
+bench: $(READY) ## Every benchmark of docs/performance.md (about 15 minutes, idle machine); some: ARGS="cache e2e"
 	@scripts/bench $(ARGS)
 
-gpu-check: $(STAMP) ## The tests that need a CUDA device
+gpu-check: $(READY) ## The tests that need a CUDA device
 	@$(PYTHON) -m pytest tests/gpu $(ARGS)
 
-format: $(STAMP) ## Rewrite the sources in the one format
+format: $(READY) ## Rewrite the sources in the one format
 	@.venv/bin/ruff check --fix --quiet .
 	@.venv/bin/ruff format --quiet .
 

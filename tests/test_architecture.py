@@ -18,7 +18,7 @@ PACKAGE = "deltaserve"
 
 FLOORS = {
     0: ("base",),
-    1: ("layout", "cache", "wire", "transport", "files"),
+    1: ("layout", "cache", "wire", "transport", "files", "native"),
     2: ("request", "device", "peer"),
     3: ("sched", "transfer", "routing"),
     4: ("instance", "models"),

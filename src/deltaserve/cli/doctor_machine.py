@@ -18,6 +18,7 @@ from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.compose import cpu_bytes
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.net_devices import interface_addresses, net_devices
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
@@ -37,6 +38,15 @@ def check_software() -> Iterator[Line]:
     for name in _LIBRARIES:
         yield _library(name, Level.FAIL, "a server needs it")
     yield _library(_FOR_VERIFY, Level.WARN, "`deltaserve verify --model-path` needs it")
+    yield _native_library()
+
+
+def _native_library() -> Line:
+    try:
+        sets = ", ".join(found.name for found in NativeLibrary().instruction_sets)
+    except NativeUnavailable as error:
+        return Line(Level.OK, "library", f"no native kernels, torch computes in their place: {error}")
+    return Line(Level.OK, "library", f"native kernels for {sets}")
 
 
 def _library(name: str, if_missing: Level, why: str) -> Line:

@@ -1,0 +1,1 @@
+"""F1: the native library: C++ behind one C ABI, compiled at install, loaded by ctypes. Knows no torch and no Python."""

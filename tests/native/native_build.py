@@ -1,0 +1,16 @@
+"""The native library of this tree for tests: compiled where it is not current, or the test is skipped."""
+
+import pytest
+
+from deltaserve.native.compile_library import LIBRARY_NAME, SOURCES, CannotCompile, compile_library, is_current
+from deltaserve.native.native_library import NativeLibrary
+
+
+def compiled_library() -> NativeLibrary:
+    """Skips the test where there is no compiler."""
+    if not is_current(SOURCES / LIBRARY_NAME):
+        try:
+            compile_library(SOURCES / LIBRARY_NAME)
+        except CannotCompile as error:
+            pytest.skip(str(error)[-300:])
+    return NativeLibrary()
