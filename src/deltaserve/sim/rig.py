@@ -57,6 +57,8 @@ MAX_EVENTS = 100_000
 """A run that takes more is caught in a loop."""
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
+SLOW_LIVENESS_S = 3 * LIVENESS_S
+"""The same where a network carries bytes no faster than it was told to: a request that was retracted is carried again."""
 _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
@@ -252,7 +254,7 @@ class Run:
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
-        limit = self.world.now + LIVENESS_S
+        limit = self.world.now + (LIVENESS_S if self.knobs.bytes_per_s is None else SLOW_LIVENESS_S)
         self.world.run(until=self.world.now + _STRANDED_S, done=self.clients.all_over)
         self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
