@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tests.chaos.cluster import MODEL, Cluster, held, running, wait_ready
-from tests.chaos.storm import VICTIMS, Storm, make_storm
+from tests.chaos.storm import CHANGELING, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
 from tests.chaos.watch import Counts, Growth, Lag, Memory, settled_counts
 
@@ -40,6 +40,9 @@ MAX_GROWTH_MIB = 64.0
 """Of a process after the warm-up, however long the storm: steps, which are no leak as long as they are few."""
 _HUNG_S = 20.0
 """Beyond deadline and patience: a request that takes it will never be answered."""
+ROLES_WITHIN_S = 30.0
+COUNTS_WITHIN_S = 60.0
+_OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
 
@@ -111,9 +114,10 @@ class Run:
                 self.note("healed")
                 await self._cluster.heal()
                 await wait_ready(self._http, READY_WITHIN_S)
+                await self._restore_roles()
                 await self._canaries()
                 await self._wait_quiet()
-        report.counts = {name: (before[name], await settled_counts(pid)) for name, pid in survivors.items()}
+        report.counts = {name: (had, await counts_again(survivors[name], had)) for name, had in before.items()}
         report.growth = memory.growth(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report
@@ -145,7 +149,7 @@ class Run:
     # ------------------------------------------------------------ storm
 
     async def _rage(self) -> None:
-        storm = Storm(self._cluster, self.note, self._burst)
+        storm = Storm(self._cluster, self.note, self._burst, self._change_role)
         async with asyncio.TaskGroup() as users:
             self._users = users
             for number in range(NUM_USERS):
@@ -187,6 +191,27 @@ class Run:
         for _ in range(10 * NUM_USERS):
             self._users.create_task(self._one_request(Random(self._draw.random())))
 
+    async def _change_role(self, worker: str) -> None:
+        workers = (await self._http.get("/server_info")).json()["engine"]["workers"]
+        role = next(known["role"] for known in workers if known["name"] == worker)
+        self.note(f"           {worker}: {await self._ask_role(worker, _OTHER_ROLE[role])}")
+
+    async def _ask_role(self, worker: str, role: str) -> str:
+        """What the front says to it. Half a second of grace: answers move, too."""
+        reply = await self._http.post("/admin/role", json={"worker": worker, "role": role, "grace_s": 0.5})
+        assert reply.status_code in (200, 202, 409), reply.text
+        return "refused" if reply.is_error else "changing" if reply.json()["changing"] else "held"
+
+    async def _restore_roles(self) -> None:
+        """The changeling is again what it was started as. Raises AssertionError when that takes too long."""
+        deadline = time.monotonic() + ROLES_WITHIN_S
+        while True:
+            said = await self._ask_role(CHANGELING, CHANGELING.split("-")[0])
+            if said == "held":
+                return
+            assert time.monotonic() < deadline, f"its role is not restored: {said}"
+            await asyncio.sleep(0.25)
+
     async def _watch_processes(self) -> None:
         """Until cancelled. Raises AssertionError when one ended that nobody killed."""
         while True:
@@ -224,6 +249,14 @@ class Run:
             await asyncio.sleep(0.25)
         info = (await self._http.get("/server_info")).json()["engine"]
         assert info["integrity"] is None and info["internal_errors"] == 0, info
+
+
+async def counts_again(pid: int, before: Counts) -> Counts:
+    """As soon as they are what they were; else after a while: a worker hangs up whom it knew in another role late."""
+    deadline = time.monotonic() + COUNTS_WITHIN_S
+    while (found := await settled_counts(pid)) != before and time.monotonic() < deadline:
+        pass
+    return found
 
 
 @asynccontextmanager

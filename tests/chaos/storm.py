@@ -4,7 +4,7 @@ Each kind comes once first, then by weight.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
@@ -14,6 +14,8 @@ from tests.chaos.proxy import FAIR, Weather
 
 VICTIMS = ("prefill-1", "decode-1")
 """Killed and restarted. The others live through everything and must hold in the end what they held in the beginning."""
+CHANGELING = "prefill-1"
+"""Takes up the other role. Not a decode worker: decode-0 would keep a link to what was a prefill worker once."""
 WORKERS = ("prefill-0", "decode-0", *VICTIMS)
 
 
@@ -30,6 +32,7 @@ class Kind(Enum):
     STOP_FRONT = "the front stopped and continued"
     KILL_TOLD = "a worker killed, the others told, restarted"
     KILL_SILENT = "a worker killed, noticed by silence only, restarted"
+    ROLE = "a worker takes up the other role"
     BURST = "ten times the requests at once"
 
 
@@ -46,6 +49,7 @@ WEIGHTS = {
     Kind.STOP_FRONT: 1,
     Kind.KILL_TOLD: 2,
     Kind.KILL_SILENT: 2,
+    Kind.ROLE: 2,
     Kind.BURST: 1,
 }
 _KILLS = (Kind.KILL_TOLD, Kind.KILL_SILENT)
@@ -96,17 +100,26 @@ def _length_s(draw: Random, kind: Kind) -> float:
 def _target(draw: Random, kind: Kind) -> str:
     if kind in (Kind.STOP_FRONT, Kind.BURST):
         return FRONT
+    if kind is Kind.ROLE:
+        return CHANGELING
     return draw.choice(VICTIMS if kind in _KILLS else WORKERS)
 
 
 class Storm:
     """Does the events to a cluster. Events overlap; of two on one worker's links the later one rules."""
 
-    def __init__(self, cluster: Cluster, note: Callable[[str], None], burst: Callable[[], object]) -> None:
-        """`note` hears what is done; `burst` starts ten times the requests."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        note: Callable[[str], None],
+        burst: Callable[[], object],
+        change_role: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`note` hears what is done; `burst` starts ten times the requests; `change_role` asks it of a worker."""
         self._cluster = cluster
         self._note = note
         self._burst = burst
+        self._change_role = change_role
         self.num_done = 0
 
     async def rage(self, events: list[Event]) -> None:
@@ -121,6 +134,8 @@ class Storm:
         match event.kind:
             case Kind.BURST:
                 self._burst()
+            case Kind.ROLE:
+                await self._change_role(event.target)
             case Kind.STOP | Kind.STOP_FRONT:
                 await self._stop(event)
             case Kind.KILL_TOLD | Kind.KILL_SILENT:
