@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from tests.chaos.cluster import MODEL, Cluster, held, running, wait_ready
-from tests.chaos.storm import CHANGELING, VICTIMS, Storm, make_storm
+from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
 from tests.chaos.watch import Counts, Growth, Lag, Memory, settled_counts
 
@@ -41,7 +41,6 @@ MAX_GROWTH_MIB = 64.0
 _HUNG_S = 20.0
 """Beyond deadline and patience: a request that takes it will never be answered."""
 ROLES_WITHIN_S = 30.0
-COUNTS_WITHIN_S = 60.0
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
@@ -117,7 +116,7 @@ class Run:
                 await self._restore_roles()
                 await self._canaries()
                 await self._wait_quiet()
-        report.counts = {name: (had, await counts_again(survivors[name], had)) for name, had in before.items()}
+        report.counts = {name: (before[name], await settled_counts(pid)) for name, pid in survivors.items()}
         report.growth = memory.growth(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report
@@ -203,14 +202,12 @@ class Run:
         return "refused" if reply.is_error else "changing" if reply.json()["changing"] else "held"
 
     async def _restore_roles(self) -> None:
-        """The changeling is again what it was started as. Raises AssertionError when that takes too long."""
+        """All are again what they were started as. Raises AssertionError when that takes too long."""
         deadline = time.monotonic() + ROLES_WITHIN_S
-        while True:
-            said = await self._ask_role(CHANGELING, CHANGELING.split("-")[0])
-            if said == "held":
-                return
-            assert time.monotonic() < deadline, f"its role is not restored: {said}"
-            await asyncio.sleep(0.25)
+        for worker in CHANGELINGS:
+            while (said := await self._ask_role(worker, worker.split("-")[0])) != "held":
+                assert time.monotonic() < deadline, f"{worker}: its role is not restored: {said}"
+                await asyncio.sleep(0.25)
 
     async def _watch_processes(self) -> None:
         """Until cancelled. Raises AssertionError when one ended that nobody killed."""
@@ -249,14 +246,6 @@ class Run:
             await asyncio.sleep(0.25)
         info = (await self._http.get("/server_info")).json()["engine"]
         assert info["integrity"] is None and info["internal_errors"] == 0, info
-
-
-async def counts_again(pid: int, before: Counts) -> Counts:
-    """As soon as they are what they were; else after a while: a worker hangs up whom it knew in another role late."""
-    deadline = time.monotonic() + COUNTS_WITHIN_S
-    while (found := await settled_counts(pid)) != before and time.monotonic() < deadline:
-        pass
-    return found
 
 
 @asynccontextmanager

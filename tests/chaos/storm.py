@@ -14,8 +14,8 @@ from tests.chaos.proxy import FAIR, Weather
 
 VICTIMS = ("prefill-1", "decode-1")
 """Killed and restarted. The others live through everything and must hold in the end what they held in the beginning."""
-CHANGELING = "prefill-1"
-"""Takes up the other role. Not a decode worker: decode-0 would keep a link to what was a prefill worker once."""
+CHANGELINGS = VICTIMS
+"""Take up the other role. The service keeps a worker of either kind throughout."""
 WORKERS = ("prefill-0", "decode-0", *VICTIMS)
 
 
@@ -101,7 +101,7 @@ def _target(draw: Random, kind: Kind) -> str:
     if kind in (Kind.STOP_FRONT, Kind.BURST):
         return FRONT
     if kind is Kind.ROLE:
-        return CHANGELING
+        return draw.choice(CHANGELINGS)
     return draw.choice(VICTIMS if kind in _KILLS else WORKERS)
 
 
