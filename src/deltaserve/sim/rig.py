@@ -58,7 +58,7 @@ MAX_EVENTS = 100_000
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""The same where a network carries bytes no faster than it was told to: a request that was retracted is carried again."""
+"""The same on slow networks: a request that was retracted is carried again."""
 _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
