@@ -71,3 +71,19 @@ def test_memory_of_a_device_comes_from_the_allocator_that_is_given() -> None:
 def test_an_allocator_that_gives_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="for 8 bytes"):
         MemoryBlock(8, torch.device("meta"), allocate=lambda num_bytes, device: torch.zeros(num_bytes + 1))
+
+
+def test_readers_can_neither_write_nor_change_the_size() -> None:
+    block = MemoryBlock(NUM_BYTES, CPU, Sharing.READERS)
+    block.data[0] = 7
+    assert block.file is not None
+    theirs = os.open(f"/proc/self/fd/{block.file}", os.O_RDWR)
+    for num_bytes in (NUM_BYTES // 2, 2 * NUM_BYTES):
+        with pytest.raises(PermissionError):
+            os.ftruncate(theirs, num_bytes)
+    with pytest.raises(PermissionError):
+        mmap.mmap(theirs, NUM_BYTES)
+    with mmap.mmap(theirs, NUM_BYTES, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
+        block.data[1] = 8
+        assert mapping[:2] == b"\x07\x08"
+    os.close(theirs)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,36 @@ SCRIPT = Path(__file__).parent / "children" / "puppet.py"
 POLLING_ONLY = NixlOptions(NIXL_OPTIONS.tls, NIXL_OPTIONS.net_devices, progress_delay_us=0)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """Of a puppet with a local transport."""
+
+    folder: Path
+    """Where puppets meet."""
+
+
+Options = NixlOptions | LocalOptions
+
+
 class Puppet:
     """One child process. Made by a `Troupe`, which never lets it outlive its tests."""
 
-    def __init__(self, name: str, num_bytes: int, options: NixlOptions = NIXL_OPTIONS, boot: int = 1) -> None:
+    def __init__(self, name: str, num_bytes: int, options: Options = NIXL_OPTIONS, boot: int = 1) -> None:
         self.name = name
-        args = [name, boot, num_bytes, options.tls, options.net_devices, options.progress_delay_us]
+        ucx: dict[str, str] = {}
+        args: list[str | int] = [name, boot, num_bytes]
+        if isinstance(options, NixlOptions):
+            args += ["nixl", options.tls, options.net_devices, options.progress_delay_us]
+            ucx = environment(options)
+        else:
+            args += ["local", str(options.folder)]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._process = subprocess.Popen(
             [sys.executable, str(SCRIPT), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the library tells of every disconnect
-            env={**os.environ, **environment(options), "PYTHONPATH": path},
+            env={**os.environ, **ucx, "PYTHONPATH": path},
         )
         self._selector = selectors.DefaultSelector()
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -90,10 +108,10 @@ class Troupe:
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._puppets: dict[tuple[str, NixlOptions], Puppet] = {}
+        self._puppets: dict[tuple[str, Options], Puppet] = {}
         self._started = 0
 
-    def call(self, name: str, options: NixlOptions = NIXL_OPTIONS) -> Puppet:
+    def call(self, name: str, options: Options = NIXL_OPTIONS) -> Puppet:
         """A puppet without endpoints and with empty memory; each process of a name has its own boot."""
         puppet = self._puppets.get((name, options))
         if puppet is None or not puppet.is_alive:

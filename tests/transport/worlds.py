@@ -3,17 +3,22 @@
 A conformance check is written against `World` and never knows which library moves the bytes.
 """
 
+import fcntl
 import mmap
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import Notification, RemoteRank, RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import MooncakeOptions
@@ -117,13 +122,55 @@ class MooncakeWorld:
             os.close(file)
 
 
+class LocalWorld:
+    """Both sides in this process. A reader copies while it is polled, and only then: a pause lets everybody."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="local-"))
+        self._sides: list[Side] = []
+        self._files: list[int] = []
+
+    def side(self, name: str, num_bytes: int) -> Side:
+        file = sealed_memory(num_bytes)
+        self._files.append(file)
+        mapping = mmap.mmap(file, num_bytes)
+        base = addressof(c_char.from_buffer(mapping))
+        memory = cast(bytearray, memoryview(mapping))  # sliced, compared and assigned as one
+        self._sides.append(_registered(name, memory, LocalTransport(self.folder), base, file))
+        return self._sides[-1]
+
+    def pause(self) -> None:
+        for side in self._sides:
+            side.transport.poll(WriteId(0))
+
+    def close(self) -> None:
+        for side in self._sides:
+            side.transport.close()
+        for file in self._files:
+            os.close(file)
+        shutil.rmtree(self.folder)
+
+
+def sealed_memory(num_bytes: int) -> int:
+    """A file of shared memory whose size nobody can change."""
+    file = os.memfd_create("side", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, num_bytes)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return file
+
+
 def _registered(name: str, memory: bytearray, transport: Transport, base: int, file: int | None = None) -> Side:
     region = Region(REGION, base, len(memory), "cpu", file)
     transport.register(region)
     return Side(PeerName(name), memory, transport, region)
 
 
-WORLDS: dict[str, Callable[[], World]] = {"loopback": LoopbackWorld, "nixl": NixlWorld, "mooncake": MooncakeWorld}
+WORLDS: dict[str, Callable[[], World]] = {
+    "loopback": LoopbackWorld,
+    "local": LocalWorld,
+    "nixl": NixlWorld,
+    "mooncake": MooncakeWorld,
+}
 
 
 def join(a: Side, b: Side) -> None:

@@ -1,6 +1,7 @@
 """Memory that peers may reach: allocated once, as private as the transport allows."""
 
 import contextlib
+import fcntl
 import mmap
 import os
 import weakref
@@ -13,6 +14,10 @@ from torch import Tensor
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import RegionId
 
+_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE, which Python names from 3.13 on: what is mapped stays writable, nothing else becomes it."""
+_READ_ONLY_TO_OTHERS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _FUTURE_WRITE
+
 
 class Sharing(Enum):
     """Who may map a block of CPU memory. The kernel gives huge pages to private memory more readily."""
@@ -20,6 +25,8 @@ class Sharing(Enum):
     PRIVATE = "private"
     PROCESSES = "processes"
     """Also a process to which the block's file is handed: a transport whose library runs in a child process."""
+    READERS = "readers"
+    """Processes to which the block's file is handed, but to read only; nobody can change its size."""
 
 
 DeviceAllocator = Callable[[int, torch.device], Tensor]
@@ -56,10 +63,12 @@ class MemoryBlock:
         elif sharing is Sharing.PRIVATE:
             self.data = _tensor(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         else:
-            self.file = os.memfd_create("deltaserve-pages")
+            self.file = os.memfd_create("deltaserve-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             weakref.finalize(self, os.close, self.file)
             os.ftruncate(self.file, num_bytes)
             self.data = _tensor(mmap.mmap(self.file, num_bytes, flags=mmap.MAP_SHARED))
+            if sharing is Sharing.READERS:
+                fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _READ_ONLY_TO_OTHERS)
 
     def region(self, id: RegionId) -> Region:
         return Region(id, self.data.data_ptr(), self.data.numel(), str(self.data.device), self.file)

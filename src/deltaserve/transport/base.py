@@ -97,7 +97,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in flags and handshakes: `nixl`, `mooncake`, `loopback`."""
+        """Name in flags and handshakes: `local`, `nixl`, `mooncake`, `loopback`."""
         ...
 
     @property
@@ -151,7 +151,8 @@ class Transport(Protocol):
     def fence(self, peer: PeerName) -> FenceResult:
         """Destroy this side's endpoint for `peer` and wait until it is gone. Idempotent; never raises.
 
-        CLOSED holds for both directions: no byte of the peer lands here, and nothing here reads source memory for it.
+        CLOSED holds for both directions: no byte of the peer lands here, and nothing that is read of source memory from
+        now on counts for anything at the peer.
         Pending writes to the peer read ERROR. IMPOSSIBLE is remembered: fencing that name again says it again.
         """
         ...

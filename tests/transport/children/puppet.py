@@ -1,10 +1,11 @@
-"""A process with one NixlTransport that does as it is told: one JSON command per line in, one JSON answer per line out.
+"""A process with one transport that does as it is told: one JSON command per line in, one JSON answer per line out.
 
-    puppet.py NAME BOOT NUM_BYTES TLS NET_DEVICES PROGRESS_DELAY_US
+    puppet.py NAME BOOT NUM_BYTES nixl TLS NET_DEVICES PROGRESS_DELAY_US
+    puppet.py NAME BOOT NUM_BYTES local FOLDER
 
 Its one region is filled with a byte on command and compared with a snapshot, so a test can ask which bytes changed and
 when. Commands starting with `raw_` reach past the adapter on purpose: they do what the adapter must never do, to show
-what the library makes of it.
+what the library (NIXL) makes of it.
 """
 
 import json
@@ -15,6 +16,7 @@ import stat
 import sys
 import time
 from ctypes import addressof, c_char
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,9 @@ from nixl_cu12 import _bindings as lib
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
+from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from tests.transport.worlds import sealed_memory
 
 REGION = RegionId(0)
 
@@ -31,13 +35,14 @@ REGION = RegionId(0)
 class Puppet:
     """Public methods without underscore are the commands; arguments and answers are JSON values."""
 
-    def __init__(self, name: str, boot: int, num_bytes: int, options: NixlOptions) -> None:
-        self._memory = mmap.mmap(-1, num_bytes)
+    def __init__(self, num_bytes: int, transport: LocalTransport | NixlTransport) -> None:
+        file = sealed_memory(num_bytes) if isinstance(transport, LocalTransport) else None
+        self._memory = mmap.mmap(-1 if file is None else file, num_bytes)
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._memory, dtype=np.uint8)  # [num_bytes]
         self._before = self._bytes.copy()  # [num_bytes]
         self._base = addressof(c_char.from_buffer(self._memory))
-        self._transport = NixlTransport(PeerName(name), Boot(boot), options)
-        self._transport.register(Region(REGION, self._base, num_bytes, "cpu"))
+        self._transport = transport
+        self._transport.register(Region(REGION, self._base, num_bytes, "cpu", file))
 
     # ------------------------------------------------ the seam
 
@@ -174,18 +179,22 @@ class Puppet:
 
     # ------------------------------------------------ what the adapter never does
 
+    def _nixl(self) -> NixlTransport:
+        assert isinstance(self._transport, NixlTransport)
+        return self._transport
+
     def raw_release(self, write: int) -> str:
-        peer, posted = self._transport._writes[WriteId(write)]
+        peer, posted = self._nixl()._writes[WriteId(write)]
         handle, posted.handle = posted.handle, None  # a second release at the fence would be a use after free
         assert handle is not None
-        return str(self._transport._endpoints[peer]._live().releaseXferReq(handle))
+        return str(self._nixl()._endpoints[peer]._live().releaseXferReq(handle))
 
     def raw_forget_peer(self, peer: str) -> str:
-        endpoint = self._transport._endpoints[PeerName(peer)]
+        endpoint = self._nixl()._endpoints[PeerName(peer)]
         return str(endpoint._live().invalidateRemoteMD(endpoint.ranks[0].agent))
 
     def raw_deregister(self, peer: str) -> str:
-        endpoint = self._transport._endpoints[PeerName(peer)]
+        endpoint = self._nixl()._endpoints[PeerName(peer)]
         descriptors = [(self._base, len(self._memory), 0, "")]
         dlist = lib.nixlRegDList(lib.DRAM_SEG, descriptors)
         return str(endpoint._live().deregisterMem(dlist, [endpoint._backend]))
@@ -202,11 +211,18 @@ def _socket_fds() -> list[int]:
     return fds
 
 
+def make_transport(name: str, boot: int, kind: str, options: list[str]) -> LocalTransport | NixlTransport:
+    if kind == "local":
+        return LocalTransport(Path(options[0]))
+    tls, net_devices, delay_us = options
+    return NixlTransport(PeerName(name), Boot(boot), NixlOptions(tls, net_devices, int(delay_us)))
+
+
 def main() -> None:
-    name, boot, num_bytes, tls, net_devices, delay_us = sys.argv[1:]
+    name, boot, num_bytes, kind, *options = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # UCX logs to stdout
-        puppet = Puppet(name, int(boot), int(num_bytes), NixlOptions(tls, net_devices, int(delay_us)))
+        puppet = Puppet(int(num_bytes), make_transport(name, int(boot), kind, options))
         for line in sys.stdin:
             command = json.loads(line)
             answer = getattr(puppet, command.pop("do"))(**command)
