@@ -72,29 +72,3 @@ def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Ser
         asked.assert_right(model)
     wait_back(pair, "prefill-0")
     wait_until(lambda: not any(engine.is_running() for engine in engines), "its engines to end", pair)
-
-
-@pytest.mark.slow
-def test_pages_of_unequal_sizes(tiny_models: Path, folder: Path) -> None:
-    """Row by row, and looked at until what is there has the checksums of the reader's own pages."""
-    need_mooncake()
-    model, sizes = tiny_models / "llama", ("--prefill-page-size", "16", "--decode-page-size", "64")
-    lengths = ("--context-length", "512", "--num-pages", "512", "--chunked-prefill-size", "64")
-    with serving(folder, model, *BACKEND, *sizes, *lengths) as server:
-        for num_tokens in (150, 65, 64, 1):
-            prompt = random_prompt(num_tokens, seed=num_tokens)
-            for hit in (0, num_tokens // 64 * 64):
-                answer = server.complete(prompt, 6)
-                assert_true(model, prompt, answer)
-                assert answer.timings["decode_cached_tokens"] == hit
-
-
-@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
-def test_workers_of_unequal_ranks(tiny_models: Path, folder: Path, prefill: int, decode: int) -> None:
-    """Each rank has engines of its own, attached to all ranks of the peer."""
-    need_mooncake()
-    ranks = ("--prefill-tp-size", str(prefill), "--decode-tp-size", str(decode))
-    model = tiny_models / "llama"
-    with serving(folder, model, *BACKEND, *ranks, *FLAGS, *POOL) as server:
-        check_hits(server, model, PAGE, True)
-        check_batch(server, model, PAGE)

@@ -9,7 +9,7 @@ import torch
 from deltaserve.layout.shard import Shard
 from deltaserve.models.nccl import NcclCollective
 from tests.e2e.server import serving
-from tests.e2e.test_tensor_parallel import check_answers
+from tests.e2e.test_tensor_parallel import Launch, check_answers
 
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 needs_two = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two CUDA devices")
@@ -33,8 +33,6 @@ def test_ranks_get_the_same(tmp_path: Path, size: int) -> None:
 @needs_two
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 2)])
 def test_answers_are_those_of_transformers(tiny_models: Path, tmp_path: Path, prefill: int, decode: int) -> None:
-    model = tiny_models / "llama"
-    flags = ["--device", "cuda", "--prefill-tp-size", str(prefill), "--decode-tp-size", str(decode)]
-    flags += ["--page-size", "16", "--num-pages", "128", "--context-length", "512", "--chunked-prefill-size", "16"]
-    with serving(tmp_path, model, *flags) as server:
-        check_answers(server, model, decode_cache=True)
+    model, launch = tiny_models / "llama", Launch("llama", prefill, decode, True, "direct", (16, 16))
+    with serving(tmp_path, model, "--device", "cuda", *launch.flags) as server:
+        check_answers(server, model, launch)
