@@ -55,6 +55,8 @@ class SlowArena(StagingArena):
 class StagedWorker(RankedWorker):
     """Every rank has `num_bytes` of staging memory."""
 
+    window_bytes = WINDOW_BYTES
+
     def __init__(
         self,
         name: PeerName,
@@ -67,7 +69,7 @@ class StagedWorker(RankedWorker):
     ) -> None:
         self._staging_bytes = num_bytes
         self._mode = mode
-        super().__init__(name, fabric, cache, num_ranks, NUM_PAGES, WINDOW_BYTES, chance)
+        super().__init__(name, fabric, cache, num_ranks, NUM_PAGES, self.window_bytes, chance)
 
     def _add(
         self, name: PeerName, fabric: Fabric, cache: CacheSpec, shard: Shard, num_pages: int, window_bytes: int

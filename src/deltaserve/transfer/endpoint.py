@@ -56,6 +56,7 @@ from deltaserve.transfer.staging import (
     Window,
     choose,
     cut_staged,
+    ring_bytes,
 )
 from deltaserve.transport.base import (
     Evidence,
@@ -149,6 +150,8 @@ class _FarReader:
     rank: int
     regions: Mapping[str, RegionId]
     routes: Mapping[str, Route]
+    staged_bytes: int
+    """Of a staged write at most, where a page is not larger: both rings hold two."""
 
 
 @dataclass(slots=True)
@@ -299,9 +302,20 @@ class Endpoint:
         if missing:
             raise TransportError(f"{peer} announced no region for {', '.join(missing)}")
         return tuple(
-            _FarReader(reader, regions[reader], {group.name: plan.route(group.name, rank, reader) for group in groups})
+            _FarReader(
+                reader,
+                regions[reader],
+                {group.name: plan.route(group.name, rank, reader) for group in groups},
+                self._staged_bytes(theirs[reader]),
+            )
             for reader in plan.readers_of(rank)
         )
+
+    def _staged_bytes(self, theirs: RankEnd) -> int:
+        """Memory of either side may be less than that of two windows."""
+        ours = self._config.regions
+        rings = (ring_bytes(region.num_bytes) for region in (*ours, *theirs.regions) if region.component == STAGING)
+        return max(ALIGNMENT, min((self._config.window_bytes, *(ring // 2 for ring in rings))))
 
     def _fence(self, peer: PeerName) -> PeerFenced:
         self._links.pop(peer, None)
@@ -349,7 +363,7 @@ class Endpoint:
             self._staging.config.mode, routes, num_copies, num_bytes
         ):
             return 0
-        return min(num_bytes, self._config.window_bytes) + ALIGNMENT * len(routes) if num_bytes else 0
+        return min(num_bytes, reader.staged_bytes) + ALIGNMENT * len(routes) if num_bytes else 0
 
     def _reserve(self, peer: PeerName, gate: Gate, reader: int) -> None:
         """The round trip for memory is over before there is something to send."""
@@ -383,7 +397,7 @@ class Endpoint:
         region = reader.regions.get(STAGING)
         if region is not None and self._is_staged(reader, command):
             pools = [self._staged_parts(reader, pair) for pair in command.pairs]
-            return cut_staged(region, pools, self._config.window_bytes)
+            return cut_staged(region, pools, reader.staged_bytes)
         return deque(cut_windows(self._copies(reader, command), self._config.window_bytes))
 
     def _is_staged(self, reader: _FarReader, command: PostChunk) -> bool:

@@ -173,6 +173,11 @@ class StagingMemory(Protocol):
         ...
 
 
+def ring_bytes(region_bytes: int) -> int:
+    """Of each of the two rings of a staging region."""
+    return region_bytes // (2 * ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True)
 class StagingConfig:
     region: RegionId
@@ -185,7 +190,7 @@ class StagingConfig:
 
     @property
     def ring_bytes(self) -> int:
-        return self.num_bytes // (2 * ALIGNMENT) * ALIGNMENT
+        return ring_bytes(self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
