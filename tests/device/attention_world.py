@@ -11,10 +11,12 @@ from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
+from deltaserve.device.native_attention import NativeAttention
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
+from tests.native.native_build import native_compute
 
 POOL = PoolId(0)
 
@@ -37,6 +39,10 @@ class Shape:
     latent_dim: int | None = None
     """One plane is kept, and this many channels of its keys are the values."""
     window_len: int | None = None
+    isa: str | None = None
+    """Of the native library; None: torch computes."""
+    num_threads: int = 1
+    """Of the native library."""
 
     @property
     def num_heads(self) -> int:
@@ -72,10 +78,17 @@ class World:
             if row and shared:
                 own[:shared] = [PageId(page) for page in self.tables.table(POOL)[0, :shared].tolist()]
             self.tables.write(POOL, row, 0, tuple(own))
-        self.backend = TorchAttention(self.pool, self.tables, shape.num_heads)
+        self.backend = self._backend()
         self.kv = [self._random_kv(length) for length in lens]
         for row in range(1, len(lens)):
             self.kv[row][:, :, : self.common[row]] = self.kv[0][:, :, : self.common[row]]
+
+    def _backend(self) -> TorchAttention | NativeAttention:
+        shape = self.shape
+        if shape.isa is None:
+            return TorchAttention(self.pool, self.tables, shape.num_heads)
+        compute = native_compute(shape.isa, shape.num_threads)
+        return NativeAttention(self.pool, self.tables, shape.num_heads, compute)
 
     def _random_kv(self, length: int) -> Tensor:
         """[layers, planes, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""

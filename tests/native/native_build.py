@@ -2,6 +2,7 @@
 
 import pytest
 
+from deltaserve.device.native_attention import NativeCompute
 from deltaserve.native.compile_library import LIBRARY_NAME, SOURCES, CannotCompile, compile_library, is_current
 from deltaserve.native.native_library import NativeLibrary
 
@@ -14,3 +15,12 @@ def compiled_library() -> NativeLibrary:
         except CannotCompile as error:
             pytest.skip(str(error)[-300:])
     return NativeLibrary()
+
+
+def native_compute(isa: str, num_threads: int = 1) -> NativeCompute:
+    """Skips the test where the machine cannot run it."""
+    library = compiled_library()
+    found = next((one for one in library.instruction_sets if one.name == isa), None)
+    if found is None:
+        pytest.skip(f"this machine has no {isa}")
+    return NativeCompute(library, found, num_threads)

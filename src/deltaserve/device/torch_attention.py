@@ -17,7 +17,7 @@ from deltaserve.device.long_query import LongQuery
 from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.tiled_queries import TiledQueries
 from deltaserve.device.tiles import is_tiled, plan_tiles, tiled_members
-from deltaserve.device.torch_states import TorchStates
+from deltaserve.device.torch_states import step_states
 from deltaserve.device.workspace import Workspace
 
 
@@ -38,9 +38,7 @@ class TorchAttention:
         return steps
 
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
-        cache, arenas = self._pool.cache, self._pool.state_arenas
-        tables = [self._tables.table(cache.pool_of(arena.layout.group)) for arena in arenas]
-        return [TorchStates(a, table, batch, cache.page_size) for a, table in zip(arenas, tables, strict=True)]
+        return step_states(self._pool, self._tables, batch)
 
     @property
     def scratch_bytes(self) -> int:
@@ -64,7 +62,7 @@ class TorchStep:
 
     def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int, scratch: Workspace) -> None:
         self._arena = arena
-        self._slots = _write_slots(arena, table, batch)
+        self._slots = write_slots(arena, table, batch)
         window_len = arena.layout.group.retention.window_len
         plan = plan_tiles(batch, table, arena.layout.page_size, group_size, window_len)
         self._tiled = None if plan is None else TiledQueries(arena, plan, group_size, scratch)
@@ -98,7 +96,7 @@ def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace
     return out
 
 
-def _write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
+def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
     """[T * H] int64: where each token of the step is stored, see KvArena.scatter."""
     page_size = arena.layout.page_size
     positions = np.concatenate([np.arange(query.q_start, query.q_end) for query in batch.queries])

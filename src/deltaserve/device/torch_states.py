@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention import Batch, Query
-from deltaserve.device.page_table import Table
+from deltaserve.device.attention import Batch, Query, StepStates
+from deltaserve.device.kv_pool import KvPool
+from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.state_arena import StateArena
 
 
@@ -46,3 +47,10 @@ class TorchStates:
 
     def store(self, layer: int, *values: Tensor) -> None:
         self._arena.store(layer, self._targets, values)
+
+
+def step_states(pool: KvPool, tables: PageTable, batch: Batch) -> list[StepStates]:
+    """Of each state group of the pool."""
+    cache, arenas = pool.cache, pool.state_arenas
+    lines = [tables.table(cache.pool_of(arena.layout.group)) for arena in arenas]
+    return [TorchStates(arena, table, batch, cache.page_size) for arena, table in zip(arenas, lines, strict=True)]

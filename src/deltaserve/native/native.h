@@ -13,4 +13,53 @@ DS_API const char* ds_sources();
 DS_API int ds_num_isas();
 DS_API const char* ds_isa_name(int isa);
 
+enum DsElement { DS_FLOAT32 = 0, DS_BFLOAT16 = 1, DS_FLOAT16 = 2, DS_FLOAT8 = 3 };
+
+// Threads and scratch memory, for one caller at a time. Null when there is no memory.
+struct DsContext;
+DS_API DsContext* ds_context_new(int num_threads);
+DS_API void ds_context_free(DsContext* context);
+DS_API int64_t ds_context_bytes(const DsContext* context);
+// Gives scratch memory back.
+DS_API void ds_context_trim(DsContext* context);
+
+// What one step computes over one page group; see device/attention.py for the words. All is read when the plan is made.
+struct DsWork {
+    const int32_t* queries;  // [num_queries][3]: line, q_start, q_len
+    int32_t num_queries;
+    const int32_t* runs;  // [num_runs][3]: start, end, number of members
+    int32_t num_runs;
+    const int32_t* members;    // of all runs, one after the other: indexes of queries that may read them together
+    const int32_t* table;      // [line][page index]: page
+    int64_t table_stride;      // of a line, in pages
+    int32_t split_tokens;
+    int32_t page_size;
+    int32_t window_len;  // INT32_MAX: a token sees all before it
+    int32_t num_kv_heads;
+    int32_t group_size;  // query heads of a KV head
+    int32_t head_dim;
+    int32_t value_dim;
+};
+
+struct DsPlan;
+DS_API DsPlan* ds_plan_new(const DsWork* work, int num_threads);
+DS_API void ds_plan_free(DsPlan* plan);
+
+// Attention of one layer.
+struct DsAttend {
+    const void* q;  // [token][head][head_dim]
+    int64_t q_token_stride, q_head_stride;  // in elements
+    void* out;                              // [token][head][value_dim], contiguous, of q's type
+    int32_t q_type;
+    int32_t kv_type;
+    const uint8_t* keys;  // of page 0, head 0; strides in bytes
+    const uint8_t* values;
+    int64_t page_stride, head_stride, token_stride;
+    const float* sinks;  // [head], or null
+    float scale;
+};
+
+// False when there is no memory for it, or this machine cannot run `isa`.
+DS_API bool ds_attend(DsContext* context, const DsPlan* plan, int isa, const DsAttend* call);
+
 }  // extern "C"

@@ -1,0 +1,227 @@
+"""Attention by the native library: K and V are read in place from their pages, each shared split once.
+
+Guarantee: for one instruction set and the same KV bytes, a position's result has equal bits whatever else is in its
+batch, on any number of threads, and whether splits are shared or not.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deltaserve.base.errors import StateError
+from deltaserve.device.attention import Batch, StepAttention, StepStates
+from deltaserve.device.kv_pool import KvArena, KvPool
+from deltaserve.device.page_table import PageTable, Table
+from deltaserve.device.tiles import tiled_members
+from deltaserve.device.torch_attention import write_slots
+from deltaserve.device.torch_states import step_states
+from deltaserve.layout.dtype import DType
+from deltaserve.native.native_library import InstructionSet, NativeLibrary
+
+_KV_TYPES = {DType.FLOAT32: 0, DType.BFLOAT16: 1, DType.FLOAT16: 2, DType.FP8_E4M3: 3}
+_Q_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SEES_ALL = 2**31 - 1
+
+
+class _Work(ctypes.Structure):
+    """DsWork of native.h."""
+
+    _fields_ = (
+        ("queries", ctypes.c_void_p),
+        ("num_queries", ctypes.c_int32),
+        ("runs", ctypes.c_void_p),
+        ("num_runs", ctypes.c_int32),
+        ("members", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("split_tokens", ctypes.c_int32),
+        ("page_size", ctypes.c_int32),
+        ("window_len", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("value_dim", ctypes.c_int32),
+    )
+
+
+class _Attend(ctypes.Structure):
+    """DsAttend of native.h."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("q_token_stride", ctypes.c_int64),
+        ("q_head_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("q_type", ctypes.c_int32),
+        ("kv_type", ctypes.c_int32),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("page_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("token_stride", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Functions:
+    """Those of native.h that compute attention, with their types."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        pointer, functions = ctypes.c_void_p, library.functions
+        functions.ds_context_new.restype = functions.ds_plan_new.restype = pointer
+        functions.ds_context_bytes.restype, functions.ds_attend.restype = ctypes.c_int64, ctypes.c_bool
+        functions.ds_context_bytes.argtypes = functions.ds_context_trim.argtypes = (pointer,)
+        functions.ds_context_free.argtypes = functions.ds_plan_free.argtypes = (pointer,)
+        functions.ds_context_new.argtypes = (ctypes.c_int,)
+        functions.ds_plan_new.argtypes = (ctypes.POINTER(_Work), ctypes.c_int)
+        functions.ds_attend.argtypes = (pointer, pointer, ctypes.c_int, ctypes.POINTER(_Attend))
+        self.context_new, self.context_free = functions.ds_context_new, functions.ds_context_free
+        self.context_bytes, self.context_trim = functions.ds_context_bytes, functions.ds_context_trim
+        self.plan_new, self.plan_free = functions.ds_plan_new, functions.ds_plan_free
+        self.attend = functions.ds_attend
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCompute:
+    """With what to compute: one of `library.instruction_sets`, the caller's thread and `num_threads` - 1 others."""
+
+    library: NativeLibrary
+    instruction_set: InstructionSet
+    num_threads: int = 1
+
+
+class NativeAttention:
+    """AttentionBackend over a KvPool on the CPU. Queries have `num_heads` heads on this rank.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int, compute: NativeCompute) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._num_heads = num_heads
+        self._compute = compute
+        self._functions = _Functions(compute.library)
+        self._context = self._functions.context_new(compute.num_threads)
+        if not self._context:
+            raise MemoryError("no memory for the threads of attention")
+        weakref.finalize(self, self._functions.context_free, self._context)
+
+    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
+        steps = []
+        for arena in self._pool.page_arenas:
+            table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
+            steps.append(NativeStep(self, arena, table, batch))
+        return steps
+
+    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
+        return step_states(self._pool, self._tables, batch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Kept between steps."""
+        return int(self._functions.context_bytes(self._context))
+
+    def free_scratch(self) -> None:
+        """Steps begun before are over."""
+        self._functions.context_trim(self._context)
+
+    def shared_tokens_read(self, batch: Batch) -> int:
+        saved = 0
+        for run in batch.shared:
+            saved += max(0, len(tiled_members(batch, run)) - 1) * (run.end - run.start)
+        return saved
+
+    def make_plan(self, arena: KvArena, table: Table, batch: Batch) -> int:
+        """Address of a DsPlan."""
+        group, window_len = arena.layout.group, arena.layout.group.retention.window_len
+        queries = _ints([(query.line, query.q_start, query.q_len) for query in batch.queries])
+        readers = [tiled_members(batch, run, window_len) for run in batch.shared]
+        runs = _ints([(run.start, run.end, len(of)) for run, of in zip(batch.shared, readers, strict=True)])
+        members = _ints([index for of_run in readers for index in of_run])
+        work = _Work(
+            queries=queries.ctypes.data,
+            num_queries=len(queries),
+            runs=runs.ctypes.data,
+            num_runs=len(runs),
+            members=members.ctypes.data,
+            table=table.ctypes.data,
+            table_stride=table.strides[0] // table.itemsize,
+            split_tokens=batch.split_tokens,
+            page_size=arena.layout.page_size,
+            window_len=_SEES_ALL if window_len is None else window_len,
+            num_kv_heads=arena.layout.num_heads,
+            group_size=self._num_heads // arena.layout.num_heads,
+            head_dim=group.head_dim,
+            value_dim=group.value_dim,
+        )
+        plan = self._functions.plan_new(ctypes.byref(work), self._compute.num_threads)
+        if not plan:
+            raise MemoryError(f"no memory for a plan of {batch.num_tokens} tokens")
+        return int(plan)
+
+    def free_plan(self, plan: int) -> None:
+        self._functions.plan_free(plan)
+
+    def compute(self, plan: int, call: _Attend) -> None:
+        isa = self._compute.instruction_set.number
+        if not self._functions.attend(self._context, plan, isa, ctypes.byref(call)):
+            raise MemoryError("no scratch memory for attention")
+
+
+class NativeStep:
+    """StepAttention over one arena."""
+
+    def __init__(self, backend: NativeAttention, arena: KvArena, table: Table, batch: Batch) -> None:
+        self._backend = backend
+        self._arena = arena
+        self._slots = write_slots(arena, table, batch)
+        self._num_tokens = batch.num_tokens
+        self._plan = backend.make_plan(arena, table, batch)
+        weakref.finalize(self, backend.free_plan, self._plan)
+
+    def write_kv(self, layer: int, *planes: Tensor) -> None:
+        """[T, H, D] each"""
+        for plane, values in enumerate(planes):
+            self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
+
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """q [T, Hq, D] -> [T, Hq, Dv]"""
+        arena, group = self._arena, self._arena.layout.group
+        if q.shape[0] != self._num_tokens or q.shape[2] != group.head_dim:
+            raise StateError(f"queries of shape {tuple(q.shape)} in a step of {self._num_tokens} tokens")
+        q = q if q.stride(2) == 1 else q.contiguous()
+        out = q.new_empty(*q.shape[:-1], group.value_dim)
+        row_bytes = group.head_dim * group.dtype.itemsize
+        plane_bytes = arena.layout.page_size * row_bytes
+        keys = arena.bytes.data_ptr() + layer * group.planes * plane_bytes
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+        call = _Attend(
+            q=q.data_ptr(),
+            q_token_stride=q.stride(0),
+            q_head_stride=q.stride(1),
+            out=out.data_ptr(),
+            q_type=_Q_TYPES[q.dtype],
+            kv_type=_KV_TYPES[group.dtype],
+            keys=keys,
+            values=keys + (group.planes - 1) * plane_bytes,
+            page_stride=arena.page_bytes,
+            head_stride=arena.rows_per_head * plane_bytes,
+            token_stride=row_bytes,
+            sinks=None if sinks is None else sinks.data_ptr(),
+            scale=scale,
+        )
+        self._backend.compute(self._plan, call)
+        return out
+
+
+def _ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> npt.NDArray[np.int32]:
+    return np.array(values, np.int32)

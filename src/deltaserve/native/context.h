@@ -1,0 +1,63 @@
+// Threads that take numbered tasks, and memory that stays between steps.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "native.h"
+
+namespace deltaserve {
+
+// The caller is one of the threads. Those that have nothing to do sleep.
+class ThreadPool {
+public:
+    explicit ThreadPool(int num_threads);
+    ~ThreadPool();
+    int size() const { return (int)threads_.size() + 1; }
+    // task(number, thread) for each number below `count`, on whichever thread is free; returns when all are done.
+    void run(int64_t count, const std::function<void(int64_t, int)>& task);
+
+private:
+    void serve(int thread);
+    void take_tasks(int thread);
+
+    std::vector<std::thread> threads_;
+    std::mutex mutex_;
+    std::condition_variable started_, finished_;
+    const std::function<void(int64_t, int)>* task_ = nullptr;
+    std::atomic<int64_t> next_{0};
+    int64_t count_ = 0;
+    uint64_t round_ = 0;
+    int busy_ = 0;
+    bool is_closing_ = false;
+};
+
+// Aligned floats with any content; grows when more is asked for.
+class FloatBuffer {
+public:
+    float* take(int64_t count);  // throws std::bad_alloc
+    int64_t bytes() const { return count_ * 4; }
+    void clear();
+
+private:
+    struct Free {
+        void operator()(void* p) const;
+    };
+    std::unique_ptr<float, Free> data_;
+    int64_t count_ = 0;
+};
+
+}  // namespace deltaserve
+
+struct DsContext {
+    explicit DsContext(int num_threads) : pool(num_threads), of_threads(pool.size()) {}
+    deltaserve::ThreadPool pool;
+    std::vector<deltaserve::FloatBuffer> of_threads;
+    deltaserve::FloatBuffer parts, part_scales;
+};
