@@ -67,6 +67,7 @@ class StagedWorker(RankedWorker):
         mode: StagingMode = StagingMode.ON,
         chance: Random | None = None,
     ) -> None:
+        self.arenas: list[SlowArena] = []
         self._staging_bytes = num_bytes
         self._mode = mode
         super().__init__(name, fabric, cache, num_ranks, NUM_PAGES, self.window_bytes, chance)
@@ -87,6 +88,7 @@ class StagedWorker(RankedWorker):
             for index, group in enumerate(cache.groups)
         }
         arena = SlowArena(torch.frombuffer(buffer, dtype=torch.uint8), groups, self._chance)
+        self.arenas.append(arena)
         staging = Staging(StagingConfig(STAGING_REGION, self._staging_bytes, self._mode, patience_s=20.0), arena)
         config = EndpointConfig(cache, tuple(infos), shard, window_bytes=window_bytes, checksums=True, stall_s=60.0)
         self.memories.append(memory)

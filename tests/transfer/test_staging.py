@@ -527,6 +527,8 @@ def test_what_was_done_is_told_once() -> None:
             told.update(dict(report.counts))
     assert told["staged_writes"] == scene.writer.count("staged_writes") > 0
     assert told["scattered_bytes"] == scene.reader.count("scattered_bytes") > 0
+    spent = sum(memory.scatter_microseconds() for memory in scene.reader.arenas)
+    assert told["scatter_microseconds"] == scene.reader.count("scatter_microseconds") == spent > 0
 
 
 # ---------------------------------------------------------------- which path

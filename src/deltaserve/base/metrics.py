@@ -34,6 +34,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_staged_ahead_total": "Of these, whose memory was there before there was anything to send",
     "deltaserve_staged_bytes_total": "Bytes written by way of staging memory",
     "deltaserve_scattered_bytes_total": "Bytes scattered from staging memory to pages",
+    "deltaserve_scatter_seconds_total": "Seconds that the transfer threads of all ranks scattered, between polls",
     "deltaserve_staging_fallbacks_total": "Of the writes, that went directly: no memory in time, or too little",
     "deltaserve_staging_malformed_total": "Frames about staging memory that are none, or name a lease that is over",
     "deltaserve_staging_refused_total": "Staged writes for pages that their ticket was not granted",

@@ -1,6 +1,7 @@
 """A rank's staging region, and the pages beside it that are gathered from and scattered to."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +24,13 @@ class PagesOfGroup:
 class StagingArena:
     """Used by the transfer thread alone, for pages that no step writes."""
 
-    def __init__(self, buffer: Tensor, groups: dict[str, PagesOfGroup]) -> None:
-        """`buffer` [num_bytes] uint8: the region as it is registered."""
+    def __init__(
+        self, buffer: Tensor, groups: dict[str, PagesOfGroup], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`buffer` [num_bytes] uint8: the region as it is registered. `clock`: seconds."""
         self._buffer = buffer
+        self._clock = clock
+        self._scatter_s = 0.0
         self._groups = groups
         self._copies = StagedCopies(buffer.device)
 
@@ -36,8 +41,19 @@ class StagingArena:
 
     def scatter(self, group: str, staged: StagedRoute, offset: int, dst: PlacedPages, tokens: range) -> Iterator[int]:
         part = self._buffer[offset : offset + staged.num_bytes(len(tokens))]
-        yield from self._copies.scatter(staged, part, self._groups[group].arena, dst, tokens)
-        self._wait()
+        slices = self._copies.scatter(staged, part, self._groups[group].arena, dst, tokens)
+        moved: int | None = 0
+        while moved is not None:
+            start = self._clock()
+            moved = next(slices, None)
+            if moved is None:
+                self._wait()
+            self._scatter_s += self._clock() - start
+            if moved is not None:
+                yield moved
+
+    def scatter_microseconds(self) -> int:
+        return round(self._scatter_s * 1e6)
 
     def num_pages(self, group: str) -> int:
         return self._groups[group].num_pages

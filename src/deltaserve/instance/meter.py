@@ -96,7 +96,8 @@ class Meter:
             "deltaserve_attention_shared_tokens_read_total": self.shared_tokens_read,
             "deltaserve_decode_step_seconds": self._decode_step_s,
             "deltaserve_prefill_tokens_per_second": self._prefill_tokens_per_s,
-            **{f"deltaserve_{name}_total": self._staging[name] for name in COUNTERS},
+            **{f"deltaserve_{name}_total": self._staging[name] for name in COUNTERS if name != "scatter_microseconds"},
+            "deltaserve_scatter_seconds_total": self._staging["scatter_microseconds"] / 1e6,
         }
 
 

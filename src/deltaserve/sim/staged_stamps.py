@@ -68,6 +68,9 @@ class StampStaging:
                 pages[start : start + num] = self._buffer[offset + of : offset + of + num]
             yield sum(row.num_bytes for row in rows)
 
+    def scatter_microseconds(self) -> int:
+        return 0
+
     def num_pages(self, group: str) -> int:
         return len(self._memory[RegionId(self._pools[group])]) // self._page_bytes
 

@@ -84,12 +84,13 @@ COUNTERS = (
     "staged_ahead",
     "staged_bytes",
     "scattered_bytes",
+    "scatter_microseconds",
     "staging_fallbacks",
     "staging_malformed",
     "staging_refused",
 )
-"""Writes, those whose lease was there already, bytes written by way of staging memory, and scattered here; writes that
-went directly in the end; frames that are none, and plans of what was not granted."""
+"""Writes, those whose lease was there already, bytes written by way of staging memory, and scattered here, and how long
+that took; writes that went directly in the end; frames that are none, and plans of what was not granted."""
 _AGAIN_S = 0.5
 """An ask without an answer, and a lease of which nothing came, is told again so often: one of the two may be lost, or
 was overtaken by the news that nobody needs the lease."""
@@ -166,6 +167,10 @@ class StagingMemory(Protocol):
 
     def scatter(self, group: str, staged: StagedRoute, offset: int, dst: PlacedPages, tokens: range) -> Iterator[int]:
         """From the staging region to pages."""
+        ...
+
+    def scatter_microseconds(self) -> int:
+        """That all scatters took so far, without what was done between their slices."""
         ...
 
     def num_pages(self, group: str) -> int:
@@ -454,6 +459,7 @@ class StagedTransport:
             incoming = self._incoming[0]
             moved = next(incoming.slices, None)
             self.counters["scattered_bytes"] += moved or 0
+            self.counters["scatter_microseconds"] = self._memory.scatter_microseconds()
             if moved is None:
                 self._incoming.popleft()
                 self._give_back(incoming.key)
