@@ -607,6 +607,27 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "fence_keeps_what_ranks_verify",
+        "C1",
+        _RANKS,
+        "            del self._checks[key]  # where",
+        "            pass  # where",
+    ),
+    Mutant(
+        "fence_keeps_what_ranks_owe",
+        "E1",
+        _RANKS,
+        "            del self._tickets[key]\n        for key",
+        "            pass\n        for key",
+    ),
+    Mutant(
+        "one_pair_brings_the_end",
+        "T7",
+        _COVERAGE,
+        "            self._num_incomplete -= of_pair.is_complete\n",
+        "            self._num_incomplete -= of_pair.is_complete or done.is_last\n",
+    ),
+    Mutant(
         "replication_by_modulo",
         "T3",
         "deltaserve.layout.shard",

@@ -315,6 +315,18 @@ def test_reports_of_a_slow_rank_from_before_a_fence_are_dropped() -> None:
     assert group.num_pending == 1, "the endpoint that is being opened"
 
 
+def test_a_fence_ends_what_ranks_were_verifying() -> None:
+    group = RankGroup(2)
+    checks = tuple(PageCheck(RankPair(0, reader), PoolId(0), 0, (PageId(1),), b"abcd") for reader in (0, 1))
+    group.fan_out(VerifyPages(P, TICKET, checks, 20))
+    group.reduce(0, PagesVerified(TICKET))
+    group.fan_out(FencePeer(P))
+    assert group.reduce(1, PagesVerified(TICKET)) == []
+    for rank in range(2):
+        group.reduce(rank, PeerFenced(P, FenceResult.CLOSED))
+    assert group.num_pending == 0
+
+
 def test_a_rank_verifies_its_own_pages_only() -> None:
     group = RankGroup(3)
     checks = tuple(PageCheck(RankPair(0, reader), PoolId(0), 0, (PageId(1),), b"abcd") for reader in (0, 2, 2))

@@ -9,6 +9,9 @@ from deltaserve.sim.faults import FaultKind, LinkFaults
 from deltaserve.sim.process import SimProcess, SimWorker
 from deltaserve.sim.world import World
 
+LATEST_RANK_S = 30.0
+"""How long a rank may be behind the others of its worker."""
+
 
 class Cast(Protocol):
     """Whoever starts and counts the processes of a run."""
@@ -54,6 +57,7 @@ class Disorder:
             FaultKind.SLOW_PROCESS: self._slow,
             FaultKind.CLOCK_JUMP: self._jump,
             FaultKind.DRAIN: self._drain,
+            FaultKind.RANK_LATE: self._hold_rank,
         }
 
     def confine(self, sick: PeerName) -> None:
@@ -141,6 +145,13 @@ class Disorder:
         victim = self._victim()
         if victim is not None:
             victim.stop(self._chance.log_uniform(0.05, 10.0))
+
+    def _hold_rank(self) -> None:
+        living = (self._cast.world.workers.get(name) for name in self._workers)
+        of_ranks = [worker for worker in living if worker is not None and len(worker.ranks) > 1]
+        if of_ranks:
+            rank = self._chance.choose(self._chance.choose(of_ranks).ranks)
+            rank.hold(self._chance.log_uniform(0.02, LATEST_RANK_S))
 
     def _slow(self) -> None:
         victim = self._victim()

@@ -8,6 +8,7 @@ from deltaserve.sim.faults import (
     FRAME_FAULTS,
     PLAN_FAULTS,
     PROCESS_FAULTS,
+    RANK_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
     FaultKind,
@@ -15,7 +16,16 @@ from deltaserve.sim.faults import (
 
 STARTS = frozenset({FaultKind.LATE_REGISTRATION, FaultKind.MOVE, FaultKind.MISFIT})
 TROUBLE = frozenset(
-    {*FRAME_FAULTS, *WRITE_FAULTS, *UNPROVEN_FAULTS, *PROCESS_FAULTS, *ENDPOINT_FAULTS, *PLAN_FAULTS, *STARTS}
+    {
+        *FRAME_FAULTS,
+        *WRITE_FAULTS,
+        *UNPROVEN_FAULTS,
+        *PROCESS_FAULTS,
+        *RANK_FAULTS,
+        *ENDPOINT_FAULTS,
+        *PLAN_FAULTS,
+        *STARTS,
+    }
 )
 """What befalls workers and what is between them. A run without any of it must answer."""
 

@@ -60,6 +60,9 @@ class FaultKind(Enum):
     MISFIT = "misfit"
     """A worker starts again with another model, and then once more with the right one."""
 
+    RANK_LATE = "rank_late"
+    """One rank of a worker moves nothing for up to half a minute."""
+
     CLIENT_LEAVES = "client_leaves"
     STOP_STRING = "stop_string"
     DUPLICATE_SUBMIT = "duplicate_submit"
@@ -105,6 +108,8 @@ PROCESS_FAULTS = (
     FaultKind.CLOCK_JUMP,
     FaultKind.DRAIN,
 )
+RANK_FAULTS = (FaultKind.RANK_LATE,)
+"""Of workers of several ranks."""
 CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
 
 _Connection = tuple[PeerName, PeerName]

@@ -14,6 +14,7 @@ from deltaserve.sim.faults import (
     ENDPOINT_FAULTS,
     FRAME_FAULTS,
     PROCESS_FAULTS,
+    RANK_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
     FaultKind,
@@ -120,7 +121,8 @@ def draw_knobs(seed: int) -> Knobs:
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
     knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
-    return _with_staging(knobs, Chance(seed, "staging"))
+    knobs = _with_staging(knobs, Chance(seed, "staging"))
+    return _with_trouble_of_ranks(knobs, Chance(seed, "trouble of ranks"))
 
 
 def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
@@ -175,6 +177,14 @@ def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
         rank_lag_s=lag_s,
         staging_pauses=chance.choose((0, 4, 16)),
     )
+
+
+def _with_trouble_of_ranks(knobs: Knobs, chance: Chance) -> Knobs:
+    """What befalls single ranks, in half of the runs that have several and are not calm."""
+    if knobs.shape.prefill_ranks == knobs.shape.decode_ranks == 1 or knobs == calm(knobs) or not chance.hits(0.5):
+        return knobs
+    strikes = [(int(chance.log_uniform(20, 900)), chance.choose(RANK_FAULTS)) for _ in range(chance.between(1, 4))]
+    return replace(knobs, events=tuple(sorted([*knobs.events, *strikes], key=lambda event: event[0])))
 
 
 def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:

@@ -229,6 +229,12 @@ class SimWorker(SimProcess):
         staged = [rank.endpoint.staged for rank in self.ranks]
         return sum(can_fence and of_rank is not None and not of_rank.is_quiet for of_rank in staged)
 
+    @property
+    def num_unanswered(self) -> int:
+        """What some rank has to answer for. Where nothing can be fenced, what waits for it stays."""
+        can_fence = self.transport.fence_result is FenceResult.CLOSED
+        return self._group.num_pending if self._group is not None and can_fence else 0
+
     def handle(self, event: Event) -> None:
         if self.is_alive:
             boot, num_stale = self.instance.config.boot, self.instance.links.stale_frames

@@ -115,7 +115,8 @@ class FaultyWorld(World):
 
 def _held_at(worker: SimWorker) -> int:
     instance = worker.instance
-    return held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones + worker.num_staged
+    of_ranks = worker.num_staged + worker.num_unanswered
+    return held_by(worker) + instance.num_rooms + instance.outflow.sender.num_tombstones + of_ranks
 
 
 def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
@@ -260,7 +261,8 @@ class Run:
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
         shape = self.knobs.shape
         patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s + 2 * self.knobs.fence_s
-        settled = max(self.world.now, self.world.last_arrival()) + patience_s
+        held_until = (rank.held_until for worker in self.world.workers.values() for rank in worker.ranks)
+        settled = max(self.world.now, self.world.last_arrival(), *held_until) + patience_s
         limit += settled - self.world.now  # the judge's own waiting is nobody's fault
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()

@@ -66,10 +66,15 @@ class SimRank:
         self._turn_at: float | None = None
         self._fenced_at: float | None = None
         """When the fence that it waits for is over."""
+        self.held_until = 0.0
         self._reported_at = 0.0
 
     def submit(self, command: TransferCommand) -> None:
         self._commands.append(command)
+
+    def hold(self, seconds: float) -> None:
+        """It does nothing for so long, while the worker's other ranks go on."""
+        self.held_until = max(self.held_until, self._host.world_now + seconds)
 
     def wake(self) -> None:
         """Commands were submitted."""
@@ -78,7 +83,7 @@ class SimRank:
 
     def _turn_after(self, delay: float) -> None:
         """It takes a turn then, unless it takes one sooner."""
-        when = max(self._host.world_now + delay, self._fenced_at or 0.0)
+        when = max(self._host.world_now + delay, self._fenced_at or 0.0, self.held_until)
         if self._turn_at is None or when < self._turn_at:
             self._turn_at = when
             self._host.later(when - self._host.world_now, lambda: self._turn(when))
@@ -90,6 +95,9 @@ class SimRank:
         if self._turn_at != when:
             return  # it took one sooner
         self._turn_at = None
+        if when < self.held_until:  # since it was to take this one
+            self._turn_after(0.0)
+            return
         reports: list[TransferReport] = []
         while self._commands and not self._waits_for_fence(self._commands[0]):
             reports += self.endpoint.perform(self._commands.popleft(), self._host.now)

@@ -93,6 +93,7 @@ class _Ticket:
 class _Check:
     """Pages being verified."""
 
+    peer: PeerName
     waiting: set[int]
     problem: str | None = None
 
@@ -153,7 +154,7 @@ class RankGroup:
 
     def _split(self, command: VerifyPages) -> list[TransferCommand | None]:
         checks = [tuple(check for check in command.checks if check.pair.reader == rank) for rank in self._ranks]
-        self._checks[command.ticket] = _Check({rank for rank in self._ranks if checks[rank]})
+        self._checks[command.ticket] = _Check(command.peer, {rank for rank in self._ranks if checks[rank]})
         return [replace(command, checks=of_rank) if of_rank else None for of_rank in checks]
 
     def _forget(self, peer: PeerName) -> None:
@@ -161,6 +162,8 @@ class RankGroup:
         self._openings.pop(peer, None)
         for key in [key for key, ticket in self._tickets.items() if ticket.peer == peer]:
             del self._tickets[key]
+        for key in [key for key, check in self._checks.items() if check.peer == peer]:
+            del self._checks[key]  # where contents are looked at for a while, a fence ends that without an answer
 
     # ------------------------------------------------------------ reports
 
