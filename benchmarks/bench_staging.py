@@ -1,6 +1,7 @@
-"""KV between unequal numbers of ranks over NIXL: direct, staged, and one descriptor for each token and head.
+"""KV between unequal numbers of ranks: direct, staged, one descriptor for each token and head; and pages cut anew.
 
-    python benchmarks/bench_staging.py [--mib 256] [--rounds 5] [--shape short] [--chunk-mib 8]
+    python benchmarks/bench_staging.py [--mib 256] [--rounds 5] [--shape short] [--chunk-mib 8] [--page-size 16]
+                                       [--paths direct staged scatter mooncake]
 
 One process holds all ranks of the writer, another (this script with `--reader`) all of the reader; each pair of ranks
 that has something to send has agents of its own on either side. Pages lie in an arena of four times what is sent, as a
@@ -11,10 +12,14 @@ fresh pool hands them out (ascending) or as an aged one does (the life of bench_
     staged   gather -> one bulk write for each pair and chunk -> scatter; a fixed number of chunks of staging memory
     scatter  one descriptor for each token, head, layer, K and V: what other engines do without staging (of an eighth of
              the pages: it takes long)
+    mooncake direct, over Mooncake, aged pools; the others go over NIXL
+
+Besides, between one rank and one: pages of 16 tokens and of 64, both ways (direct: one descriptor for each row of a
+head), and bf16 that becomes fp8 (staged alone), of the same tokens. GB/s are of KV as the writer has it.
 
 Time runs from the first post to the reader's word that everything was announced and, if staged, scattered. All rows
 take turns within a round; medians over rounds. The reader compares every byte of the others after
-the first round.
+the first round. A few minutes on two idle cores, 8 GiB of memory.
 """
 
 import argparse
@@ -39,14 +44,18 @@ from torch import Tensor
 from benchmarks.bench_runs import Worker
 from deltaserve.base.extents import Copy, Span, runs
 from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.device.memory_block import MemoryBlock
+from deltaserve.device.element_conversion import fp8_codes
+from deltaserve.device.memory_block import MemoryBlock, Sharing
 from deltaserve.device.staged_copies import StagedCopies
 from deltaserve.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import HeadBlock
 from deltaserve.layout.staged_route import StagedRoute
 from deltaserve.transfer.gate import cut_windows
-from deltaserve.transport.base import RemoteRank, RemoteRegion, WriteId, WriteState
+from deltaserve.transport.base import RemoteRank, RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.transport.mooncake import MooncakeTransport
+from deltaserve.transport.mooncake_options import MooncakeOptions
+from deltaserve.transport.mooncake_process import engine_problem
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
 
 OPTIONS = NixlOptions("tcp,self", "lo")
@@ -56,7 +65,8 @@ SHAPES = {
     "long": HeadBlock(8, 2 * 32, 128),  # 256 KiB a head and page: Llama 3.1 8B
     "short": HeadBlock(8, 2 * 2, 64),  # 8 KiB
 }
-PAGE_SIZE = 16
+PAGE_SIZES = (16, 64)
+LARGEST_PAGE = max(PAGE_SIZES)
 UNEQUAL = ((1, 2), (2, 1), (4, 2))
 EQUAL = ((1, 1), (2, 2))
 WINDOW_BYTES, MAX_WINDOWS = 8 << 20, 2  # as transfer/endpoint.py by default
@@ -67,11 +77,28 @@ NUM_SLOTS = 4
 
 
 class Case(NamedTuple):
-    """Numbers of ranks, and how the pages lie."""
+    """Numbers of ranks, and of tokens in a page of either side; how the pages lie."""
 
     writers: int
     readers: int
     is_aged: bool
+    pages: tuple[int, int]
+    dtype: DType = DType.BFLOAT16
+    """On the reader; the writer has bfloat16."""
+    is_mooncake: bool = False
+
+    @property
+    def equal(self) -> "Case":
+        """What it is held against: the reader's ranks and the writer's pages on both sides."""
+        return Case(self.readers, self.readers, self.is_aged, (self.pages[0], self.pages[0]))
+
+    @property
+    def pool(self) -> str:
+        names = ["aged" if self.is_aged else "fresh"]
+        ours, theirs = self.pages
+        names += [f"pages of {ours}"] if ours == theirs else [f"pages of {ours} -> {theirs}"]
+        names += [f"bf16 -> {self.dtype.value}"] if self.dtype is not DType.BFLOAT16 else []
+        return ", ".join(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +110,40 @@ class Work:
     chunk_bytes: int
 
     def formats(self, case: Case) -> tuple[PageFormat, PageFormat]:
-        writers, readers = (PageFormat((self.block,), PAGE_SIZE, DType.BFLOAT16, n) for n in case[:2])
+        dtypes = (DType.BFLOAT16, case.dtype)
+        sides = zip(case.pages, dtypes, case[:2], strict=True)
+        writers, readers = (PageFormat((self.block,), size, dtype, ranks) for size, dtype, ranks in sides)
         return writers, readers
 
     @property
-    def num_pages(self) -> int:
-        return self.num_bytes // PageFormat((self.block,), PAGE_SIZE, DType.BFLOAT16).page_bytes
+    def num_tokens(self) -> int:
+        """Whole pages of every size."""
+        token_bytes = PageFormat((self.block,), 1, DType.BFLOAT16).page_bytes
+        return self.num_bytes // token_bytes // LARGEST_PAGE * LARGEST_PAGE
 
-    @property
-    def pool_pages(self) -> int:
-        return max(2048, 4 * self.num_pages)
+    def pool_pages(self, page_size: int) -> int:
+        return max(2048, 4 * self.num_tokens // page_size)
 
-    def pages(self, is_aged: bool, side: int) -> list[int]:
-        return aged_pages(self.pool_pages, self.num_pages, side) if is_aged else list(range(self.num_pages))
+    def pages(self, page_size: int, is_aged: bool, side: int) -> list[int]:
+        num_pages = self.num_tokens // page_size
+        return aged_pages(self.pool_pages(page_size), num_pages, side) if is_aged else list(range(num_pages))
 
-    def chunks(self, route: Route) -> list[range]:
-        """Page indexes of each bulk write."""
-        share = sum(run.num_heads * route.src.head_bytes(run.block) for run in route.heads)
-        pages = max(1, self.chunk_bytes // share)
-        return [range(first, min(first + pages, self.num_pages)) for first in range(0, self.num_pages, pages)]
+    def chunks(self, staged: StagedRoute) -> list[range]:
+        """Tokens of each bulk write."""
+        size = max(1, self.chunk_bytes // staged.num_bytes(LARGEST_PAGE)) * LARGEST_PAGE
+        return [range(first, min(first + size, self.num_tokens)) for first in range(0, self.num_tokens, size)]
 
     def content(self, rank: int, layout: PageFormat) -> Tensor:
         """[pages, bytes of a rank's page] uint8, in order of the prompt."""
-        torch.manual_seed(0)
-        shape = (self.num_pages, self.block.num_heads, layout.head_bytes(self.block))
-        whole = torch.randint(0, 256, shape, dtype=torch.uint8)
         heads = self.block.num_heads // layout.num_ranks
-        return whole[:, rank * heads : (rank + 1) * heads].reshape(self.num_pages, -1)
+        shape = (self.block.num_rows, self.num_tokens // layout.page_size, layout.page_size, self.block.row_width)
+        pages = []
+        for head in range(rank * heads, (rank + 1) * heads):
+            torch.manual_seed(head)
+            values = torch.randn(shape, dtype=torch.bfloat16).transpose(0, 1)  # [pages, rows, tokens, width]
+            data = fp8_codes(values) if layout.dtype is DType.FP8_E4M3 else values.contiguous().view(torch.uint8)
+            pages.append(data.flatten(1))
+        return torch.cat(pages, 1)
 
 
 def aged_pages(pool_pages: int, num_pages: int, seed: int) -> list[int]:
@@ -140,25 +174,35 @@ class Pair:
     """[pool pages * page bytes] of this side's rank."""
     slots: Tensor
     """[NUM_SLOTS, bytes of a chunk]"""
-    transport: NixlTransport
+    transport: Transport
+    page_size: int
+    """On this side."""
     pages: list[int]
     chunks: list[range]
     theirs: list[int] = field(default_factory=list)
     """The reader's pages, at the writer."""
 
-    def placed(self, pages: Sequence[int], chunk: range) -> PlacedPages:
-        return PlacedPages(ARENA, chunk.start, pages[chunk.start : chunk.stop])
-
-    def tokens(self, chunk: range) -> range:
-        return range(chunk.start * PAGE_SIZE, chunk.stop * PAGE_SIZE)
+    def placed(self, tokens: range) -> PlacedPages:
+        first = tokens.start // self.page_size
+        return PlacedPages(ARENA, first, self.pages[first : tokens.stop // self.page_size])
 
     def buffer(self, index: int) -> Tensor:
         """Of the index-th chunk."""
-        num_bytes = self.staged.num_bytes(len(self.tokens(self.chunks[index])))
+        num_bytes = self.staged.num_bytes(len(self.chunks[index]))
         return self.slots[index % NUM_SLOTS, :num_bytes]
 
 
 PEER = PeerName("peer")
+
+
+def sharing_of(case: Case) -> Sharing:
+    return Sharing.PROCESSES if case.is_mooncake else Sharing.PRIVATE
+
+
+def make_transport(case: Case, name: str) -> Transport:
+    if case.is_mooncake:
+        return MooncakeTransport(MooncakeOptions())
+    return NixlTransport(PeerName(name), Boot(os.getpid()), OPTIONS)
 
 
 class Side:
@@ -168,28 +212,34 @@ class Side:
         is_reader = name == "reader"
         self.work = work
         self.pairs: dict[Case, list[Pair]] = {}
-        self.arenas: dict[Case, list[Tensor]] = {}
-        page_lists = {is_aged: work.pages(is_aged, 1 + is_reader) for is_aged in (False, True)}
+        self.arenas: dict[Case, list[MemoryBlock]] = {}
+        self._buffers: list[MemoryBlock] = []
+        sizes = {(case.pages[is_reader], case.is_aged) for case in cases}
+        page_lists = {(size, is_aged): work.pages(size, is_aged, 1 + is_reader) for size, is_aged in sizes}
         for number, case in enumerate(cases):
             layout = work.formats(case)[is_reader]
-            arenas = [MemoryBlock(work.pool_pages * layout.page_bytes, CPU) for _ in range(layout.num_ranks)]
-            self.arenas[case] = [arena.data for arena in arenas]
+            num_bytes = work.pool_pages(layout.page_size) * layout.page_bytes
+            arenas = [MemoryBlock(num_bytes, CPU, sharing_of(case)) for _ in range(layout.num_ranks)]
+            self.arenas[case] = arenas
             self.pairs[case] = [
-                self._pair(f"{name}.{number}", route, arenas[route.reader if is_reader else route.writer])
+                self._pair(f"{name}.{number}", case, route, arenas[route.reader if is_reader else route.writer])
                 for route in itertools.chain(*plan_routes(*work.formats(case)))
                 if not route.has_nothing
             ]
             for pair in self.pairs[case]:
-                pair.pages = page_lists[case.is_aged]
+                pair.page_size = layout.page_size
+                pair.pages = page_lists[layout.page_size, case.is_aged]
 
-    def _pair(self, name: str, route: Route, arena: MemoryBlock) -> Pair:
-        staged, chunks = StagedRoute.of(route), self.work.chunks(route)
-        slot_bytes = staged.num_bytes(len(chunks[0]) * PAGE_SIZE)
-        slots = MemoryBlock(NUM_SLOTS * slot_bytes, CPU)
-        transport = NixlTransport(PeerName(f"{name}.{route.writer}.{route.reader}"), Boot(os.getpid()), OPTIONS)
+    def _pair(self, name: str, case: Case, route: Route, arena: MemoryBlock) -> Pair:
+        staged = StagedRoute.of(route)
+        chunks = self.work.chunks(staged)
+        slot_bytes = staged.num_bytes(len(chunks[0]))
+        slots = MemoryBlock(NUM_SLOTS * slot_bytes, CPU, sharing_of(case))
+        self._buffers.append(slots)
+        transport = make_transport(case, f"{name}.{route.writer}.{route.reader}")
         transport.register(arena.region(ARENA))
         transport.register(slots.region(STAGING))
-        return Pair(route, staged, arena.data, slots.data.view(NUM_SLOTS, slot_bytes), transport, [], chunks)
+        return Pair(route, staged, arena.data, slots.data.view(NUM_SLOTS, slot_bytes), transport, 0, [], chunks)
 
     def offer(self) -> str:
         return json.dumps(
@@ -218,7 +268,7 @@ class Side:
             layout = self.work.formats(case)[0]
             for rank, arena in enumerate(arenas):
                 pages = torch.tensor(self.pairs[case][0].pages)
-                arena.view(-1, layout.page_bytes)[pages] = self.work.content(rank, layout)
+                arena.data.view(-1, layout.page_bytes)[pages] = self.work.content(rank, layout)
 
     def close(self) -> None:
         for pair in itertools.chain(*self.pairs.values()):
@@ -295,8 +345,7 @@ class Writer(Side):
                     yield None
             num_free -= 1
             buffer = pair.buffer(index)
-            placed = pair.placed(pair.pages, chunk)
-            for _ in copier.gather(pair.staged, pair.arena, placed, pair.tokens(chunk), buffer):
+            for _ in copier.gather(pair.staged, pair.arena, pair.placed(chunk), chunk, buffer):
                 yield None
             span = Span(STAGING, index % NUM_SLOTS * pair.slots.shape[1], buffer.numel())
             yield [Copy(span, span)]
@@ -308,11 +357,11 @@ class Writer(Side):
 class Reader:
     """The other process, seen from the writer."""
 
-    def __init__(self, stdin: IO[str], stdout: IO[str]) -> None:
-        self._stdin, self._stdout = stdin, stdout
+    def __init__(self, stdin: IO[str], stdout: IO[str], cases: Sequence[Case]) -> None:
+        self._stdin, self._stdout, self._cases = stdin, stdout, cases
 
     def tell(self, case: Case, method: str) -> None:
-        print(json.dumps([*case, method]), file=self._stdin, flush=True)
+        print(json.dumps([self._cases.index(case), method]), file=self._stdin, flush=True)
         self.wait()
 
     def wait(self) -> None:
@@ -329,8 +378,8 @@ class Target(Side):
 
     def serve(self) -> None:
         for line in sys.stdin:
-            *numbers, method = json.loads(line)
-            case = Case(*numbers)
+            number, method = json.loads(line)
+            case = list(self.pairs)[number]
             print("ok", flush=True)
             if method == "check":
                 self._check(case)
@@ -358,10 +407,8 @@ class Target(Side):
                         left -= 1
             if current is None and landed:
                 current, number = landed.popleft()
-                chunk = current.chunks[number]
-                placed = current.placed(current.pages, chunk)
-                buffer = current.buffer(number)
-                scatter = copier.scatter(current.staged, buffer, current.arena, placed, current.tokens(chunk))
+                chunk, buffer = current.chunks[number], current.buffer(number)
+                scatter = copier.scatter(current.staged, buffer, current.arena, current.placed(chunk), chunk)
             if current is None:
                 if not heard:
                     time.sleep(0.0001)
@@ -375,7 +422,7 @@ class Target(Side):
         for rank, arena in enumerate(self.arenas[case]):
             wanted = self.work.content(rank, layout)
             pages = torch.tensor(self.pairs[case][0].pages)
-            view = arena.view(-1, layout.page_bytes)
+            view = arena.data.view(-1, layout.page_bytes)
             if not torch.equal(view[pages], wanted):
                 raise SystemExit(f"{case}: wrong bytes on rank {rank}")
             view[pages] = 0
@@ -384,33 +431,46 @@ class Target(Side):
 # ---------------------------------------------------------------- the table
 
 
-PATHS = ("direct", "staged", "scatter")
+PATHS = ("direct", "staged", "scatter", "mooncake")
+DEFAULT_PATHS = PATHS[:-1]
+Row = tuple[Case, str]
 
 
-def rows(paths: Sequence[str] = PATHS) -> list[tuple[Case, str]]:
-    unequal = [
-        (Case(writers, readers, is_aged), method)
-        for writers, readers in UNEQUAL
-        for is_aged in (False, True)
-        for method in paths
+def rows(page_size: int, paths: Sequence[str]) -> list[Row]:
+    """(case, path)"""
+    equal, both = (page_size, page_size), (False, True)
+    found = [(Case(*pair, is_aged, equal), "equal") for pair in EQUAL for is_aged in both]
+    found += [
+        (Case(*pair, is_aged, equal, is_mooncake=path == "mooncake"), path)
+        for pair in UNEQUAL
+        for is_aged in both
+        for path in paths
+        if path != "mooncake" or is_aged
     ]
-    return [(Case(*pair, is_aged), "equal") for pair in EQUAL for is_aged in (False, True)] + unequal
+    cut = [path for path in ("direct", "staged") if path in paths]
+    found += [(Case(1, 1, False, (size, size)), "equal") for size in PAGE_SIZES if size != page_size]
+    found += [(Case(1, 1, False, pages), path) for pages in (PAGE_SIZES, PAGE_SIZES[::-1]) for path in cut]
+    found += [(Case(1, 1, False, equal, DType.FP8_E4M3), "staged")] if "staged" in paths else []
+    return found
 
 
-def measure(work: Work, rounds: int, paths: Sequence[str]) -> None:
-    cases = list(dict.fromkeys(case for case, _ in rows()))
+def cases_of(page_size: int, paths: Sequence[str]) -> list[Case]:
+    return list(dict.fromkeys(case for case, _ in rows(page_size, paths)))
+
+
+def measure(work: Work, rounds: int, table: Sequence[Row], cases: Sequence[Case]) -> None:
     writer = Writer("writer", work, cases)
     command = [sys.executable, __file__, "--reader", *sys.argv[1:]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         print(writer.offer(), file=process.stdin, flush=True)
         writer.attach(process.stdout.readline())
-        reader = Reader(process.stdin, process.stdout)
+        reader = Reader(process.stdin, process.stdout, cases)
         writer.fill()
-        taken: dict[tuple[Case, str], list[float]] = {row: [] for row in rows(paths)}
-        copies: dict[tuple[Case, str], int] = {}
+        taken: dict[Row, list[float]] = {row: [] for row in table}
+        copies: dict[Row, int] = {}
         for number in range(rounds + 1):
-            for case, method in rows(paths):
+            for case, method in table:
                 seconds, copies[case, method] = writer.run(case, method, reader)
                 if method == "scatter":
                     seconds, copies[case, method] = seconds * SCATTER_PART, copies[case, method] * SCATTER_PART
@@ -424,31 +484,33 @@ def measure(work: Work, rounds: int, paths: Sequence[str]) -> None:
     show(work, taken, copies)
 
 
-def show(work: Work, taken: dict[tuple[Case, str], list[float]], copies: dict[tuple[Case, str], int]) -> None:
+def show(work: Work, taken: dict[Row, list[float]], copies: dict[Row, int]) -> None:
     for side, name in ((1, "writer"), (2, "reader")):
-        pages = work.pages(True, side)
-        print(f"aged pool of the {name}: {len(pages)} pages in {len(runs(pages))} runs")
+        for size in sorted({case.pages[side - 1] for case, _ in taken if case.is_aged}):
+            pages = work.pages(size, True, side)
+            print(f"aged pool of the {name}: {len(pages)} pages of {size} in {len(runs(pages))} runs")
     print("\n| P -> D | pool | path | descriptors | GB/s | of equal | of scatter |\n|---|---|---|---:|---:|---:|---:|")
     for (case, method), seconds in taken.items():
-        equal = taken[Case(case.readers, case.readers, case.is_aged), "equal"]
-        scatter = taken.get((case, "scatter"), equal)
-        of_equal, of_scatter = (statistics.median(np.divide(other, seconds)) for other in (equal, scatter))
+        equal = taken[case.equal, "equal"]
+        of_equal = statistics.median(np.divide(equal, seconds))
+        scatter = taken.get((case._replace(is_mooncake=False), "scatter"))
+        of_scatter = f"{statistics.median(np.divide(scatter, seconds)):.1f}" if scatter else ""
         print(
-            f"| {case.writers} -> {case.readers} | {'aged' if case.is_aged else 'fresh'} | {method} "
+            f"| {case.writers} -> {case.readers} | {case.pool} | {method} "
             f"| {copies[case, method]} | {work.num_bytes / statistics.median(seconds) / 1e9:.2f} "
-            f"| {of_equal:.2f} | {of_scatter:.1f} |"
+            f"| {of_equal:.2f} | {of_scatter} |"
         )
 
 
-def show_slices(work: Work) -> None:
+def show_slices(work: Work, page_size: int) -> None:
     """How long the transport is not polled while a chunk is scattered: the longest of a chunk's slices, by median."""
-    case = Case(1, 2, is_aged=True)
+    case = Case(1, 2, True, (page_size, page_size))
     writers, readers = work.formats(case)
-    route = plan_routes(writers, readers)[0][0]
-    staged, pages = StagedRoute.of(route), work.pages(case.is_aged, 2)
-    num_pages = min(len(pages), SCATTERED_BYTES // staged.num_bytes(PAGE_SIZE))
-    placed, tokens = PlacedPages(ARENA, 0, pages[:num_pages]), range(num_pages * PAGE_SIZE)
-    arena = MemoryBlock(work.pool_pages * readers.page_bytes, CPU).data
+    staged = StagedRoute.of(plan_routes(writers, readers)[0][0])
+    pages = work.pages(page_size, case.is_aged, 2)
+    num_pages = min(len(pages), SCATTERED_BYTES // staged.num_bytes(page_size))
+    placed, tokens = PlacedPages(ARENA, 0, pages[:num_pages]), range(num_pages * page_size)
+    arena = MemoryBlock(work.pool_pages(page_size) * readers.page_bytes, CPU).data
     buffer = MemoryBlock(staged.num_bytes(len(tokens)), CPU).data
     longest, num_slices = [], 0
     arena.fill_(1)  # memory that was never touched costs faults
@@ -471,18 +533,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="long")
     parser.add_argument("--chunk-mib", type=int, default=8)
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
+    parser.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=PAGE_SIZES[0])
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(DEFAULT_PATHS))
     parser.add_argument("--reader", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if any(os.environ.get(key) != value for key, value in environment(OPTIONS).items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **environment(OPTIONS)})
     torch.set_num_threads(1)
     work = Work(SHAPES[args.shape], args.mib << 20, args.chunk_mib << 20)
+    table, cases = rows(args.page_size, args.paths), cases_of(args.page_size, args.paths)
     if not args.reader:
-        measure(work, args.rounds, args.paths)
-        show_slices(work)
+        problem = engine_problem(MooncakeOptions()) if "mooncake" in args.paths else None
+        if problem:
+            raise SystemExit(f"no Mooncake here: {problem}")
+        measure(work, args.rounds, table, cases)
+        show_slices(work, args.page_size)
         return
-    target = Target("reader", work, list(dict.fromkeys(case for case, _ in rows())))
+    target = Target("reader", work, cases)
     ours, theirs = target.offer(), sys.stdin.readline()  # read first: neither line fits a pipe
     print(ours, flush=True)
     target.attach(theirs)

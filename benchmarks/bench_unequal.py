@@ -1,25 +1,27 @@
 """Unequal numbers of ranks on prefill and decode, served: each way to move the pages, and equal numbers beside it.
 
-    python benchmarks/bench_unequal.py [--quick | --rounds N] [--shapes P2D1 P1D2] [--paths scatter direct staged auto]
-                                       [--concurrency 1 4 16 64] [--at-once 1 16 64 128] [--json FILE]
+    python benchmarks/bench_unequal.py [--quick] [--rounds N] [--shapes P2D1 P1D2 P4D2]
+                                       [--paths scatter direct staged auto] [--concurrency 1 4 16 64]
+                                       [--at-once 1 16 64 512] [--json FILE]
 
 Real processes on models/recall-micro (2 KV heads, float32), pages of 16 tokens, one compute thread for each rank. Each
 question is asked about a document of its own, so every prompt moves whole, and every generated token is a look-up
 in it: an answer is right or it is not.
 
     P2D1     two ranks of prefill, one of decode: --prefill-tp-size 2
+    P4D2     each KV head of this model twice on prefill; not with --quick
     scatter  a descriptor for each token, head, layer, K and V, as engines without staging write (token_writes.py)
     direct   a descriptor for each page and range of heads: --staging off
     staged   gather, one bulk write, scatter: --staging on
     auto     the rule between the last two: --staging auto
-    equal    P2D2: the ranks of the wider side on both sides; P1D1 stands beside it
+    equal    P2D2, P4D4: the ranks of the wider side on both sides; P1D1 stands beside it
 
 Two loads: *concurrency* c keeps c requests in flight (throughput, and TTFT under it); *at once* sends n prompts at one
-moment (TTFT alone). Servers run one at a time and take turns within a round; the figures are medians over
-rounds, ratios medians of the ratios within a round, so that other load on the machine falls on all alike. A server that
-was not ready in time, or a wrong answer, ends the run.
+moment (TTFT alone; more than 128 to servers of unequal ranks alone). Servers run one at a time and take turns within a
+round; the figures are medians over rounds, ratios medians of the ratios within a round, so that other load on the
+machine falls on all alike. A server that was not ready in time, or a wrong answer, ends the run.
 
-What to expect: --quick takes about 4 minutes on 2 idle cores, a full run (3 rounds) about 25. With P1D2 both
+What to expect: --quick takes about 4 minutes on 2 idle cores, a run without it, also of one round, 11. With P1D2 both
 ranks of decode read each token together, so its answers cost more than those of P2D1 on few cores, however pages move.
 """
 
@@ -57,7 +59,10 @@ TIMEOUT_S = 300.0
 PATHS = {"scatter": "off", "direct": "off", "staged": "on", "auto": "auto"}
 """How pages move |-> --staging."""
 SHAPES = {"P2D1": (2, 1), "P1D2": (1, 2), "P4D2": (4, 2)}
-"""Unequal numbers of ranks of prefill and decode. (P4D2 holds each KV head of this model twice on prefill.)"""
+"""Unequal numbers of ranks of prefill and decode."""
+QUICK_SHAPES = ("P2D1", "P1D2")
+MAX_EQUAL_BURST = 128
+"""Prompts at once of servers of equal ranks: what they cost beyond is computing, and takes minutes."""
 MIN_RATE, MAX_TTFT, MAX_SMALL = 0.95, 0.5, 1.05
 """Bars: requests per second of equal ranks; TTFT of scatter where most is asked; TTFT of direct where least is."""
 
@@ -73,6 +78,9 @@ class Variant:
     @property
     def shape(self) -> str:
         return f"P{self.prefill}D{self.decode}"
+
+    def takes(self, workload: "Workload") -> bool:
+        return self.path != "equal" or workload.kind != "at once" or workload.number <= MAX_EQUAL_BURST
 
     def serving(self) -> AbstractContextManager[Served]:
         flags = ["--device", "cpu", "--page-size", str(PAGE_SIZE), "--num-pages", str(NUM_PAGES), "--num-threads", "1"]
@@ -153,14 +161,16 @@ def run_server(variant: Variant, workloads: Sequence[Workload], seed: int) -> di
 
 
 def measure(variants: Sequence[Variant], workloads: Sequence[Workload], rounds: int) -> Found:
-    found: Found = {variant: {workload: [] for workload in workloads} for variant in variants}
+    found: Found = {
+        variant: {workload: [] for workload in workloads if variant.takes(workload)} for variant in variants
+    }
     began = time.monotonic()
     for number in range(rounds):
         for index, variant in enumerate(variants):
             at = f"round {number + 1} of {rounds}, server {index + 1} of {len(variants)}"
             told = f"{time.monotonic() - began:4.0f} s: {at}: {variant.shape} {variant.path}"
             print(told, file=sys.stderr, flush=True)
-            for workload, figures in run_server(variant, workloads, seed=1000 * number).items():
+            for workload, figures in run_server(variant, list(found[variant]), seed=1000 * number).items():
                 found[variant][workload] += figures
     return found
 
@@ -184,7 +194,7 @@ def show(found: Found, workloads: Sequence[Workload]) -> None:
     print(f"| ranks | path | {' | '.join(workload.name for workload in workloads)} |")
     print("|---|---|" + "---|" * len(workloads))
     for variant, by_workload in found.items():
-        cells = (cell(workload, by_workload[workload]) for workload in workloads)
+        cells = (cell(workload, by_workload[workload]) if workload in by_workload else "" for workload in workloads)
         print(f"| {variant.shape} | {variant.path} | {' | '.join(cells)} |")
 
 
@@ -243,10 +253,10 @@ def write_json(path: Path, found: Found) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round, three concurrencies, three bursts")
-    parser.add_argument("--rounds", type=int, metavar="N", help="by default 3, with --quick 1")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["P2D1", "P1D2"])
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
+    parser.add_argument("--quick", action="store_true", help="two shapes, all paths, at most 64 at once")
+    parser.add_argument("--rounds", type=int, metavar="N", default=1)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES)
+    parser.add_argument("--paths", nargs="+", choices=PATHS, help="staged by itself is left out but with --quick")
     parser.add_argument("--concurrency", nargs="*", type=int, metavar="C")
     parser.add_argument("--at-once", nargs="*", type=int, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure of every round")
@@ -255,14 +265,15 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    default_c, default_n = ([1, 8, 64], [1, 16, 64]) if args.quick else ([1, 2, 4, 8, 16, 32, 64], [1, 4, 16, 64, 128])
-    at_once = default_n if args.at_once is None else args.at_once
-    concurrency = default_c if args.concurrency is None else args.concurrency
+    at_once = ([1, 16, 64] if args.quick else [1, 16, 64, 512]) if args.at_once is None else args.at_once
+    concurrency = [1, 8, 64] if args.concurrency is None else args.concurrency
+    shapes = args.shapes or (QUICK_SHAPES if args.quick else tuple(SHAPES))
+    paths = args.paths or (tuple(PATHS) if args.quick else ("scatter", "direct", "auto"))
     workloads = [Workload("at once", n) for n in at_once] + [Workload("concurrency", c) for c in concurrency]
-    variants = [Variant(*SHAPES[shape], path) for shape in args.shapes for path in args.paths]
-    sizes = sorted({1, *(max(SHAPES[shape]) for shape in args.shapes)})
+    variants = [Variant(*SHAPES[shape], path) for shape in shapes for path in paths]
+    sizes = sorted({1, *(max(SHAPES[shape]) for shape in shapes)})
     variants += [Variant(size, size, "equal") for size in sizes]
-    found = measure(variants, workloads, args.rounds or (1 if args.quick else 3))
+    found = measure(variants, workloads, args.rounds)
     if args.json:
         write_json(args.json, found)
     show(found, workloads)
