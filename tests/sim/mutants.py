@@ -48,6 +48,7 @@ _FRONT = "deltaserve.routing.front_core"
 _WORKERS = "deltaserve.routing.workers"
 _TABLE = "deltaserve.peer.table"
 _CODEC = "deltaserve.wire.codec"
+_LOOPBACK = "deltaserve.transport.loopback"
 
 MUTANTS = (
     # one-sided memory safety
@@ -706,5 +707,21 @@ MUTANTS = (
         _ENDPOINT,
         "        gate.is_open = False\n        gate.drop_jobs()\n        self._reserve_no_more(gate)\n",
         "        gate.is_open = False\n        gate.drop_jobs()\n",
+    ),
+    # readers that copy
+    Mutant(
+        "epoch_unread_after_the_copy",
+        "A12",
+        _LOOPBACK,
+        "write.is_void = write.payload is None and not write.near.stands(self.now)",
+        "write.is_void = False",
+    ),
+    Mutant("fence_raises_no_epoch", "A12", _LOOPBACK, "            endpoint.over_at = self.now\n", ""),
+    Mutant(
+        "epoch_raised_after_the_fence",
+        "A12",
+        _LOOPBACK,
+        "endpoint.over_at = self.now\n",
+        "endpoint.over_at = self.now + 10.0\n",
     ),
 )

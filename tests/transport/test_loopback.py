@@ -7,7 +7,17 @@ import pytest
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PeerName, RegionId
 from deltaserve.transport.base import FenceResult, RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
-from deltaserve.transport.loopback import Fabric, Fate, LoopbackTransport, Part, Policy, Posted, WriteArrival, prompt
+from deltaserve.transport.loopback import (
+    Fabric,
+    Fate,
+    LoopbackTransport,
+    Mover,
+    Part,
+    Policy,
+    Posted,
+    WriteArrival,
+    prompt,
+)
 from tests.transport.worlds import REGION, Side, copy, join
 
 SIZE = 64
@@ -16,9 +26,11 @@ SIZE = 64
 class Link:
     """A writer `p` full of x and an empty reader `d`, and what an observer saw."""
 
-    def __init__(self, policy: Policy = prompt, fence_result: FenceResult = FenceResult.CLOSED) -> None:
+    def __init__(
+        self, policy: Policy = prompt, fence_result: FenceResult = FenceResult.CLOSED, mover: Mover = Mover.WRITER
+    ) -> None:
         self.landed: list[WriteArrival] = []
-        self.fabric = Fabric(policy, self.landed.append)
+        self.fabric = Fabric(policy, self.landed.append, mover)
         self.p = self.side("p", b"x")
         self.d = self.side("d", b".", fence_result)
         join(self.p, self.d)
@@ -269,3 +281,65 @@ def run_of(seed: int) -> list[tuple[float, bytes, WriteState]]:
 def test_same_seed_same_trace() -> None:
     assert run_of(3) == run_of(3)
     assert run_of(3) != run_of(4)
+
+
+# ---------------------------------------------------------------- readers that copy
+
+
+SLOW = Fate(lands=(Part(1.0, 1), Part(2.0)), notified_s=2.0, told_s=2.0)
+
+
+def copying_pair() -> tuple[Fabric, Side, Side]:
+    """A write of two copies is under way, of which the first is over."""
+    link = Link(lambda posted: SLOW, mover=Mover.READER)
+    link.p.transport.write(link.d.name, [copy(0, 0, 8), copy(8, 8, 8)], b"landed")
+    link.fabric.advance(1.5)
+    return link.fabric, link.p, link.d
+
+
+def test_a_reader_that_copies_announces_what_stood_still() -> None:
+    fabric, writer, reader = copying_pair()
+    fabric.advance(2.5)
+    writer.transport.fence(reader.name)
+    writer.memory[:] = b"b" * SIZE
+    assert receive_now(reader) == [b"landed"]
+    assert reader.memory[:17] == b"x" * 16 + b"."
+
+
+def test_a_reader_that_copies_announces_nothing_after_the_writer_s_fence() -> None:
+    fabric, writer, reader = copying_pair()
+    writer.transport.fence(reader.name)
+    writer.memory[:] = b"b" * SIZE
+    fabric.advance(2.5)
+    assert receive_now(reader) == []
+    assert reader.memory[:16] == b"x" * 8 + b"b" * 8, "it has copied all the same"
+
+
+def test_a_reader_that_has_fenced_copies_no_more() -> None:
+    fabric, writer, reader = copying_pair()
+    reader.transport.fence(writer.name)
+    fabric.advance(2.5)
+    assert reader.memory[:16] == b"x" * 8 + b"." * 8
+
+
+def test_the_memory_of_a_dead_writer_stands_still() -> None:
+    fabric, writer, reader = copying_pair()
+    assert isinstance(writer.transport, LoopbackTransport)
+    fabric.sever(writer.transport, 1.0)
+    fabric.advance(2.5)
+    assert receive_now(reader) == [b"landed"]
+
+
+def receive_now(side: Side) -> list[bytes]:
+    return [data for _, data, _ in side.transport.notifications()]
+
+
+def test_a_stopped_reader_that_copies_does_so_when_it_goes_on() -> None:
+    fabric, _, reader = copying_pair()
+    assert isinstance(reader.transport, LoopbackTransport)
+    reader.transport.stopped_until = 5.0
+    fabric.advance(4.0)
+    assert reader.memory[:16] == b"x" * 8 + b"." * 8
+    fabric.advance(5.0)
+    assert receive_now(reader) == [b"landed"]
+    assert reader.memory[:16] == b"x" * 16

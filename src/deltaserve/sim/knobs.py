@@ -21,6 +21,7 @@ from deltaserve.sim.faults import (
 )
 from deltaserve.transfer.ring import ALIGNMENT
 from deltaserve.transport.base import Evidence
+from deltaserve.transport.loopback import Mover
 
 NAMESPACES = ("", "tenant-a", "tenant-b")
 LEAST_DRAIN_S = 0.7
@@ -102,6 +103,10 @@ class Knobs:
     """Slices of a gather or scatter that move nothing."""
     mixes_pages: bool = False
     """Pools hand out their pages in unequal orders."""
+    mover: Mover = Mover.WRITER
+    """READER: on one machine, where a reader copies and the writer's fence is an epoch."""
+    reader_stops: float = 0.0
+    """So many of the writes find their reader stopped before it has copied anything."""
     poisons: bool = True
     """Memory that changes hands is overwritten. False: what stood there stays, and looks as good as ever."""
 
@@ -122,7 +127,21 @@ def draw_knobs(seed: int) -> Knobs:
     knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
     knobs = _with_staging(knobs, Chance(seed, "staging"))
-    return _with_trouble_of_ranks(knobs, Chance(seed, "trouble of ranks"))
+    knobs = _with_trouble_of_ranks(knobs, Chance(seed, "trouble of ranks"))
+    return _with_copying_readers(knobs, Chance(seed, "copying readers"))
+
+
+def _with_copying_readers(knobs: Knobs, chance: Chance) -> Knobs:
+    """The transport of one machine, in a fifth of the runs; its completions are proofs, and it can always be fenced."""
+    if not chance.hits(0.2) or knobs.shape.evidence is not Evidence.COMPLETION or not knobs.can_fence:
+        return knobs
+    knobs = replace(knobs, mover=Mover.READER)
+    if not knobs.rates or not chance.hits(0.7):
+        return knobs
+    # So that a writer fences who is stopped.
+    shape = replace(knobs.shape, heartbeat_s=0.1, peer_suspect_s=0.2, peer_lost_s=0.3)
+    traffic = replace(knobs.traffic, window_s=max(knobs.traffic.window_s, chance.uniform(1.0, 3.0)))
+    return replace(knobs, shape=shape, traffic=traffic, reader_stops=chance.log_uniform(0.02, 0.5))
 
 
 def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:

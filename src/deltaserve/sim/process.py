@@ -242,6 +242,11 @@ class SimWorker(SimProcess):
             _check_addressee(event, boot, self.instance.links.stale_frames - num_stale)
             self._take_turn()
 
+    def stop(self, seconds: float) -> None:
+        super().stop(seconds)
+        for rank in self.ranks:
+            rank.transport.stopped_until = self.world.now + seconds
+
     def drain(self) -> None:
         self.handle(DrainRequested())
 

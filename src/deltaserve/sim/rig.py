@@ -49,7 +49,7 @@ from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
 from deltaserve.sim.world import World
 from deltaserve.transport.base import Evidence, FenceResult
-from deltaserve.transport.loopback import Fabric
+from deltaserve.transport.loopback import Fabric, Fate, Posted
 from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import Envelope
 
@@ -145,7 +145,7 @@ class Run:
         endpoints = {kind: rate for kind, rate in knobs.rates.items() if kind in (*ENDPOINT_FAULTS, *PLAN_FAULTS)}
         self._endpoints = EndpointFaults(endpoints, Chance(seed, "endpoints"), self.faults)
         self._watch = watch
-        self.world: World = FaultyWorld(self._links, Fabric(self._writes.fate, watch.landed), trace)
+        self.world: World = FaultyWorld(self._links, Fabric(self._posted, watch.landed, knobs.mover), trace)
         self.world.on_touch = watch.touched
         self.world.on_event = self._before_event
         self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, Chance(seed, "wishes"))
@@ -163,6 +163,7 @@ class Run:
             self._disorder.confine(knobs.sick)
             self._progress = LivenessWatch(knobs.sick)
         self._lives: Counter[PeerName] = Counter()
+        self._reader_stops, self._reader_stop_rate = Chance(seed, "stopped readers"), knobs.reader_stops
         self._comebacks = Chance(seed, "misfits")
         self._misfit_rate = knobs.misfits
         self._misfits: set[PeerName] = set()
@@ -180,6 +181,14 @@ class Run:
 
     def _any_front(self) -> SimFront:
         return self._which_front.choose(self._fronts)
+
+    def _posted(self, posted: Posted) -> Fate | None:
+        """The fabric's policy. A reader may be stopped just then: what it copies afterwards may have been fenced."""
+        reader = self.world.process(posted.dst)
+        if reader is not None and not reader.is_stopped and self._reader_stops.hits(self._reader_stop_rate):
+            self.faults[FaultKind.PAUSE] += 1
+            reader.stop(self._reader_stops.log_uniform(0.1, 5.0))
+        return self._writes.fate(posted)
 
     # ------------------------------------------------------------ the two phases
 
@@ -241,7 +250,7 @@ class Run:
         self._links.heal()
         self._writes.heal()
         self._endpoints.heal()
-        self._non_finite = self._misfit_rate = 0.0
+        self._non_finite = self._misfit_rate = self._reader_stop_rate = 0.0
         self._upcoming.clear()
         self._unregistered.clear()
         self._disorder.heal()

@@ -7,6 +7,8 @@ transport has shown (and worse) is one value.
 
 As on the real ones: source memory is read as late as possible until the writer was told DONE or destroyed its endpoint
 (from then on the bytes are on their way and still land), and only the receiver's own fence stops what is on its way.
+Where readers copy (`Mover.READER`, as transport/local.py does) a stopped reader that goes on reads source memory also
+after its writer's fence; what was copied then is not announced.
 """
 
 import heapq
@@ -29,6 +31,15 @@ from deltaserve.transport.base import (
     WriteState,
 )
 from deltaserve.transport.bounds import check_ranks, check_write, index_remote
+
+
+class Mover(Enum):
+    """Who moves the bytes of a write: what a fence of the writer does to what it has posted."""
+
+    WRITER = "writer"
+    """What has left lands, as it was then."""
+    READER = "reader"
+    """The bytes are read when they land, whatever is there; but the reader notices and announces nothing."""
 
 
 class Part(NamedTuple):
@@ -81,7 +92,7 @@ class WriteArrival:
     copies: tuple[Copy, ...]
     dropped: bool
     reads_source: bool
-    """The bytes were read just now: the source had to be in place until here."""
+    """The bytes were read just now, and count: the source had to be in place until here."""
     writer: "LoopbackTransport"
     reader: "LoopbackTransport"
 
@@ -114,8 +125,14 @@ class _Endpoint:
     fars: "tuple[_Far, ...]" = ()
     """Of the peer's ranks, once attached."""
     is_open: bool = True
+    over_at: float | None = None
+    """Where readers copy: when its epoch word changed."""
     inbox: list[tuple["_Endpoint", bytes]] = field(default_factory=list)
     """(sender, notification); read only once the sender is attached."""
+
+    def stands(self, now: float) -> bool:
+        """What its epoch word says."""
+        return self.over_at is None or now < self.over_at
 
 
 class _Far(NamedTuple):
@@ -136,6 +153,8 @@ class _Write:
     num_landed: int = 0
     payload: tuple[bytes, ...] | None = None
     """The source bytes, once nothing reads the source any more."""
+    is_void: bool = False
+    """Who copied it found that the writer had fenced it."""
 
     def capture(self) -> None:
         if self.payload is None:
@@ -162,11 +181,12 @@ class _Event(NamedTuple):
 class Fabric:
     """The world between the transports: virtual time and everything that is on its way."""
 
-    def __init__(self, policy: Policy = prompt, observer: Observer = ignore) -> None:
+    def __init__(self, policy: Policy = prompt, observer: Observer = ignore, mover: Mover = Mover.WRITER) -> None:
         self.policy = policy
         """May be replaced at any time; holds for writes posted from then on."""
         self.now = 0.0
         self._observer = observer
+        self._mover = mover
         self._events: list[_Event] = []
         self._seq = itertools.count()
         self._tokens = itertools.count(1)
@@ -203,6 +223,9 @@ class Fabric:
     def _close(self, endpoint: _Endpoint) -> None:
         endpoint.is_open = False
         del self._endpoints[endpoint.token]
+        if self._mover is Mover.READER:
+            endpoint.over_at = self.now
+            return
         for event in self._events:
             if event.write.near is endpoint:
                 event.write.capture()
@@ -212,6 +235,9 @@ class Fabric:
         last = self.now + after_s
         self._events = [e for e in self._events if e.write.near.owner is not owner or e.due <= last]
         heapq.heapify(self._events)
+        for event in self._events:
+            if event.write.near.owner is owner:
+                event.write.capture()  # its memory stands still from now on
         owner.close()
 
     def _post(self, write: _Write, fate: Fate) -> None:
@@ -230,10 +256,14 @@ class Fabric:
 
     def _happen(self, event: _Event) -> None:
         write = event.write
+        stopped_until = write.far.owner.stopped_until
+        if self._mover is Mover.READER and stopped_until > self.now:
+            heapq.heappush(self._events, event._replace(due=stopped_until, seq=next(self._seq)))
+            return
         if event.what is _What.LAND:
             self._land(write, event.end)
         elif event.what is _What.NOTIFY:
-            if write.far.is_open and write.notification is not None:
+            if write.far.is_open and write.notification is not None and not write.is_void:
                 write.far.inbox.append((write.near, write.notification))
                 write.far.owner.on_news()
         elif write.near.is_open:
@@ -248,12 +278,15 @@ class Fabric:
         if not copies:
             return
         far = write.far
-        dropped = not far.is_open and far.owner.fence_result is FenceResult.CLOSED
+        can_stop = far.owner.fence_result is FenceResult.CLOSED or self._mover is Mover.READER
+        dropped = not far.is_open and can_stop
         if not dropped:
             for index, copy in enumerate(copies, first):
                 span = copy.dst
                 far.owner.memory[span.region][span.offset : span.offset + span.num_bytes] = write.bytes_of(index)
-        reads_source = write.payload is None
+        write.is_void = write.payload is None and not write.near.stands(self.now)
+        is_copied = self._mover is Mover.WRITER or not dropped
+        reads_source = write.payload is None and is_copied and not write.is_void
         near, reader = write.near.owner, far.owner
         self._observer(WriteArrival(near.me, reader.me, write.id, copies, dropped, reads_source, near, reader))
 
@@ -282,6 +315,8 @@ class LoopbackTransport:
         self._endpoints: dict[PeerName, _Endpoint] = {}
         self._writes: dict[WriteId, _Write] = {}
         self._fenced: set[PeerName] = set()
+        self.stopped_until = 0.0
+        """Its process does nothing before: where readers copy, nothing arrives."""
         self.on_news: Callable[[], None] = nothing
         """Called when a poll would find something."""
         self._write_ids = itertools.count(1)
