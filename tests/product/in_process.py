@@ -14,12 +14,14 @@ import torch
 
 from deltaserve.base.extents import Region
 from deltaserve.base.ids import PeerName, RegionId, Role, RowId
+from deltaserve.base.lifetime import Lifetime
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
-from deltaserve.instance.api import InstanceConfig
+from deltaserve.instance.api import InstanceConfig, InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
+from deltaserve.layout.spec import CacheSpec
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ThreadCollective
 from deltaserve.request.client import Generation
@@ -38,7 +40,6 @@ from tests.runner.world import COLLECTIVE_TIMEOUT_S, TOLERANCE, reference_logpro
 
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 NUM_TOP = 5
-_CONTEXT_LEN = 256
 _STAGING_BYTES = 1 << 20
 _STAGING_REGION = RegionId(99)
 
@@ -116,11 +117,30 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """Of both workers."""
+
+    chunk_len: int = 48
+    """Rounded down to whole pages."""
+    max_running: int = 4
+    context_len: int = 256
+    num_contexts: int = 3
+    """What each pool holds, in requests of `context_len` tokens."""
+    state_slots: int | None = None
+    """None: as many as there are pages of KV."""
+    state_interval_len: int | None = None
+    decode_extend_len: int = 4
+    conditional_prefill: bool = False
+    decode_cache: bool = True
+
+
+@dataclass(frozen=True)
 class Served:
     """An answer, and where its prompt came from."""
 
     tokens: tuple[int, ...]
     decode_cached_len: int
+    prefill_cached_len: int
     transferred_bytes: int
 
 
@@ -133,9 +153,9 @@ class Product:
         prefill_ranks: int,
         decode_ranks: int,
         pages: Pages | tuple[Pages, Pages] = Pages(),
-        radix_cache: bool = True,
         staging: StagingMode | None = None,
         tolerance: float = TOLERANCE,
+        setup: Setup = Setup(),
     ) -> None:
         """`pages`: of prefill and of decode. `tolerance`: of log-probabilities; greedy tokens may differ by as much."""
         of_role = dict(
@@ -147,20 +167,31 @@ class Product:
         spec = load_spec(folder)
         half = Part(0.001, 1)
         self.world = World(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
-        sizes = [of_role[role].size for role in (Role.PREFILL, Role.DECODE)]
-        shape = Shape(page_size=sizes[0], decode_page_size=sizes[1], chunk_len=48 // sizes[0] * sizes[0] or sizes[0])
-        shape = replace(shape, max_running=4, context_len=_CONTEXT_LEN)
+        page_size, decode_page_size = (of_role[role].size for role in (Role.PREFILL, Role.DECODE))
+        shape = Shape(
+            page_size=page_size,
+            decode_page_size=decode_page_size,
+            chunk_len=max(page_size, setup.chunk_len // page_size * page_size),
+            max_running=setup.max_running,
+            context_len=setup.context_len,
+            state_chunk_len=InstanceOptions().state_chunk_tokens,
+            state_interval_len=setup.state_interval_len,
+            extend_len=setup.decode_extend_len,
+            conditional_prefill=setup.conditional_prefill,
+        )
         self._num_rooms = 0
         self.worst = 0.0
         """Difference of a log-probability from that of transformers."""
         members = []
         for name, role, ranks in ((PREFILL, Role.PREFILL, prefill_ranks), (DECODE, Role.DECODE, decode_ranks)):
-            config = worker_config(replace(shape, radix_cache=radix_cache or role is Role.PREFILL), name, role, 1)
+            config = worker_config(
+                replace(shape, radix_cache=setup.decode_cache or role is Role.PREFILL), name, role, 1
+            )
             cache = spec.cache_spec(of_role[role].size, of_role[role].dtype)
             config = replace(
                 config,
                 cache=cache,
-                num_pages=(-(-3 * _CONTEXT_LEN // of_role[role].size),) * cache.num_pools,
+                num_pages=_num_pages(cache, setup),
                 vocab_size=spec.vocab_size,
                 tp_size=ranks,
                 has_staging=staging is not None,
@@ -205,7 +236,8 @@ class Product:
         assert answer.last is not None
         assert answer.last.usage is not None
         usage = answer.last.usage
-        return Served(tuple(answer.tokens), usage.decode_cached_len, usage.transferred_bytes)
+        hits = usage.decode_cached_len, usage.prefill_cached_len
+        return Served(tuple(answer.tokens), *hits, usage.transferred_bytes)
 
     def close(self) -> None:
         """Everything was given back."""
@@ -215,3 +247,12 @@ class Product:
             assert isinstance(worker, TorchWorker)
             assert not worker.instance.transfer_active()
             worker.computing.close()
+
+
+def _num_pages(cache: CacheSpec, setup: Setup) -> tuple[int, ...]:
+    """Of each pool."""
+    count = -(-setup.num_contexts * setup.context_len // cache.page_size)
+    return tuple(
+        setup.state_slots if kept.lifetime is Lifetime.STATE and setup.state_slots is not None else count
+        for kept in cache.pools
+    )

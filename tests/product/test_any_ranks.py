@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.transfer.staging import StagingMode
-from tests.product.in_process import DECODE, PREFILL, Pages, Product
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
 from tests.runner.world import random_tokens
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3", "gemma3_text", "gpt_oss")
@@ -62,7 +62,7 @@ def test_answers_are_those_of_transformers(
 
 @pytest.mark.parametrize(("family", "prefill_ranks", "decode_ranks"), [("qwen3", 2, 4), ("deepseek_v3", 1, 2)])
 def test_without_a_cache_on_decode(tiny_models: Path, family: str, prefill_ranks: int, decode_ranks: int) -> None:
-    product = Product(tiny_models / family, prefill_ranks, decode_ranks, Pages(4), radix_cache=False)
+    product = Product(tiny_models / family, prefill_ranks, decode_ranks, Pages(4), setup=Setup(decode_cache=False))
     prompt = random_tokens(61, 5)
     (cold,) = product.serve(prompt)
     (again,) = product.serve(prompt)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.bench.recall import ASK, FIRST_NAME, Document, DocumentShape, make_document
-from tools.recall.model import make_model
+from tools.recall.model import make_kv_model
 from tools.recall.rows import CHAT_ANSWER_LEN, UNLABELLED, Batch, Row, Stage, Variety, chat_row, make_batch, plain_row
 from tools.recall.tokenizer import IM_END_ID, build_tokenizer
 from tools.recall.train import STAGES, Curriculum, Recipe, learning_rate, train
@@ -128,7 +128,7 @@ def test_equal_recipes_give_equal_weights(capsys: pytest.CaptureFixture[str]) ->
     weights = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        model = make_model()
+        model = make_kv_model()
         train(model, Recipe(seed=seed, num_steps=3))
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.equal(weights[0], weights[1])

@@ -1,1 +1,1 @@
-"""The recall micro-model: a small Qwen3 trained to answer questions about the document in its context."""
+"""The recall micro-models: small models trained to answer questions about the document in their context."""

@@ -35,8 +35,8 @@ class Score:
     answers: int
 
 
-def exams() -> list[Exam]:
-    """What a checkpoint is judged by: each size without noise and with the noise it was trained with."""
+def kv_exams() -> list[Exam]:
+    """What the larger model is judged by: each size without noise and with the noise it was trained with."""
     sizes = ((8, 0), (16, 4), (32, 16), (64, 64), (96, 96), (120, 240))
     return [
         *(Exam(DocumentShape(facts)) for facts, _ in sizes),
@@ -49,6 +49,13 @@ def exams() -> list[Exam]:
             for facts in (3, 12, 32, 64)
         ),
     ]
+
+
+def state_exams() -> list[Exam]:
+    """What the model of states is judged by."""
+    sizes = ((8, 0), (16, 8), (24, 0), (24, 12), (32, 0), (32, 16))
+    once = [Exam(DocumentShape(*size)) for size in sizes]
+    return [*once, *(Exam(DocumentShape(*size), num_documents=12, num_turns=3, answer_len=12) for size in sizes)]
 
 
 def grade(model: Any, exam: Exam, seed: int) -> Score:

@@ -1,4 +1,4 @@
-"""Train the micro-model through a curriculum of growing documents, within a budget of CPU seconds."""
+"""Train a micro-model through a curriculum of growing documents, within a budget of CPU seconds."""
 
 import math
 import time
@@ -19,6 +19,12 @@ STAGES = (
     Stage(min_facts=48, max_facts=96, max_noise=1.0, width=512, num_rows=6),
     Stage(min_facts=62, max_facts=124, max_noise=2.0, width=768, num_rows=4),
 )
+STATE_STAGES = (
+    Stage(min_facts=6, max_facts=12, max_noise=0.0, width=64, num_rows=32),
+    Stage(min_facts=8, max_facts=20, max_noise=0.5, width=96, num_rows=20),
+    Stage(min_facts=16, max_facts=32, max_noise=0.5, width=176, num_rows=12),
+)
+"""A state holds as many facts as its size allows, a KV cache all of them."""
 VARIED = Variety(chat=0.2, round_trip=0.2)
 
 
@@ -30,6 +36,7 @@ class Recipe:
     num_steps: int = 1700
     peak_lr: float = 2e-3
     warmup_steps: int = 100
+    stages: tuple[Stage, ...] = STAGES
     variety: Variety = VARIED
     """From the second stage on; the first has none, so that the lookup itself is learnt first."""
 
@@ -70,11 +77,11 @@ def train(model: Any, recipe: Recipe) -> float:
     """Train in place and return the CPU seconds it took. Prints a line every 50 steps."""
     began_s = time.process_time()
     rng = Random(recipe.seed)
-    curriculum = Curriculum(STAGES, rng)
+    curriculum = Curriculum(recipe.stages, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(recipe.num_steps):
         level = curriculum.choose()
-        batch = make_batch(rng, STAGES[level], recipe.variety if curriculum.level else Variety())
+        batch = make_batch(rng, recipe.stages[level], recipe.variety if curriculum.level else Variety())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
         loss, accuracy = _step(model, optimizer, batch)

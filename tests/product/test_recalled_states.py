@@ -1,0 +1,51 @@
+"""The micro-model that looks everything up in its recurrent state, through prefill and decode with reuse.
+
+Greedy text of an ordinary model hides a lost state; here each token of an answer is a fact of the document, which must
+have come with the state, from whichever checkpoint, rank or slot.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from deltaserve.bench.recall import DocumentShape, RecallTraffic
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
+from tests.recall_models import STATE_MODEL, known_conversations
+
+NUM_RUNNING = 16
+SETUP = Setup(chunk_len=64, max_running=NUM_RUNNING, num_contexts=12, state_slots=NUM_RUNNING + 8)
+"""Not every checkpoint has room."""
+TRAFFIC = RecallTraffic(
+    num_documents=4, conversations_per_document=4, num_turns=5, answer_len=10, shape=DocumentShape(22, num_noise=11)
+)
+
+
+@pytest.mark.parametrize(
+    ("prefill_ranks", "decode_ranks", "page_size", "decode_cache"),
+    [
+        (1, 1, 16, True),
+        (1, 1, 16, False),
+        *(((*ranks, 64, True)) for ranks in itertools.product((1, 2), repeat=2) if ranks != (1, 1)),
+    ],
+)
+def test_every_answer_is_right(prefill_ranks: int, decode_ranks: int, page_size: int, decode_cache: bool) -> None:
+    setup = replace(SETUP, decode_cache=decode_cache)
+    product = Product(STATE_MODEL, prefill_ranks, decode_ranks, Pages(page_size), setup=setup)
+    conversations = known_conversations(STATE_MODEL, TRAFFIC, seed=2)
+    assert len(conversations) >= 14
+    contexts: list[list[int]] = [[] for _ in conversations]
+    prefill_hits = decode_hits = 0
+    for turns in zip(*(conversation.turns for conversation in conversations), strict=True):
+        prompts = [[*context, *turn.tokens] for context, turn in zip(contexts, turns, strict=True)]
+        answers = product.serve(*prompts, max_tokens=TRAFFIC.answer_len)
+        assert [answer.tokens for answer in answers] == [turn.expected for turn in turns]
+        contexts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+        prefill_hits += sum(answer.prefill_cached_len > 0 for answer in answers)
+        decode_hits += sum(answer.decode_cached_len > 0 for answer in answers)
+    num_later = len(conversations) * (TRAFFIC.num_turns - 1)
+    assert prefill_hits >= num_later
+    assert (decode_hits >= num_later) is decode_cache
+    assert product.worker(PREFILL).count("bytes_sent") > 0
+    assert product.worker(DECODE).count("writes_failed") == 0
+    product.close()
