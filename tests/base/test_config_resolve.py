@@ -254,6 +254,17 @@ def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
     assert resolved(machine=cuda, disaggregation={"transfer_tls": "rc,cuda_copy"}).transfer_tls == "rc,cuda_copy"
 
 
+def test_local_transfers_are_between_cpu_workers_of_one_serve() -> None:
+    local = {"disaggregation_transfer_backend": "local"}
+    one_serve = dataclasses.replace(MACHINE, is_one_serve=True)
+    assert resolved(machine=one_serve, disaggregation=local).transfer_backend == "local"
+    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=8192 * MIB, is_one_serve=True)
+    for machine in (MACHINE, cuda):
+        assert resolved(machine=machine).transfer_backend == "nixl"
+        with pytest.raises(ConfigError, match="backend local: only between CPU workers of one `deltaserve serve`"):
+            resolved(machine=machine, disaggregation=local)
+
+
 def test_a_context_that_the_pool_shortens_is_remembered() -> None:
     short = resolved(memory={"num_pages": 2, "page_size": 16})
     assert (short.context_len, short.shortened_from) == (32, MODEL.context_len)

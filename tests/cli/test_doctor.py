@@ -19,7 +19,7 @@ from deltaserve.cli.doctor_machine import check_device, check_listeners, check_s
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_server import check_server
-from deltaserve.cli.doctor_transfer import check_mooncake, check_transfer
+from deltaserve.cli.doctor_transfer import check_local, check_mooncake, check_transfer
 from deltaserve.cli.main import main
 from deltaserve.cli.secrets import read_api_keys
 from deltaserve.cli.settings_merge import load
@@ -112,6 +112,16 @@ def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None
     (line,) = check_transfer()
     assert line.level is Level.FAIL
     assert "UCX_TLS" in line.text
+
+
+def test_local_transfers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = check_local()
+    assert line.level is Level.OK
+    assert "bytes equal" in line.text
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    (line,) = check_local()
+    assert line.level is Level.WARN
+    assert "aarch64" in line.text
 
 
 def test_what_mooncake_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,14 @@ def test_no_page_size_is_none(facts: Facts) -> None:
     assert f"page size: ours 16, theirs {facts.page_size}" in words
 
 
+def test_pages_move_in_one_way() -> None:
+    ours, theirs = (replace(config(), compat=(("transport", name),)) for name in ("local", "nixl"))
+    assert problems(ours, theirs) == [
+        "transport: ours local, theirs nixl",
+        "say which on both sides: --disaggregation-transfer-backend nixl",
+    ]
+
+
 def test_an_unknown_dtype_is_refused() -> None:
     ours = config()
     facts = Facts(page_size=16, kv_dtypes={ours.cache.groups[0].name: "int3"})

@@ -26,8 +26,8 @@ from deltaserve.transport.local_frames import (
     encode_hello,
     encode_write,
 )
-from deltaserve.transport.local_memory import EpochWord, FarMemory
-from tests.transport.worlds import REGION, LocalWorld, Side, copy, finish, join, pattern, receive, sealed_memory
+from deltaserve.transport.local_memory import EpochWord, FarMemory, sealed_file
+from tests.transport.worlds import REGION, LocalWorld, Side, copy, finish, join, pattern, receive
 
 MIB = 1 << 20
 LARGE = 40 * MIB
@@ -172,7 +172,7 @@ def test_folders_of_any_length(tmp_path: Path) -> None:
 def test_memory_that_can_shrink_is_refused() -> None:
     open_file = os.memfd_create("unsealed")
     os.ftruncate(open_file, MIB)
-    small = sealed_memory(4096)
+    small = sealed_file(4096, "small")
     for file in (open_file, small):
         with mmap.mmap(file, 4096) as mapping:
             view = c_char.from_buffer(mapping)
@@ -225,7 +225,7 @@ class Liar:
         self._door.listen()
         self.victim.transport.attach(PeerName("liar"), [self.victim.rank(encode_card(self.card))])
         self.word = EpochWord()
-        self.file = sealed_memory(MIB)
+        self.file = sealed_file(MIB, "liar")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect(str(world.folder / self.far.name))
 

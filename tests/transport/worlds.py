@@ -3,7 +3,6 @@
 A conformance check is written against `World` and never knows which library moves the bytes.
 """
 
-import fcntl
 import mmap
 import os
 import shutil
@@ -19,6 +18,7 @@ from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import Notification, RemoteRank, RemoteRegion, Transport, WriteId, WriteState
 from deltaserve.transport.local import LocalTransport
+from deltaserve.transport.local_memory import sealed_file
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import MooncakeOptions
@@ -131,7 +131,7 @@ class LocalWorld:
         self._files: list[int] = []
 
     def side(self, name: str, num_bytes: int) -> Side:
-        file = sealed_memory(num_bytes)
+        file = sealed_file(num_bytes, "side")
         self._files.append(file)
         mapping = mmap.mmap(file, num_bytes)
         base = addressof(c_char.from_buffer(mapping))
@@ -149,14 +149,6 @@ class LocalWorld:
         for file in self._files:
             os.close(file)
         shutil.rmtree(self.folder)
-
-
-def sealed_memory(num_bytes: int) -> int:
-    """A file of shared memory whose size nobody can change."""
-    file = os.memfd_create("side", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, num_bytes)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return file
 
 
 def _registered(name: str, memory: bytearray, transport: Transport, base: int, file: int | None = None) -> Side:

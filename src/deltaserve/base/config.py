@@ -295,8 +295,11 @@ class DisaggregationSettings(Group):
         "null: one worker does both; serve runs them apart by default, prefill and decode know their own",
         commands=COMPUTING,
     )
-    disaggregation_transfer_backend: Literal["nixl", "mooncake"] = option(
-        "nixl", "what moves the pages; mooncake: CPU memory, always with checksums", commands=COMPUTING
+    disaggregation_transfer_backend: Literal["auto", "local", "nixl", "mooncake"] = option(
+        "auto",
+        "what moves the pages; local: decode copies from prefill's memory, between workers of one serve; mooncake: CPU "
+        "memory, always with checksums; auto: nixl",
+        commands=COMPUTING,
     )
     transfer_tls: Transports | Auto = option(
         "auto",

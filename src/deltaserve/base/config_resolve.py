@@ -11,6 +11,7 @@ from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 
 Device = Literal["cpu", "cuda"]
+Backend = Literal["local", "nixl", "mooncake"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class MachineFacts:
     """Of the device's memory, swap included: more can never be there. None: unknown."""
     slow_dtypes: frozenset[str] = frozenset()
     """Types, as in --dtype, that this device multiplies several times slower than float32."""
+    is_one_serve: bool = False
+    """Its workers have no peer elsewhere, and can read each other's memory."""
 
     @property
     def num_on_device(self) -> int:
@@ -97,6 +100,7 @@ class ResolvedConfig:
     num_cores: int
     """Of this machine, as far as this process may use them."""
     num_devices: int
+    transfer_backend: Backend
     transfer_tls: str
     """UCX_TLS."""
     kv_bytes: int
@@ -209,6 +213,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_threads=_num_threads(settings, machine),
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
+        transfer_backend=_transfer_backend(settings, device, machine),
         transfer_tls=_transfer_tls(settings, device),
         kv_bytes=pools.num_bytes(num_pages),
         pools=pools.facts,
@@ -244,6 +249,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
         "num_threads": resolved.num_threads,
+        "disaggregation_transfer_backend": resolved.transfer_backend,
         "transfer_tls": resolved.transfer_tls,
     }
     if settings.memory.num_pages != "auto":
@@ -335,6 +341,19 @@ def _num_threads(settings: Settings, machine: MachineFacts) -> int:
     """
     few = machine.num_cores < _MANY_CORES
     return _or_auto(settings.scheduling.num_threads, 1 if few else max(1, (machine.num_cores - 1) // machine.num_ranks))
+
+
+def _transfer_backend(settings: Settings, device: Device, machine: MachineFacts) -> Backend:
+    asked = settings.disaggregation.disaggregation_transfer_backend
+    can_be_local = device == "cpu" and machine.is_one_serve
+    if asked == "auto":
+        return "nixl"
+    if asked == "local" and not can_be_local:
+        raise ConfigError(
+            "--disaggregation-transfer-backend local: only between CPU workers of one `deltaserve serve`, on x86-64; "
+            "leave it out, or say nixl"
+        )
+    return asked
 
 
 def _transfer_tls(settings: Settings, device: Device) -> str:

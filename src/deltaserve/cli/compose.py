@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 
+import msgspec
 import psutil
 
 from deltaserve.base.config import Settings
@@ -44,6 +45,7 @@ from deltaserve.models.open_source import open_source
 from deltaserve.models.tensors import Inventory, as_stored, check_weights, rank_weight_bytes
 from deltaserve.runner.scratch import scratch_bytes
 from deltaserve.transfer.staging import StagingMode
+from deltaserve.transport.local_memory import machine_problem
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -194,7 +196,9 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     """For the workers that `serve` starts. Raises ConfigError."""
     roles = [role for _, role in worker_names(settings)]
     facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
-    machine = machine_facts(settings, sum(facts[role].tp_size for role in roles))
+    machine = replace(
+        machine_facts(settings, sum(facts[role].tp_size for role in roles)), is_one_serve=machine_problem() is None
+    )
     resolved = {role: resolve(settings_of(settings, role), of_role, machine) for role, of_role in facts.items()}
     if len(resolved) > 1:
         check_pair(settings, checkpoint.spec, resolved)
@@ -218,7 +222,7 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
     if ours != theirs and not has_staging(settings):
         raise ConfigError(
             f"KV is {ours} on prefill and {theirs} on decode: it is converted on the way only with --staging auto "
-            "or on, over nixl"
+            "or on, and not over mooncake"
         )
     sizes = prefill.page_size, decode.page_size
     pools = spec.cache_spec(prefill.page_size, DType(ours)).pools
@@ -232,7 +236,7 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
 def has_staging(settings: Settings) -> bool:
     """Whether workers have memory in which pages are gathered, converted and scattered."""
     disaggregation = settings.disaggregation
-    return disaggregation.staging != "off" and disaggregation.disaggregation_transfer_backend == "nixl"
+    return disaggregation.staging != "off" and disaggregation.disaggregation_transfer_backend != "mooncake"
 
 
 def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
@@ -260,7 +264,7 @@ def worker_spec(
 ) -> WorkerSpec:
     """One worker; where it listens is added by whoever starts it."""
     scheduling, disaggregation = settings.scheduling, settings.disaggregation
-    backend = disaggregation.disaggregation_transfer_backend
+    backend = resolved.transfer_backend
     return WorkerSpec(
         name=name,
         role=role,
@@ -315,7 +319,7 @@ def log_spec(settings: Settings) -> LogSpec:
 def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     """A worker process of this machine, for the supervisor."""
     path = folder / f"{spec.name}.json"
-    write_spec(spec, path)
+    write_spec(msgspec.structs.replace(spec, transport_folder=str(folder.resolve())), path)
     kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
     argv = (sys.executable, "-m", "deltaserve.engine.worker", str(path))
     return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,))

@@ -12,7 +12,7 @@ from deltaserve.cli.doctor_machine import check_device, check_listeners, check_s
 from deltaserve.cli.doctor_model import check_model
 from deltaserve.cli.doctor_report import Level, Line, verdict
 from deltaserve.cli.doctor_server import check_server
-from deltaserve.cli.doctor_transfer import check_mooncake, check_transfer
+from deltaserve.cli.doctor_transfer import check_local, check_mooncake, check_transfer
 from deltaserve.cli.options import option_of
 from deltaserve.cli.secrets import read_api_keys
 from deltaserve.cli.settings_merge import describe, load
@@ -86,6 +86,7 @@ def _all_lines(arguments: argparse.Namespace, settings: Settings | None, keys: S
     if arguments.base_url is None:
         yield from check_listeners(arguments.host, arguments.port)
     yield from check_transfer()
+    yield from check_local()
     yield from check_mooncake()
     if settings is not None:
         yield from check_model(settings)

@@ -8,16 +8,20 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from ctypes import addressof, c_char
+from pathlib import Path
 from typing import Any
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError
+from deltaserve.transport.local import LocalTransport
+from deltaserve.transport.local_memory import sealed_file
 from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.mooncake_process import engine_problem
 from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
@@ -42,6 +46,42 @@ def check_transfer(options: NixlOptions = _LOOPBACK) -> Iterator[Line]:
         for child in children:
             child.kill()
             child.communicate()
+
+
+def check_local() -> Iterator[Line]:
+    """One line: whether pages can be read from the memory of another endpoint, as workers of one `serve` do."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield _probe_local(Path(folder))
+        except (OSError, TransportError, TimeoutError) as error:
+            yield Line(Level.WARN, "transfer", f"no --disaggregation-transfer-backend local here: {error}")
+
+
+def _probe_local(folder: Path) -> Line:
+    """Raises OSError, TransportError, TimeoutError."""
+    files = [sealed_file(NUM_BYTES, "deltaserve-doctor") for _ in range(2)]
+    here, there = memories = [mmap.mmap(file, NUM_BYTES) for file in files]
+    writer, reader = transports = [LocalTransport(folder) for _ in files]
+    try:
+        bases = [addressof(c_char.from_buffer(memory)) for memory in memories]
+        for transport, base, file in zip(transports, bases, files, strict=True):
+            transport.register(Region(_REGION, base, NUM_BYTES, "cpu", file))
+        of_writer, of_reader = writer.open(PeerName(_READER)), reader.open(PeerName(_WRITER))
+        writer.attach(PeerName(_READER), [RemoteRank(of_reader, (RemoteRegion(_REGION, bases[1], NUM_BYTES, "cpu"),))])
+        reader.attach(PeerName(_WRITER), [RemoteRank(of_writer)])
+        here[:] = os.urandom(NUM_BYTES)
+        began, span = time.monotonic(), Span(_REGION, 0, NUM_BYTES)
+        writer.write(PeerName(_READER), [Copy(span, span)], b"here")
+        _poll(lambda: bool(reader.notifications()))
+        took = f"{NUM_BYTES >> 20} MiB between two endpoints in {(time.monotonic() - began) * 1000:.0f} ms"
+        if here[:] != there[:]:
+            return Line(Level.FAIL, "transfer", "local: other bytes arrived than were sent")
+        return Line(Level.OK, "transfer", f"local, between workers of one serve: {took}, bytes equal")
+    finally:
+        for transport in transports:
+            transport.close()
+        for file in files:
+            os.close(file)
 
 
 def check_mooncake(options: MooncakeOptions = _MOONCAKE_HERE, if_not: Level = Level.OK) -> Iterator[Line]:

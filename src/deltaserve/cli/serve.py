@@ -295,7 +295,7 @@ def describe(r: ResolvedConfig) -> str:
         f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
         f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
         f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per {'rank' if per_rank else 'worker'} "
-        f"(--num-threads; {r.num_cores} cores here)"
+        f"(--num-threads; {r.num_cores} cores here), pages move by {r.transfer_backend}"
     )
 
 

@@ -39,7 +39,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
-from deltaserve.transport.base import Transport, TransportError
+from deltaserve.transport.base import Evidence, Transport, TransportError
 from deltaserve.wire.messages import RankEnd, RegionInfo
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ def _open_plane(
     staging = None
     if spec.staging is not None and _stages(spec):
         device = executor.memory.kv.arenas[0].bytes.device
-        block = MemoryBlock(spec.staging_bytes, device, allocate=staging_memory)
+        block = MemoryBlock(spec.staging_bytes, device, sharing_for(spec), staging_memory)
         region = block.region(RegionId(len(regions)))
         staging = _staging(spec.staging, block, region, executor)
         regions = [*regions, (STAGING, region)]
@@ -254,7 +254,7 @@ def _open_plane(
 
 def _stages(spec: WorkerSpec) -> bool:
     """Not over mooncake: its notifications do not prove that their bytes are there."""
-    return spec.staging is not None and spec.transport == "nixl"
+    return spec.staging is not None and evidence_of(spec) is Evidence.COMPLETION
 
 
 def _staging(mode: StagingMode, block: MemoryBlock, region: Region, executor: TorchExecutor) -> Staging:

@@ -45,8 +45,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of worker links; 0 takes any."""
     curve: bool = False
     """Encrypt and authenticate worker links with keys derived from the cluster secret."""
-    transport: Literal["nixl", "mooncake"] = "nixl"
+    transport: Literal["local", "nixl", "mooncake"] = "nixl"
     """What moves the pages."""
+    transport_folder: str = ""
+    """With local: private, and the same for all workers."""
     transport_tls: str = "tcp,self"
     """UCX_TLS; with mooncake its protocol."""
     transport_devices: str = "lo"

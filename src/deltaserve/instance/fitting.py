@@ -22,6 +22,8 @@ from deltaserve.wire.messages import Facts, Hello
 def unfitting(config: InstanceConfig, hello: Hello) -> list[str]:
     """What keeps pages from moving, both values named; empty when nothing does."""
     differences = unequal_fields(dict(config.compat), dict(hello.compat))
+    if dict(config.compat).get("transport") != hello.compat.get("transport"):
+        differences.append("say which on both sides: --disaggregation-transfer-backend nixl")
     try:
         theirs = terms_of(config.cache, hello.facts)
     except ValueError as error:
@@ -33,7 +35,7 @@ def unfitting(config: InstanceConfig, hello: Hello) -> list[str]:
     for ours, dtype in zip(config.cache.groups, theirs.dtypes, strict=True):
         if ours.dtype is not dtype and not has_staging:
             dtypes = f"{ours.name}: ours {ours.dtype.value}, theirs {dtype.value}"
-            wanted = "converted only in staging memory: --staging auto or on, on both sides, over nixl"
+            wanted = "converted only in staging memory: --staging auto or on, on both sides, not over mooncake"
             differences.append(f"KV dtype of {dtypes}; {wanted} ({_without_staging(config, hello)})")
     return differences
 

@@ -60,13 +60,19 @@ def check_sealed(file: int, num_bytes: int) -> None:
         raise TransportError("memory of another size than announced, or one that can change")
 
 
+def sealed_file(num_bytes: int, name: str) -> int:
+    """Descriptor of zeroed memory that anybody it is handed to may map, and whose size nobody can change."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, num_bytes)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+    return file
+
+
 class EpochWord:
     """Of one endpoint: `end` is its fence as far as readers are concerned."""
 
     def __init__(self) -> None:
-        self.file = os.memfd_create("deltaserve-epoch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.file, _WORD_BYTES)
-        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+        self.file = sealed_file(_WORD_BYTES, "deltaserve-epoch")
         self._mapping = mmap.mmap(self.file, _WORD_BYTES)
         self._word: ctypes.c_uint64 | None = ctypes.c_uint64.from_buffer(self._mapping)
         self._word.value = _STANDS

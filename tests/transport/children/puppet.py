@@ -26,8 +26,8 @@ from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.local import LocalTransport
+from deltaserve.transport.local_memory import sealed_file
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
-from tests.transport.worlds import sealed_memory
 
 REGION = RegionId(0)
 
@@ -36,7 +36,7 @@ class Puppet:
     """Public methods without underscore are the commands; arguments and answers are JSON values."""
 
     def __init__(self, num_bytes: int, transport: LocalTransport | NixlTransport) -> None:
-        file = sealed_memory(num_bytes) if isinstance(transport, LocalTransport) else None
+        file = sealed_file(num_bytes, "puppet") if isinstance(transport, LocalTransport) else None
         self._memory = mmap.mmap(-1 if file is None else file, num_bytes)
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._memory, dtype=np.uint8)  # [num_bytes]
         self._before = self._bytes.copy()  # [num_bytes]

@@ -1,0 +1,65 @@
+"""Prefill and decode of one `serve` over the local transport: answers, wire bytes, clients that leave, deaths."""
+
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.e2e.reference import assert_true, random_prompt
+from tests.e2e.server import Server, serving
+from tests.e2e.test_deaths import in_the_middle, wait_back
+from tests.e2e.test_parity import check_batch, check_hits, check_lengths
+from tests.e2e.test_pressure import leave_after
+
+PAGE = 16
+BACKEND = ("--disaggregation-transfer-backend", "local")
+FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", "32")
+POOL = ("--num-pages", "1024", "--context-length", "4096")
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_models: Path) -> Iterator[Server]:
+    with (
+        TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as folder,
+        serving(Path(folder), tiny_models / "llama", *BACKEND, *FLAGS, *POOL, deaths=None) as server,
+    ):
+        yield server
+
+
+def test_answers_and_wire_bytes_are_those_of_any_transport(tiny_models: Path, pair: Server) -> None:
+    """The checks of test_parity: equal to transformers, and what was moved is the delta."""
+    model = tiny_models / "llama"
+    check_lengths(pair, model, PAGE, PAGE)
+    check_hits(pair, model, PAGE, True)
+    check_batch(pair, model, PAGE)
+
+
+def test_clients_that_leave_harm_nobody(tiny_models: Path, pair: Server) -> None:
+    model = tiny_models / "llama"
+    leaving = random.Random(1)
+    prompts = [random_prompt(30 * PAGE + i, seed=100 + i) for i in range(6)]
+    with ThreadPoolExecutor(2 * len(prompts)) as pool:
+        for _ in range(2):
+            gone = [pool.submit(leave_after, pair, prompt, leaving.uniform(0.0, 0.4)) for prompt in prompts]
+            stayed = [random_prompt(20 * PAGE + i, seed=leaving.randrange(1 << 30)) for i in range(3)]
+            for prompt, answer in zip(stayed, pool.map(lambda prompt: pair.complete(prompt, 4), stayed), strict=True):
+                assert_true(model, prompt, answer)
+            for left in gone:
+                left.result()
+    pair.wait_quiet()
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+def test_a_worker_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server, name: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(pair, pool, 1)
+        pair.signal(name, signal.SIGKILL)
+        if name == "prefill-0":
+            asked.assert_right(tiny_models / "llama")
+    wait_back(pair, name)
+    prompt = random_prompt(20 * PAGE, seed=77)
+    assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
