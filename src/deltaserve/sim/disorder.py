@@ -13,6 +13,10 @@ LATEST_RANK_S = 30.0
 """How long a rank may be behind the others of its worker."""
 
 
+RANKS_END_S = 0.1
+"""How long ranks go on, at most, when their first one has ended. Its next life does not wait for them."""
+
+
 class Cast(Protocol):
     """Whoever starts and counts the processes of a run."""
 
@@ -58,6 +62,7 @@ class Disorder:
             FaultKind.CLOCK_JUMP: self._jump,
             FaultKind.DRAIN: self._drain,
             FaultKind.RANK_LATE: self._hold_rank,
+            FaultKind.RANK_CRASH: self._crash_rank,
         }
 
     def confine(self, sick: PeerName) -> None:
@@ -123,7 +128,9 @@ class Disorder:
         process = None if name is None else world.process(name)
         if name is None or process is None:
             return
-        world.end(name, still_lands_s=self._chance.exponential(0.01))
+        num_ranks = len(process.ranks) if isinstance(process, SimWorker) else 1
+        ranks_end_s = [self._chance.uniform(0.0, RANKS_END_S) for _ in range(1, num_ranks)]
+        world.end(name, self._chance.exponential(0.01), ranks_end_s)
         self._cast.bury(process)
         if is_seen:
             world.at(world.now + self._chance.exponential(0.005), lambda: self._tell(name))
@@ -146,12 +153,26 @@ class Disorder:
         if victim is not None:
             victim.stop(self._chance.log_uniform(0.05, 10.0))
 
-    def _hold_rank(self) -> None:
+    def _worker_of_ranks(self) -> SimWorker | None:
         living = (self._cast.world.workers.get(name) for name in self._workers)
         of_ranks = [worker for worker in living if worker is not None and len(worker.ranks) > 1]
-        if of_ranks:
-            rank = self._chance.choose(self._chance.choose(of_ranks).ranks)
-            rank.hold(self._chance.log_uniform(0.02, LATEST_RANK_S))
+        return self._chance.choose(of_ranks) if of_ranks else None
+
+    def _hold_rank(self) -> None:
+        worker = self._worker_of_ranks()
+        if worker is not None:
+            self._chance.choose(worker.ranks).hold(self._chance.log_uniform(0.02, LATEST_RANK_S))
+
+    def _crash_rank(self) -> None:
+        """Not the first one, which is the worker's death as any. That watches the others, and ends when one has."""
+        world, worker = self._cast.world, self._worker_of_ranks()
+        if worker is not None:
+            world.end_rank(self._chance.choose(worker.ranks[1:]), self._chance.exponential(0.01))
+            world.at(world.now + self._chance.exponential(0.003), lambda: self._crash_maimed(worker))
+
+    def _crash_maimed(self, worker: SimWorker) -> None:
+        if self._cast.world.workers.get(worker.name) is worker:
+            self._crash(worker.name, is_seen=self._chance.hits(0.5))
 
     def _slow(self) -> None:
         victim = self._victim()

@@ -63,6 +63,9 @@ class FaultKind(Enum):
     RANK_LATE = "rank_late"
     """One rank of a worker moves nothing for up to half a minute."""
 
+    RANK_CRASH = "rank_crash"
+    """One rank of a worker ends; the worker ends of it a moment later, and its other ranks after that."""
+
     CLIENT_LEAVES = "client_leaves"
     STOP_STRING = "stop_string"
     DUPLICATE_SUBMIT = "duplicate_submit"
@@ -108,7 +111,7 @@ PROCESS_FAULTS = (
     FaultKind.CLOCK_JUMP,
     FaultKind.DRAIN,
 )
-RANK_FAULTS = (FaultKind.RANK_LATE,)
+RANK_FAULTS = (FaultKind.RANK_LATE, FaultKind.RANK_CRASH)
 """Of workers of several ranks."""
 CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
 

@@ -306,12 +306,24 @@ class SimWorker(SimProcess):
         self.later(self.pace.step_s * self.pace.slowness, lambda: self._finish_step(plan))
 
     def _finish_step(self, plan: StepPlan) -> None:
+        if any(rank.is_gone for rank in self.ranks):
+            return  # a step is over when every rank has answered it
         self._is_computing = False
         self.world.trace.note(self.world.now, self.name, "step", plan.step, len(plan.items))
         self.instance.commit(self.executor.execute(plan), self.now)
         self._take_turn()
 
     # ------------------------------------------------------------ transfer threads
+
+    def later_in_rank(self, rank: int, delay: float, call: Callable[[], None]) -> None:
+        self.world.at(self.world.now + delay, lambda: self._turn_to_rank(rank, call))
+
+    def _turn_to_rank(self, rank: int, call: Callable[[], None]) -> None:
+        """Ranks behind the first may outlive it for a moment."""
+        if self.is_stopped:
+            self._backlog.append(lambda: self._turn_to_rank(rank, call))
+        elif not self.ranks[rank].is_gone:
+            call()
 
     @property
     def world_now(self) -> float:

@@ -27,7 +27,13 @@ class RankHost(Protocol):
     @property
     def world_now(self) -> float: ...
 
-    def later(self, delay: float, call: Callable[[], None]) -> None: ...
+    def later(self, delay: float, call: Callable[[], None]) -> None:
+        """Call after `delay`, unless the first rank has ended."""
+        ...
+
+    def later_in_rank(self, rank: int, delay: float, call: Callable[[], None]) -> None:
+        """Call after `delay`, unless that rank has ended."""
+        ...
 
     def hear(self, rank: int, reports: list[TransferReport]) -> None:
         """What the rank reports arrives at the loop."""
@@ -59,6 +65,8 @@ class SimRank:
         self.endpoint = endpoint
         self.transport = transport
         self.staged = staged
+        self.is_gone = False
+        """Its process has ended."""
         transport.on_news = self._news
         self._host = host
         self._lag_s, self._fence_s = pace
@@ -86,7 +94,7 @@ class SimRank:
         when = max(self._host.world_now + delay, self._fenced_at or 0.0, self.held_until)
         if self._turn_at is None or when < self._turn_at:
             self._turn_at = when
-            self._host.later(when - self._host.world_now, lambda: self._turn(when))
+            self._host.later_in_rank(self.rank, when - self._host.world_now, lambda: self._turn(when))
 
     def _news(self) -> None:
         self._turn_after(POLL_S)

@@ -12,6 +12,7 @@ from deltaserve.base.errors import ProtocolError
 from deltaserve.base.ids import Boot, PeerName
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
+from deltaserve.sim.sim_rank import SimRank
 from deltaserve.sim.trace import Trace, describe
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.codec import decode, encode
@@ -168,8 +169,11 @@ class World:
         self.end(name, still_lands_s)
         self.tell_death(name)
 
-    def end(self, name: PeerName, still_lands_s: float = 0.0) -> None:
-        """The process is gone, unseen. What it had written `still_lands_s` before the wire's end still arrives."""
+    def end(self, name: PeerName, still_lands_s: float = 0.0, ranks_end_s: Sequence[float] = ()) -> None:
+        """The process is gone, unseen. What it had written `still_lands_s` before the wire's end still arrives.
+
+        `ranks_end_s`: how long the ranks behind the first, each a process, go on moving bytes.
+        """
         process = self.process(name)
         if process is None:
             return
@@ -179,8 +183,21 @@ class World:
             self._tell_break(other, name)
         if isinstance(process, SimWorker):
             del self.workers[name]
-            for rank in process.ranks:
-                self.fabric.sever(rank.transport, still_lands_s)
+            delays = itertools.chain((0.0, *ranks_end_s), itertools.repeat(0.0))
+            for rank, after_s in zip(process.ranks, delays, strict=False):
+                self._end_rank_later(rank, still_lands_s, after_s)
+
+    def _end_rank_later(self, rank: SimRank, still_lands_s: float, after_s: float) -> None:
+        if after_s:
+            self.at(self.now + after_s, lambda: self.end_rank(rank, still_lands_s))
+        else:
+            self.end_rank(rank, still_lands_s)
+
+    def end_rank(self, rank: SimRank, still_lands_s: float) -> None:
+        """The process of one rank is gone."""
+        if not rank.is_gone:
+            rank.is_gone = True
+            self.fabric.sever(rank.transport, still_lands_s)
 
     def tell_death(self, name: PeerName) -> None:
         """Everybody who is there learns that a process of that name has ended."""
