@@ -18,9 +18,7 @@ from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.engine.rank_log import (
     NEWS,
     ORDERS,
-    LogEnd,
     RankChannel,
-    RankLogError,
     RankNews,
     StepDone,
     decode_done_step,
@@ -31,6 +29,7 @@ from deltaserve.engine.rank_log import (
 from deltaserve.engine.transfer_thread import TransferOrder
 from deltaserve.link.rank_link import RankSilent, RankSockets
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues, WorkList
+from deltaserve.transfer.rank_chain import LogEnd, RankLogError
 from tests.engine.server import PATIENCE_S
 
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {

@@ -26,6 +26,7 @@ _RANKS = "deltaserve.transfer.ranks"
 _PLAN = "deltaserve.layout.copy_plan"
 _PROMPT_PAGES = "deltaserve.layout.prompt_pages"
 _COVERAGE = "deltaserve.transfer.coverage"
+_CHAIN = "deltaserve.transfer.rank_chain"
 _STAGING = "deltaserve.transfer.staging"
 _RING = "deltaserve.transfer.ring"
 _CORE = "deltaserve.instance.core"
@@ -627,6 +628,27 @@ MUTANTS = (
         _COVERAGE,
         "            self._num_incomplete -= of_pair.is_complete\n",
         "            self._num_incomplete -= of_pair.is_complete or done.is_last\n",
+    ),
+    Mutant(
+        "entries_of_ranks_not_compared",
+        "E1",
+        _CHAIN,
+        "        if checksum != expected.checksum:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "entry_lost_to_a_rank_or_swapped",
+        "E1",
+        _CHAIN,
+        "        expected = self._taken.then(body)\n",
+        "        expected = LogPosition(number, checksum)\n",
+    ),
+    Mutant(
+        "only_the_first_rank_is_told",
+        "E1",
+        _RANKS,
+        "        return [command for _ in self._ranks]\n",
+        "        return [command, *(None for _ in self._ranks[1:])]\n",
     ),
     Mutant(
         "replication_by_modulo",

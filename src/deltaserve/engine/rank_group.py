@@ -23,13 +23,14 @@ from deltaserve.engine.happenings import Halted
 from deltaserve.engine.log_file import OwnOutput
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.private_folder import private_folder
-from deltaserve.engine.rank_log import RankChannel, RankLogError, decode_done_step, encode_plan
+from deltaserve.engine.rank_log import RankChannel, decode_done_step, encode_plan
 from deltaserve.engine.rank_spec import RankSpec, steps_path, transfers_path, write_rank_spec
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.link.notices import Progress, Ready, Refused, Welcome
 from deltaserve.link.rank_link import RankSilent, RankSockets
 from deltaserve.sched.executor import Executor
 from deltaserve.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, TokenOf, TokenValues
+from deltaserve.transfer.rank_chain import RankLogError
 
 _log = logging.getLogger(__name__)
 

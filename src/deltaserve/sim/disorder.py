@@ -7,6 +7,7 @@ from deltaserve.base.ids import PeerName
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.faults import FaultKind, LinkFaults
 from deltaserve.sim.process import SimProcess, SimWorker
+from deltaserve.sim.rank_wire import Damage, RankWire
 from deltaserve.sim.world import World
 
 LATEST_RANK_S = 30.0
@@ -15,6 +16,10 @@ LATEST_RANK_S = 30.0
 
 RANKS_END_S = 0.1
 """How long ranks go on, at most, when their first one has ended. Its next life does not wait for them."""
+
+
+ANSWER_S = 3.0
+"""A rank that answers nothing for so long is given up."""
 
 
 class Cast(Protocol):
@@ -63,6 +68,7 @@ class Disorder:
             FaultKind.DRAIN: self._drain,
             FaultKind.RANK_LATE: self._hold_rank,
             FaultKind.RANK_CRASH: self._crash_rank,
+            FaultKind.RANK_MISLED: self._mislead_rank,
         }
 
     def confine(self, sick: PeerName) -> None:
@@ -81,6 +87,12 @@ class Disorder:
     def heal(self) -> None:
         """Everybody lives, and at normal speed."""
         world = self._cast.world
+        for worker in list(world.workers.values()):
+            wires = [rank.wire for rank in worker.ranks if rank.wire is not None]
+            for wire in wires:
+                wire.mend()
+            if any(wire.is_struck for wire in wires):
+                self._crash_maimed(worker)
         for name in self._all:
             process = world.process(name)
             if process is None:
@@ -169,6 +181,28 @@ class Disorder:
         if worker is not None:
             world.end_rank(self._chance.choose(worker.ranks[1:]), self._chance.exponential(0.01))
             world.at(world.now + self._chance.exponential(0.003), lambda: self._crash_maimed(worker))
+
+    def _mislead_rank(self) -> None:
+        worker = self._worker_of_ranks()
+        wire = None if worker is None else self._chance.choose(worker.ranks[1:]).wire
+        if worker is None or wire is None:
+            return
+        wire.strike(self._chance.choose(list(Damage)))
+        self._look_at_wire(worker, wire)
+
+    def _look_at_wire(self, worker: SimWorker, wire: RankWire) -> None:
+        """A rank that owes an answer for too long ends its worker."""
+        world = self._cast.world
+        if wire.is_struck:
+            self._crash_maimed(worker)
+        elif wire.may_be_struck:
+            world.at(world.now + ANSWER_S, lambda: self._look_at_wire(worker, wire))
+
+    def rank_lost(self, worker: SimWorker, rank: int) -> None:
+        """Its process has ended, and all others do."""
+        world = self._cast.world
+        world.end_rank(worker.ranks[rank], self._chance.exponential(0.01))
+        world.at(world.now + self._chance.exponential(0.003), lambda: self._crash_maimed(worker))
 
     def _crash_maimed(self, worker: SimWorker) -> None:
         if self._cast.world.workers.get(worker.name) is worker:

@@ -66,6 +66,9 @@ class FaultKind(Enum):
     RANK_CRASH = "rank_crash"
     """One rank of a worker ends; the worker ends of it a moment later, and its other ranks after that."""
 
+    RANK_MISLED = "rank_misled"
+    """Something that a rank is told is lost, comes late, or is something else."""
+
     CLIENT_LEAVES = "client_leaves"
     STOP_STRING = "stop_string"
     DUPLICATE_SUBMIT = "duplicate_submit"
@@ -111,7 +114,7 @@ PROCESS_FAULTS = (
     FaultKind.CLOCK_JUMP,
     FaultKind.DRAIN,
 )
-RANK_FAULTS = (FaultKind.RANK_LATE, FaultKind.RANK_CRASH)
+RANK_FAULTS = (FaultKind.RANK_LATE, FaultKind.RANK_CRASH, FaultKind.RANK_MISLED)
 """Of workers of several ranks."""
 CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
 

@@ -186,6 +186,8 @@ class SimWorker(SimProcess):
         """Engines of this process before it changed its role."""
         self._attempts = Attempts()
         self._is_computing = False
+        self.on_rank_lost: Callable[[SimWorker, int], None] = _unforeseen
+        """Called when a rank is of no use any more, so none is."""
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
         self.later(0.0, self._tick)
@@ -335,6 +337,10 @@ class SimWorker(SimProcess):
             for report in [of_rank] if self._group is None else self._group.reduce(rank, of_rank):
                 self.handle(report)
 
+    def lose(self, rank: int) -> None:
+        if self.is_alive:
+            self.on_rank_lost(self, rank)
+
     # ------------------------------------------------------------ time
 
     def _tick(self) -> None:
@@ -344,6 +350,11 @@ class SimWorker(SimProcess):
             self._take_turn()
         elif timer is not None:
             self._tick_at(timer)
+
+
+def _unforeseen(worker: SimWorker, rank: int) -> None:
+    """Of a world in which nothing befalls what ranks are told."""
+    raise IntegrityError(f"I13: {worker.name} and its rank {rank} do not agree on what was said")
 
 
 def _shards(size: int) -> list[Shard]:

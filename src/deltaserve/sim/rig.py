@@ -454,6 +454,7 @@ class Run:
         url = self._member(name).address.url
         shape = self.knobs.shape
         worker = SimWorker(self.world, config, url, pace, fence, shape.stall_s, shape.staging(self._roles[name]))
+        worker.on_rank_lost = self._disorder.rank_lost
         worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
         if self.knobs.sick in (None, name):
             for rank in worker.ranks:

@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from deltaserve.sim.rank_wire import RankWire
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
+from deltaserve.transfer.rank_chain import RankLogError
 
 POLL_S = 0.002
 """How long a transfer thread may sleep while something is open."""
@@ -37,6 +39,10 @@ class RankHost(Protocol):
 
     def hear(self, rank: int, reports: list[TransferReport]) -> None:
         """What the rank reports arrives at the loop."""
+        ...
+
+    def lose(self, rank: int) -> None:
+        """The rank did not get what it was told, or says nothing any more."""
         ...
 
 
@@ -70,6 +76,7 @@ class SimRank:
         transport.on_news = self._news
         self._host = host
         self._lag_s, self._fence_s = pace
+        self.wire = RankWire(f"rank {rank}") if rank else None
         self._commands: deque[TransferCommand] = deque()
         self._turn_at: float | None = None
         self._fenced_at: float | None = None
@@ -78,7 +85,10 @@ class SimRank:
         self._reported_at = 0.0
 
     def submit(self, command: TransferCommand) -> None:
-        self._commands.append(command)
+        if self.wire is None:
+            self._commands.append(command)
+        else:
+            self.wire.tell(command)
 
     def hold(self, seconds: float) -> None:
         """It does nothing for so long, while the worker's other ranks go on."""
@@ -86,7 +96,7 @@ class SimRank:
 
     def wake(self) -> None:
         """Commands were submitted."""
-        if self._commands:
+        if self._commands or (self.wire is not None and self.wire.has_come):
             self._turn_after(self._lag_s)
 
     def _turn_after(self, delay: float) -> None:
@@ -106,6 +116,8 @@ class SimRank:
         if when < self.held_until:  # since it was to take this one
             self._turn_after(0.0)
             return
+        if not self._take():
+            return
         reports: list[TransferReport] = []
         while self._commands and not self._waits_for_fence(self._commands[0]):
             reports += self.endpoint.perform(self._commands.popleft(), self._host.now)
@@ -115,9 +127,38 @@ class SimRank:
             self._turn_after(POLL_S)
         elif not self.endpoint.is_idle():
             self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
-        if reports:
-            at = self._reported_at = max(self._reported_at, self._host.world_now + self._lag_s)
-            self._host.later(at - self._host.world_now, lambda: self._host.hear(self.rank, reports))
+        if self.wire is not None:
+            self._answer(self.wire, reports)
+        elif reports:
+            self._later_at_loop(lambda: self._host.hear(self.rank, reports))
+
+    def _take(self) -> bool:
+        """What was told. False: it was not what the first rank said, and this process has ended of it."""
+        if self.wire is None:
+            return True
+        try:
+            self._commands += self.wire.take()
+        except RankLogError:
+            self._host.lose(self.rank)
+            return False
+        return True
+
+    def _answer(self, wire: RankWire, reports: list[TransferReport]) -> None:
+        if reports or wire.has_unanswered:
+            frame = wire.answer(reports)
+            self._later_at_loop(lambda: self._hear(wire, frame))
+
+    def _hear(self, wire: RankWire, frame: bytes) -> None:
+        try:
+            reports = wire.heard(frame)
+        except RankLogError:
+            self._host.lose(self.rank)
+            return
+        self._host.hear(self.rank, reports)
+
+    def _later_at_loop(self, call: Callable[[], None]) -> None:
+        at = self._reported_at = max(self._reported_at, self._host.world_now + self._lag_s)
+        self._host.later(at - self._host.world_now, call)
 
     def _waits_for_fence(self, command: TransferCommand) -> bool:
         """Whether it has to wait before this command is done."""

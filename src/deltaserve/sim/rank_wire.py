@@ -1,0 +1,119 @@
+"""The log between the first rank of a simulated worker and another one: production entries, and what befalls them.
+
+I13: at equal number, both sides have folded the same entries: recounted here, beside what the log says of itself.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import get_args
+
+from deltaserve.base.errors import IntegrityError
+from deltaserve.transfer.commands import TransferCommand, TransferReport
+from deltaserve.transfer.rank_chain import LogEnd
+from deltaserve.transfer.rank_entries import UnionCodec
+
+_COMMANDS: UnionCodec[TransferCommand] = UnionCodec(get_args(TransferCommand))
+_REPORTS: UnionCodec[TransferReport] = UnionCodec(get_args(TransferReport))
+
+
+class Damage(Enum):
+    """What may befall an entry."""
+
+    LOST = "lost"
+    SWAPPED = "swapped"
+    """It comes after the next one."""
+    OF_ANOTHER_ORDER = "of_another_order"
+    """It says what an earlier one did."""
+
+
+class _Fold:
+    """What was said, or done, entry by entry."""
+
+    def __init__(self) -> None:
+        self.number = self.checksum = 0
+
+    def take(self, body: bytes) -> int:
+        self.number += 1
+        self.checksum = zlib.crc32(body, self.checksum)
+        return self.checksum
+
+
+class RankWire:
+    """Frames come in order, unless they are struck."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._first, self._other = LogEnd(), LogEnd()
+        self._told: deque[int] = deque()
+        """Of entries that were told and not taken yet."""
+        self._telling, self._taking = _Fold(), _Fold()
+        self._frames: deque[bytes] = deque()
+        self._last_body = b""
+        self._damage: Damage | None = None
+        self._kept_back: bytes | None = None
+        self.is_struck = False
+
+        self.has_unanswered = False
+        """Whether the other rank has taken what it did not answer."""
+
+    @property
+    def has_come(self) -> bool:
+        return bool(self._frames)
+
+    @property
+    def may_be_struck(self) -> bool:
+        """Whether the next entry will be."""
+        return self._damage is not None
+
+    def strike(self, damage: Damage) -> None:
+        """The next entry."""
+        self._damage = damage
+
+    def mend(self) -> None:
+        """No further entry is struck."""
+        self._damage = None
+
+    # ------------------------------------------------------------ commands
+
+    def tell(self, command: TransferCommand) -> None:
+        """From the first rank."""
+        body = _COMMANDS.encode([command])
+        self._told.append(self._telling.take(body))
+        frame = self._first.seal(body)
+        damage, self._damage = self._damage, None
+        self.is_struck |= damage is not None
+        if damage is Damage.OF_ANOTHER_ORDER:
+            frame = frame[: -len(body)] + (self._last_body or body[:-1])
+        self._last_body = body
+        if damage is Damage.SWAPPED:
+            self._kept_back = frame
+        elif damage is not Damage.LOST:
+            self._frames.append(frame)
+            if self._kept_back is not None:
+                self._frames.append(self._kept_back)
+                self._kept_back = None
+
+    def take(self) -> list[TransferCommand]:
+        """By the other rank: all that is there. Raises RankLogError."""
+        commands: list[TransferCommand] = []
+        while self._frames:
+            body = self._other.open(self._frames.popleft())
+            done = self._taking.take(body)
+            if self._told.popleft() != done:
+                raise IntegrityError(f"I13: {self._name} took another entry {self._taking.number} than it was told")
+            commands += _COMMANDS.decode(body)
+            self.has_unanswered = True
+        return commands
+
+    # ------------------------------------------------------------ reports
+
+    def answer(self, reports: Sequence[TransferReport]) -> bytes:
+        """From the other rank."""
+        self.has_unanswered = False
+        return self._other.seal(_REPORTS.encode(reports))
+
+    def heard(self, frame: bytes) -> list[TransferReport]:
+        """By the first rank. Raises RankLogError."""
+        return _REPORTS.decode(self._first.open(frame))
