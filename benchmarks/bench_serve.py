@@ -121,10 +121,14 @@ class Served:
 
     def sent_bytes(self) -> int:
         """By all prefill workers so far."""
+        return self.prefill_count("transfer_bytes_sent")
+
+    def prefill_count(self, name: str) -> int:
+        """The counter `deltaserve_NAME_total` of all prefill workers."""
         time.sleep(REPORT_S)
         workers = self.http.get("/server_info").json()["engine"]["workers"]
         of_all = (worker["status"]["metrics"] for worker in workers if worker["role"] == "prefill")
-        return int(sum(metrics["deltaserve_transfer_bytes_sent_total"] for metrics in of_all))
+        return int(sum(metrics[f"deltaserve_{name}_total"] for metrics in of_all))
 
     def ask(self, model: str, prompt: list[int]) -> tuple[float, dict[str, Any]]:
         """Seconds to the first event with output, and the timings of the usage."""

@@ -3,6 +3,7 @@
     python benchmarks/bench_unequal.py [--quick] [--rounds N] [--shapes P2D1 P1D2 P4D2]
                                        [--paths scatter direct staged auto] [--concurrency 1 4 16 64]
                                        [--at-once 1 16 64 512] [--json FILE]
+    python benchmarks/bench_unequal.py --asking 200 [--shapes P2D1 P1D2]
 
 Real processes on models/recall-micro (2 KV heads, float32), pages of 16 tokens, one compute thread for each rank. Each
 question is asked about a document of its own, so every prompt moves whole, and every generated token is a look-up
@@ -21,6 +22,10 @@ moment (TTFT alone; more than 128 to servers of unequal ranks alone). Servers ru
 round; the figures are medians over rounds, ratios medians of the ratios within a round, so that other load on the
 machine falls on all alike. A server that was not ready in time, or a wrong answer, ends the run.
 
+--asking N: what a staged prompt takes longer than a direct one, where there is little to send: both servers at once,
+asked in turn for N prompts of 200 tokens (13 pages), one at a time. transfer/staging.py has it as ASKING_BYTES. Where
+cores are busy every message waits for one: then the fastest of the prompts say more than the median.
+
 What to expect: --quick takes about 4 minutes on 2 idle cores, a run without it, also of one round, 11. With P1D2 both
 ranks of decode read each token together, so its answers cost more than those of P2D1 on few cores, however pages move.
 """
@@ -30,11 +35,12 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,6 +69,9 @@ SHAPES = {"P2D1": (2, 1), "P1D2": (1, 2), "P4D2": (4, 2)}
 QUICK_SHAPES = ("P2D1", "P1D2")
 MAX_EQUAL_BURST = 128
 """Prompts at once of servers of equal ranks: what they cost beyond is computing, and takes minutes."""
+ASKING_LEN, NUM_WARM = 200, 6
+STAGED_BYTES_PER_S = 2.5e9
+"""Gathered, sent and scattered (bench_staging.py)."""
 MIN_RATE, MAX_TTFT, MAX_SMALL = 0.95, 0.5, 1.05
 """Bars: requests per second of equal ranks; TTFT of scatter where most is asked; TTFT of direct where least is."""
 
@@ -242,6 +251,33 @@ def show_bars(found: Found, workloads: Sequence[Workload]) -> None:
         print(f"| {what} | {value:.2f} | {bar:.2f} | {'holds' if holds else '**missed**'} |")
 
 
+def show_asking(shape: str, num_pairs: int) -> None:
+    servers = {path: Variant(*SHAPES[shape], path) for path in ("direct", "staged")}
+    taken: dict[str, list[float]] = {path: [] for path in servers}
+    prompts = random.Random(1)
+    with ExitStack() as stack:
+        running = {path: stack.enter_context(variant.serving()) for path, variant in servers.items()}
+        for served in running.values():
+            served.wait_ready()
+        for number in range(NUM_WARM + num_pairs):
+            prompt = [prompts.randrange(256) for _ in range(ASKING_LEN)]
+            for path in sorted(running, reverse=number % 2 == 1):
+                seconds, _ = running[path].ask(MODEL.name, prompt)
+                if number >= NUM_WARM:
+                    taken[path].append(seconds)
+        writes, ahead = (running["staged"].prefill_count(name) for name in ("staged_writes", "staged_ahead"))
+    direct, staged = taken["direct"], taken["staged"]
+    fastest = [max(1, num_pairs // 20) - 1, max(1, num_pairs // 4) - 1]
+    told = {f"fastest {at + 1}": sorted(staged)[at] - sorted(direct)[at] for at in fastest}
+    told["median of the pairs"] = statistics.median(a - b for a, b in zip(staged, direct, strict=True))
+    print(
+        f"\n{shape}, TTFT p50 direct {statistics.median(direct) * 1e3:.1f} ms; memory was there for {ahead} of {writes}"
+    )
+    for name, seconds in told.items():
+        mib = seconds * STAGED_BYTES_PER_S / (1 << 20)
+        print(f"  {name}: staged takes {seconds * 1e3:.2f} ms longer, as long as {mib:.1f} MiB take")
+
+
 def write_json(path: Path, found: Found) -> None:
     told = [
         {"server": asdict(variant), "load": asdict(workload), "rounds": [asdict(figures) for figures in rounds]}
@@ -259,12 +295,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--paths", nargs="+", choices=PATHS, help="staged by itself is left out but with --quick")
     parser.add_argument("--concurrency", nargs="*", type=int, metavar="C")
     parser.add_argument("--at-once", nargs="*", type=int, metavar="N")
+    parser.add_argument("--asking", type=int, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure of every round")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
+    if args.asking:
+        for shape in args.shapes or QUICK_SHAPES:
+            show_asking(shape, args.asking)
+        return
     at_once = ([1, 16, 64] if args.quick else [1, 16, 64, 512]) if args.at_once is None else args.at_once
     concurrency = [1, 8, 64] if args.concurrency is None else args.concurrency
     shapes = args.shapes or (QUICK_SHAPES if args.quick else tuple(SHAPES))

@@ -24,6 +24,7 @@ QUICK = {
     ("gpt_oss", 1, 2),
 }
 """The others take minutes."""
+QUICK_RESTS = {("qwen3", 2, 4, "direct", "equal", "off"), ("deepseek_v3", 2, 1, "staged", "unequal", "off")}
 
 
 def cases() -> list[object]:
@@ -54,19 +55,65 @@ def test_answers_are_those_of_transformers(
     partly, other = product.serve([*system, *short], [*random_tokens(20, 4)])
     assert partly.decode_cached_len == 64
     assert other.decode_cached_len == 0
-    is_staged = staging is not None and prefill_ranks != decode_ranks and family not in REPLICATED
-    assert (product.worker(PREFILL).count("staged_writes") > 0) is is_staged
+    must_stage = staging is not None and is_staged(prefill_ranks, decode_ranks, family, (16, 16))
+    assert (product.worker(PREFILL).count("staged_writes") > 0) is must_stage
     assert product.worker(DECODE).count("writes_failed") == 0
     product.close()
 
 
-@pytest.mark.parametrize(("family", "prefill_ranks", "decode_ranks"), [("qwen3", 2, 4), ("deepseek_v3", 1, 2)])
-def test_without_a_cache_on_decode(tiny_models: Path, family: str, prefill_ranks: int, decode_ranks: int) -> None:
-    product = Product(tiny_models / family, prefill_ranks, decode_ranks, Pages(4), setup=Setup(decode_cache=False))
-    prompt = random_tokens(61, 5)
-    (cold,) = product.serve(prompt)
-    (again,) = product.serve(prompt)
-    assert again.tokens == cold.tokens
-    assert again.decode_cached_len == 0
-    assert again.transferred_bytes == cold.transferred_bytes
+def is_staged(prefill_ranks: int, decode_ranks: int, family: str, pages: tuple[int, int]) -> bool:
+    """Where staging is on: what is not whole pages."""
+    return pages[0] != pages[1] or (prefill_ranks != decode_ranks and family not in REPLICATED)
+
+
+KEEP_ALL = FAMILIES[:5]
+"""Families whose layers keep all tokens: page sizes may differ."""
+CACHES = {"cache": True, "off": False}
+
+
+def pages_of(prefill_ranks: int, decode_ranks: int) -> dict[str, tuple[int, int]]:
+    """Larger ones where there are more ranks."""
+    return {"equal": (16, 16), "unequal": (16, 48) if prefill_ranks <= decode_ranks else (48, 16)}
+
+
+RESTS = [
+    pytest.param(
+        family,
+        *sizes,
+        mode,
+        pages,
+        cache,
+        marks=() if (family, *sizes, path, name, kept) in QUICK_RESTS else pytest.mark.slow,
+        id=f"{family}-P{sizes[0]}-D{sizes[1]}-{path}-{name}-{kept}",
+    )
+    for family, sizes, (path, mode), (kept, cache) in itertools.product(KEEP_ALL, SIZES, PATHS.items(), CACHES.items())
+    for name, pages in pages_of(*sizes).items()
+    if (name, kept) != ("equal", "cache")
+]
+"""With the test above the whole product of families, ranks, paths, page sizes and caches."""
+
+
+@pytest.mark.parametrize(("family", "prefill_ranks", "decode_ranks", "staging", "pages", "cache"), RESTS)
+def test_any_ranks_with_any_pages_with_and_without_a_cache(
+    tiny_models: Path,
+    family: str,
+    prefill_ranks: int,
+    decode_ranks: int,
+    staging: StagingMode | None,
+    pages: tuple[int, int],
+    cache: bool,
+) -> None:
+    """No, all and a part of a prompt is cached on decode, or never anything."""
+    sides = Pages(pages[0]), Pages(pages[1])
+    product = Product(
+        tiny_models / family, prefill_ranks, decode_ranks, sides, staging, setup=Setup(decode_cache=cache)
+    )
+    prompt = random_tokens(101, 5)
+    hits = [(prompt, 0), (prompt, 101), ([*prompt[:70], *random_tokens(9, 6)], 70)]
+    for asked, known in hits:
+        (served,) = product.serve(asked)
+        assert served.decode_cached_len == (known // pages[1] * pages[1] if cache else 0)
+    must_stage = staging is not None and is_staged(prefill_ranks, decode_ranks, family, pages)
+    assert (product.worker(PREFILL).count("staged_writes") > 0) is must_stage
+    assert product.worker(DECODE).count("writes_failed") == 0
     product.close()
