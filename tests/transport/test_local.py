@@ -13,7 +13,14 @@ import pytest
 
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import PeerName, RegionId
-from deltaserve.transport.base import MAX_NOTIFICATION_BYTES, FenceResult, TransportError, WriteId, WriteState
+from deltaserve.transport.base import (
+    MAX_NOTIFICATION_BYTES,
+    FenceResult,
+    RemoteRank,
+    TransportError,
+    WriteId,
+    WriteState,
+)
 from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.local_frames import (
     MAX_COPIES,
@@ -155,6 +162,24 @@ def test_a_reader_that_does_not_poll_keeps_no_writer_waiting(world: LocalWorld) 
     assert [finish(world, writer, write) for write in writes] == [WriteState.DONE] * 20
     assert [data for _, data in receive(world, reader, 20)] == [b"%d" % i for i in range(20)]
     assert reader.memory[MIB - 64 :] == writer.memory[:64]
+
+
+def test_a_region_s_file_may_be_closed_once_it_is_registered(tmp_path: Path) -> None:
+    """Its number may be another file's when a peer connects."""
+    transports = [LocalTransport(tmp_path) for _ in range(2)]
+    for transport in transports:
+        file = sealed_file(MIB, "gone")
+        mapping = mmap.mmap(file, MIB)
+        transport.register(Region(REGION, addressof(c_char.from_buffer(mapping)), MIB, "cpu", file))
+        os.close(file)
+    p, d = transports
+    of_p, of_d = p.open(PeerName("d")), d.open(PeerName("p"))
+    p.attach(PeerName("d"), [RemoteRank(of_d)])
+    d.attach(PeerName("p"), [RemoteRank(of_p)])
+    p.write(PeerName("d"), [], b"heard")
+    assert [data for _, data, _ in d.notifications()] == [b"heard"]
+    for transport in transports:
+        transport.close()
 
 
 def test_folders_of_any_length(tmp_path: Path) -> None:

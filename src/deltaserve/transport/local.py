@@ -17,6 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,7 +238,8 @@ class LocalTransport:
             check_sealed(region.file, region.num_bytes)
         except TransportError as error:
             raise TransportError(f"register region {region.id}: {error}") from None
-        self._regions[region.id] = region
+        # A descriptor of its own: whose the file is may close it and keep the memory.
+        self._regions[region.id] = replace(region, file=os.dup(region.file))
 
     def open(self, peer: PeerName) -> bytes:
         if self._closed or peer in self._endpoints:
@@ -301,6 +303,9 @@ class LocalTransport:
     def close(self) -> None:
         for peer in list(self._endpoints):
             self.fence(peer)
+        for region in self._regions.values():
+            if region.file is not None:
+                os.close(region.file)
         self._regions.clear()
         if not self._closed:
             self._folder.close()
