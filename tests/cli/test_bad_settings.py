@@ -75,7 +75,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--kv-cache-dtype", "int4"], ("--kv-cache-dtype 'int4'", "fp8_e4m3")),
     ("serve", [M, "--device", "tpu"], ("--device 'tpu'", "auto, cpu, cuda")),
     ("serve", [M, "--schedule-policy", "random"], ("--schedule-policy 'random'", "fcfs, lpm")),
-    ("serve", [M, "--attention-backend", "flashinfer"], ("--attention-backend flashinfer", "torch alone")),
+    ("serve", [M, "--attention-backend", "flashinfer"], ("--attention-backend 'flashinfer'", "auto, native, torch")),
     ("serve", [M, "--verify", "md5"], ("--verify 'md5'", "off, crc")),
     ("serve", [M, "--log-level", "loud"], ("--log-level 'loud'", "debug, info, warning, error")),
     ("serve", [M, "--disaggregation-transfer-backend", "rdma"], ("'rdma'", "nixl")),

@@ -53,7 +53,7 @@ REFUSED = [
     ("prefill", ["--port", "30000"], "--disaggregation-bootstrap-port"),
     ("router", ["--prefill", "http://10.0.0.1:30000"], "--workers prefill@HOST:PORT"),
     ("router", ["--policy", "cache_aware"], "least expected time to first token"),
-    ("decode", ["--attention-backend", "fa3"], "leave the flag out"),
+    ("decode", ["--attention-backend", "fa3"], "auto, native, torch"),
     ("decode", ["--kv-cache-dtype", "fp8_e5m2"], "only fp8_e4m3"),
     ("decode", ["--dtype", "half"], "is called float16"),
     ("prefill", ["--enable-dp-attention"], "start more workers"),

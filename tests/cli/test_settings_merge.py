@@ -42,6 +42,7 @@ EXAMPLES: dict[str, str] = {
     "num-reserved-decode-tokens": "0",
     "decode-extend-tokens": "64",
     "attention-split-tokens": "128",
+    "attention-backend": "torch",
     "num-threads": "2",
     "max-queued-requests": "12",
     "default-max-tokens": "2048",

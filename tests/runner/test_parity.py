@@ -28,9 +28,16 @@ from tests.runner.world import (
 FLOAT32 = [name for name, variant in VARIANTS.items() if variant.dtype == torch.float32]
 
 
+class TorchDriver(Driver):
+    """Computes attention by torch also where the native library is there."""
+
+    attention = "torch"
+
+
+@pytest.mark.parametrize("driver", [Driver, TorchDriver])
 @pytest.mark.parametrize("name", FLOAT32)
-def test_generation(tiny_models: Path, name: str) -> None:
-    check_generation(Driver(tiny_models / name), tiny_models / name)
+def test_generation(tiny_models: Path, name: str, driver: type[Driver]) -> None:
+    check_generation(driver(tiny_models / name), tiny_models / name)
 
 
 def test_a_checkpoint_in_bfloat16_computed_in_float32(tiny_models: Path) -> None:

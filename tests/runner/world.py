@@ -15,6 +15,7 @@ from torch import Tensor
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
+from deltaserve.device.attention_choice import AttentionChoice
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ALONE, Collective, ThreadCollective
@@ -48,6 +49,7 @@ class Driver:
     """Rows on scattered pages; counts steps."""
 
     state_dtype = DType.FLOAT32
+    attention: AttentionChoice = "auto"
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class Driver:
         spec = load_spec(path)
         cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype, self.state_dtype)
         num_pages = num_pages or 1024 // page_size
-        sizes = ExecutorSizes((num_pages + 1,) * cache_spec.num_pools, max_rows=32, max_context_len=512)
+        pools = (num_pages + 1,) * cache_spec.num_pools
+        sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
 
         def load(collective: Collective) -> TorchExecutor:
             return TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype, collective)

@@ -243,6 +243,12 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    attention_backend: Literal["auto", "native", "torch"] = option(
+        "auto",
+        "what computes attention on the CPU; auto is native where its library was compiled and passes its test",
+        commands=COMPUTING,
+        use="rare",
+    )
     num_threads: Threads | Auto = option(
         "auto",
         "compute threads of a rank; auto is 1 below 4 cores, else it divides all but one among the ranks here",

@@ -300,6 +300,7 @@ def worker_spec(
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
         tp_size=resolved.tp_size,
         num_threads=resolved.num_threads,
+        attention_backend=scheduling.attention_backend,
         drain_grace_s=settings.process.shutdown_grace_s,
         state_dir=settings.process.state_dir,
         log=log_spec(settings),

@@ -13,7 +13,7 @@ _LAYERS = "layers are not split over workers"
 _NO_GRAPHS = "there are no CUDA graphs to turn off"
 _CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
 _READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
-_TORCH = "attention is computed by torch alone; leave the flag out"
+_TORCH = "attention has two backends (--attention-backend), and no such choice; leave the flag out"
 _LOGGED = "each request leaves one line of JSON in the log of the front, without its text"
 
 ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -35,7 +35,6 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "sleep-on-idle": (("true",), "an idle worker always sleeps"),
     "pd-disaggregation": (("true",), "--workers says which of them prefill and which decode"),
     "load-format": (("auto", "safetensors", "gguf"), _READERS),
-    "attention-backend": (("torch", "torch_native"), _TORCH),
     "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
     "mamba-scheduler-strategy": (("auto", "extra_buffer"), "a state that is kept is never written over"),
     "dp-size": (("1",), _MORE_WORKERS),

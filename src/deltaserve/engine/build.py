@@ -99,6 +99,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: 
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         num_threads=spec.num_threads,
+        attention_backend=spec.attention_backend,
         sharing=sharing_for(spec),
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)

@@ -72,6 +72,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Ranks: processes that hold the model and every page together."""
     num_threads: int = 1
     """Compute threads of a rank."""
+    attention_backend: Literal["auto", "native", "torch"] = "auto"
     state_dir: str | None = None
     """Folder for what ranks need to meet while they run; None: where temporary files go."""
     log: LogSpec = LogSpec()

@@ -105,8 +105,13 @@ void write_result(const DsAttend& call, const DsWork& work, int64_t token, int h
 struct Block {
     int64_t start;
     int first, end;  // that some row sees
-    const uint8_t *keys[kBlockKeys], *values[kBlockKeys];
+    const uint8_t *keys[kBlockKeys], *values[kBlockKeys];  // of others: any readable address
 };
+
+// Pages lie anywhere, so the machine does not guess which comes next.
+DS_INLINE void fetch(const uint8_t* from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
 
 void locate(Block& block, const PlanView& plan, const DsAttend& call, const Task& task, int64_t start, int64_t end) {
     const int page_size = plan.work->page_size;
@@ -126,6 +131,12 @@ void locate(Block& block, const PlanView& plan, const DsAttend& call, const Task
         page++;
         in_page = 0;
     }
+    for (int j = 0; j < kBlockKeys; j++) {
+        if (j == block.first) j = block.end;
+        if (j == kBlockKeys) break;
+        block.keys[j] = block.keys[block.first];
+        block.values[j] = block.values[block.first];
+    }
 }
 
 template <class Element> void unpack(const uint8_t* from, int dim, float* to, int padded_dim) {
@@ -140,9 +151,13 @@ template <class Element> void unpack(const uint8_t* from, int dim, float* to, in
     for (; d < padded_dim; d += kLanes) store(to + d, Vec{});
 }
 
-template <class Element> void pack(Block& block, const DsWork& work, const Rows& rows) {
+template <class Element> void pack(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
     for (int j = block.first; j < block.end; j++) {
         float* key = rows.packed_keys + (int64_t)j * rows.dim;
+        if (next != nullptr) {
+            fetch(next->keys[j], work.head_dim * Element::kBytes);
+            fetch(next->values[j], work.value_dim * Element::kBytes);
+        }
         unpack<Element>(block.keys[j], work.head_dim, key, rows.dim);
         if (block.values[j] == block.keys[j]) {  // the values are the first channels of the key
             block.values[j] = (const uint8_t*)key;
@@ -157,7 +172,8 @@ template <class Element> void pack(Block& block, const DsWork& work, const Rows&
 
 // Keys [first, end) of the block that any of the kRows rows sees.
 template <class Element, int kRows>
-DS_INLINE void score(const Block& block, int first, int end, const float* q, int dim, float scale, float* scores) {
+DS_INLINE void score(const Block& block, const Block* next, int first, int end, const float* q, int dim, float scale,
+                     float* scores) {
     constexpr int kKeys = kSums / kRows;
     const Vec factor = all(scale);
     for (int j = first / kKeys * kKeys; j < end; j += kKeys) {
@@ -165,6 +181,7 @@ DS_INLINE void score(const Block& block, int first, int end, const float* q, int
         for (int k = 0; k < kKeys; k++) {
             const int index = j + k < first ? first : j + k < end ? j + k : end - 1;
             keys[k] = block.keys[index];
+            if (next != nullptr) fetch(next->keys[j + k], dim * Element::kBytes);
         }
         Vec sums[kSums] = {};
         for (int d = 0; d < dim; d += kLanes) {
@@ -201,13 +218,14 @@ DS_INLINE float weigh(float* scores, int first, int end, float* top, float* sum)
 }
 
 template <class Element, int kRows, int kVectors>
-DS_INLINE void add_channels(const Block& block, int first, int end, const float* weights, const float* factors,
-                            float* values, int value_dim, int d) {
+DS_INLINE void add_channels(const Block& block, const Block* next, int first, int end, const float* weights,
+                            const float* factors, float* values, int value_dim, int d) {
     Vec sums[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
         for (int c = 0; c < kVectors; c++)
             sums[r][c] = load(values + r * value_dim + d + c * kLanes) * all(factors[r]);
     for (int j = first; j < end; j++) {
+        if (next != nullptr && d == 0) fetch(next->values[j], value_dim * Element::kBytes);
         Vec value[kVectors];
         for (int c = 0; c < kVectors; c++)
             value[c] = Element::load(block.values[j] + (d + c * kLanes) * Element::kBytes);
@@ -221,22 +239,22 @@ DS_INLINE void add_channels(const Block& block, int first, int end, const float*
 }
 
 template <class Element, int kRows>
-DS_INLINE void add_values(const Block& block, int first, int end, const float* weights, const float* factors,
-                          float* values, int value_dim) {
+DS_INLINE void add_values(const Block& block, const Block* next, int first, int end, const float* weights,
+                          const float* factors, float* values, int value_dim) {
     constexpr int kMost = kSums / kRows < 8 ? kSums / kRows : 8;
     int d = 0;
     for (; d + kMost * kLanes <= value_dim; d += kMost * kLanes)
-        add_channels<Element, kRows, kMost>(block, first, end, weights, factors, values, value_dim, d);
+        add_channels<Element, kRows, kMost>(block, next, first, end, weights, factors, values, value_dim, d);
     if (kMost > 4)
         for (; d + 4 * kLanes <= value_dim; d += 4 * kLanes)
-            add_channels<Element, kRows, 4>(block, first, end, weights, factors, values, value_dim, d);
+            add_channels<Element, kRows, 4>(block, next, first, end, weights, factors, values, value_dim, d);
     for (; d < value_dim; d += kLanes)
-        add_channels<Element, kRows, 1>(block, first, end, weights, factors, values, value_dim, d);
+        add_channels<Element, kRows, 1>(block, next, first, end, weights, factors, values, value_dim, d);
 }
 
 // Rows [row, row + kRows) of the task meet a block.
 template <class Element, int kRows>
-void meet(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
+void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
     const Segment& segment = plan.segments[task.segment];
     int firsts[kRows], ends[kRows], first = kBlockKeys, end = 0;
     for (int r = 0; r < kRows; r++) {
@@ -248,20 +266,20 @@ void meet(const Block& block, const PlanView& plan, const Task& task, float scal
         end = ends[r] > end ? ends[r] : end;
     }
     if (first >= end) return;
-    score<Element, kRows>(block, first, end, rows.q + (int64_t)row * rows.dim, rows.dim, scale, rows.scores);
+    score<Element, kRows>(block, next, first, end, rows.q + (int64_t)row * rows.dim, rows.dim, scale, rows.scores);
     float factors[kRows];
     for (int r = 0; r < kRows; r++)
         factors[r] = weigh(rows.scores + r * kBlockKeys, firsts[r], ends[r], rows.top + row + r, rows.sum + row + r);
-    add_values<Element, kRows>(block, first, end, rows.scores, factors, rows.values + (int64_t)row * rows.value_dim,
-                               rows.value_dim);
+    add_values<Element, kRows>(block, next, first, end, rows.scores, factors,
+                               rows.values + (int64_t)row * rows.value_dim, rows.value_dim);
 }
 
 template <class Element>
-void meet_all(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+void meet_all(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     int row = 0;
-    for (; row + 4 <= task.num_rows; row += 4) meet<Element, 4>(block, plan, task, scale, rows, row);
-    for (; row + 2 <= task.num_rows; row += 2) meet<Element, 2>(block, plan, task, scale, rows, row);
-    for (; row < task.num_rows; row++) meet<Element, 1>(block, plan, task, scale, rows, row);
+    for (; row + 4 <= task.num_rows; row += 4, next = nullptr) meet<Element, 4>(block, next, plan, task, scale, rows, row);
+    for (; row + 2 <= task.num_rows; row += 2, next = nullptr) meet<Element, 2>(block, next, plan, task, scale, rows, row);
+    for (; row < task.num_rows; row++, next = nullptr) meet<Element, 1>(block, next, plan, task, scale, rows, row);
 }
 
 // All rows of the task have met a split: its partial results are kept, or added to the total.
@@ -320,19 +338,28 @@ void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scr
     begin_rows(plan, call, task, rows);
     const int64_t segment_end = plan.segments[task.segment].end;
     const int64_t first_split = plan.segments[task.segment].start / work.split_tokens;
-    Block block;
+    Block blocks[2];
+    Block *block = &blocks[0], *next = &blocks[1];
+    bool is_located = false;
     for (int64_t split = first_split; split * work.split_tokens < segment_end; split++) {
         const int64_t split_end = least((split + 1) * work.split_tokens, segment_end);
         for (int64_t start = split * work.split_tokens; start < split_end; start += kBlockKeys) {
             const int64_t end = least(start + kBlockKeys, split_end);
             if (end <= task.start || start >= task.end) continue;
-            locate(block, plan, call, task, start, end);
+            if (!is_located) locate(*block, plan, call, task, start, end);
+            const int64_t next_end = least(end + kBlockKeys, end < split_end ? split_end : end + work.split_tokens);
+            is_located = end < task.end;
+            if (is_located) locate(*next, plan, call, task, end, least(next_end, segment_end));
+            const Block* ahead = is_located ? next : nullptr;
             if (packs) {
-                pack<Element>(block, work, rows);
-                meet_all<Float32>(block, plan, task, scale, rows);
+                pack<Element>(*block, ahead, work, rows);
+                meet_all<Float32>(*block, nullptr, plan, task, scale, rows);
             } else {
-                meet_all<Element>(block, plan, task, scale, rows);
+                meet_all<Element>(*block, ahead, plan, task, scale, rows);
             }
+            Block* done = block;
+            block = next;
+            next = done;
         }
         end_split(plan, task, scratch, rows, split);
     }

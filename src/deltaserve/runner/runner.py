@@ -14,11 +14,11 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError, StateError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.device.attention_choice import AttentionChoice, make_attention
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.memory_block import Sharing
 from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
-from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.models.collective import ALONE, Collective
@@ -44,7 +44,8 @@ class ExecutorSizes:
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
     num_threads: int = 1
-    """Of this process's torch."""
+    """Of this process's torch, and of native attention."""
+    attention_backend: AttentionChoice = "auto"
     sharing: Sharing = Sharing.PRIVATE
     """Of the pages."""
 
@@ -60,7 +61,9 @@ class TorchExecutor:
         self._shard = decoder.shard
         self.memory = DeviceMemory(cache, sizes.num_pages, device, self._shard, sizes.sharing)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
-        self._attention = TorchAttention(self.memory.kv, self._tables, decoder.local.num_heads)
+        self._attention = make_attention(
+            sizes.attention_backend, self.memory.kv, self._tables, decoder.local.num_heads, sizes.num_threads
+        )
         self._decoder = decoder
         self._device = device
         self._max_context_len = sizes.max_context_len

@@ -1,0 +1,70 @@
+"""Native attention where it works; torch, with one line that says why, where it does not."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.device import attention_choice
+from deltaserve.device.attention_choice import AttentionChoice, make_attention
+from deltaserve.device.kv_pool import KvPool
+from deltaserve.device.native_attention import NativeAttention
+from deltaserve.device.page_table import PageTable
+from deltaserve.device.torch_attention import TorchAttention
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from tests.native.native_build import compiled_library
+
+
+def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> TorchAttention | NativeAttention:
+    pool = KvPool(CacheSpec(16, (group,)), (4,), torch.device("cpu"))
+    return make_attention(choice, pool, PageTable(1, 2, 4), num_heads, 1)
+
+
+GROUP = PageGroup("kv", 1, 2, 64, DType.FLOAT32)
+
+
+def no_library() -> NativeLibrary:
+    raise NativeUnavailable("there is none")
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("choice", ["auto", "native"])
+def test_native_passes_its_test_for_every_type(
+    choice: AttentionChoice, dtype: DType, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = compiled_library()
+    with caplog.at_level(logging.INFO):
+        assert isinstance(make(choice, PageGroup("kv", 3, 2, 64, dtype)), NativeAttention)
+        assert isinstance(make(choice, PageGroup("kv", 3, 1, 40, dtype, planes=1, latent_dim=32)), NativeAttention)
+    assert {record.message for record in caplog.records} == {f"attention: native, {library.instruction_sets[-1].name}"}
+
+
+def test_torch_when_asked_for() -> None:
+    assert isinstance(make("torch", GROUP), TorchAttention)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(attention_choice, "NativeLibrary", no_library)
+    with caplog.at_level(logging.INFO):
+        assert isinstance(make("auto", GROUP), TorchAttention)
+    assert [record.message for record in caplog.records] == ["attention: torch (no native library: there is none)"]
+    with pytest.raises(ConfigError, match="--attention-backend native: there is none"):
+        make("native", GROUP)
+
+
+def test_a_library_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_library()
+    monkeypatch.setattr(attention_choice, "_TOLERANCE", -1.0)
+    assert isinstance(make("auto", GROUP), TorchAttention)
+    with pytest.raises(ConfigError, match=r"self-test on \w+ differs from torch"):
+        make("native", GROUP)
+
+
+def test_a_missing_file_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_choice, "NativeLibrary", lambda: NativeLibrary(tmp_path / "none.so"))
+    with pytest.raises(ConfigError, match="not compiled"):
+        make("native", GROUP)
