@@ -144,6 +144,13 @@ MUTANTS = (
         "        self._unpin(ticket, chunk)\n        return ticket\n",
         "        self._unpin(ticket, max(ticket.pins))\n        return ticket\n",
     ),
+    Mutant(
+        "first_look_is_final",
+        "A15",
+        _ENDPOINT,
+        "            if landing.checks and now < landing.give_up_at:\n",
+        "            if False:\n",
+    ),
     # completion and notification
     Mutant(
         "grant_not_repeated",

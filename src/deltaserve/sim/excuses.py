@@ -29,6 +29,20 @@ TROUBLE = frozenset(
 )
 """What befalls workers and what is between them. A run without any of it must answer."""
 
+LOSES_BYTES = frozenset(
+    {
+        *WRITE_FAULTS,
+        *PLAN_FAULTS,
+        *RANK_FAULTS,
+        FaultKind.CRASH,
+        FaultKind.CRASH_UNSEEN,
+        FaultKind.DRAIN,
+        FaultKind.MISFIT,
+        FaultKind.CLOCK_JUMP,
+    }
+)
+"""After these, what was announced may not come, or not in the time that its reader knows."""
+
 EXCUSES: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.TRANSFER_FAILED: TROUBLE,
     FailReason.PEER_LOST: TROUBLE,

@@ -23,8 +23,8 @@ from deltaserve.sim.sim_rank import RankPace, SimRank
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
-from deltaserve.transfer.endpoint import EndpointConfig
+from deltaserve.transfer.commands import FencePeer, PagesVerified, TransferCommand, TransferReport
+from deltaserve.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
 from deltaserve.transfer.ranks import RankGroup
 from deltaserve.transfer.staging import Staging, StagingConfig
 from deltaserve.transport.base import FenceResult
@@ -188,6 +188,8 @@ class SimWorker(SimProcess):
         self._is_computing = False
         self.on_rank_lost: Callable[[SimWorker, int], None] = _unforeseen
         """Called when a rank is of no use any more, so none is."""
+        self.num_refuted = 0
+        """Tickets whose pages it judged wrong."""
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
         self.later(0.0, self._tick)
@@ -335,6 +337,7 @@ class SimWorker(SimProcess):
         for of_rank in reports:
             self.world.trace.note(self.world.now, self.name, "hears", type(of_rank).__name__)
             for report in [of_rank] if self._group is None else self._group.reduce(rank, of_rank):
+                self.num_refuted += isinstance(report, PagesVerified) and WRONG_CONTENTS in (report.problem or "")
                 self.handle(report)
 
     def lose(self, rank: int) -> None:

@@ -29,7 +29,7 @@ from deltaserve.sim.cluster import (
     worker_config,
 )
 from deltaserve.sim.disorder import Disorder
-from deltaserve.sim.excuses import TROUBLE
+from deltaserve.sim.excuses import LOSES_BYTES, TROUBLE
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,
@@ -286,6 +286,7 @@ class Run:
         self._until(limit, self._is_free, lambda: f"held after the last request: {self._held()}")
         self.clients.check()
         self._check_fences()
+        self._check_verdicts()
         for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
 
@@ -321,6 +322,12 @@ class Run:
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
         if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
+
+    def _check_verdicts(self) -> None:
+        """I29: pages are not judged wrong while their bytes may be on their way behind what announced them."""
+        num_refuted = sum(worker.num_refuted for worker in self.world.workers.values())
+        if num_refuted and self.knobs.can_fence and LOSES_BYTES.isdisjoint(+self.faults):
+            raise IntegrityError(f"I29: pages of {num_refuted} tickets were judged wrong before all had arrived")
 
     def _is_ready(self) -> bool:
         return all(front.core.ready() is None for front in self._fronts)

@@ -71,6 +71,8 @@ from deltaserve.transport.base import (
 from deltaserve.wire.codec import decode_done, encode_done
 from deltaserve.wire.messages import Done, Drain, Piece, RankEnd, RegionInfo
 
+WRONG_CONTENTS = "checksum of pages"
+"""How a verdict about pages begins."""
 _MAX_RANKS = 64
 """Of a peer."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
@@ -613,7 +615,7 @@ class Endpoint:
                 return []
             problem = None
             if landing.checks:
-                problem = f"checksum of pages in pool {landing.checks[0].pool} differs from the writer's"
+                problem = f"{WRONG_CONTENTS} in pool {landing.checks[0].pool} differs from the writer's"
         del self._landings[command.ticket]
         return [PagesVerified(command.ticket, problem)]
 
