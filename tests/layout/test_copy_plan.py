@@ -1,7 +1,7 @@
 """Plans for every pair of rank counts, against numpy slices: each byte of a reader once, from a rank that has it."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.shard import Shard, holders
 from deltaserve.layout.spec import CacheSpec, HeadBlock, PageGroup
+from tests.sim.mutants import Mutant
+from tests.sim.mutation import mutated_module
 
 SIZES = (1, 2, 4, 8, 16)
 PAIRS = list(itertools.product(SIZES, SIZES))
@@ -38,6 +40,7 @@ HERE, THERE = RegionId(1), RegionId(2)
 NUM_PAGES = 12
 UNWRITTEN = 255
 
+Plan = tuple[tuple[Route, ...], ...]
 Values = npt.NDArray[np.generic]
 Arena = npt.NDArray[np.generic]
 
@@ -81,13 +84,19 @@ def move(copies: Sequence[Copy], src: Arena, dst: Arena, times: npt.NDArray[np.i
 def test_every_byte_of_a_reader_comes_once_from_a_rank_that_has_it(
     name: str, num_writers: int, num_readers: int
 ) -> None:
-    blocks, page_size = LAYOUTS[name], 2
-    src = PageFormat(blocks, page_size, DType.FP8_E4M3, num_writers)
-    dst = PageFormat(blocks, page_size, DType.FP8_E4M3, num_readers)
+    check_bytes_of_every_reader(LAYOUTS[name], num_writers, num_readers, plan_routes)
+
+
+def check_bytes_of_every_reader(
+    blocks: Sequence[HeadBlock], num_writers: int, num_readers: int, plan: Callable[[PageFormat, PageFormat], Plan]
+) -> None:
+    page_size = 2
+    src = PageFormat(tuple(blocks), page_size, DType.FP8_E4M3, num_writers)
+    dst = PageFormat(tuple(blocks), page_size, DType.FP8_E4M3, num_readers)
     values = values_of(blocks, 4 * page_size)
     here, there = PlacedPages(HERE, 0, (3, 4, 9, 0)), PlacedPages(THERE, 0, (5, 6, 7, 2))
     sources = [arena_of(values, src, rank, here, "uint8") for rank in range(num_writers)]
-    routes = plan_routes(src, dst)
+    routes = plan(src, dst)
     for reader in range(num_readers):
         wanted = arena_of(values, dst, reader, there, "uint8")
         got, times = np.full_like(wanted, UNWRITTEN), np.zeros(wanted.size, np.int64)
@@ -96,6 +105,26 @@ def test_every_byte_of_a_reader_comes_once_from_a_rank_that_has_it(
         assert (got == wanted).all()
         assert (times.reshape(wanted.shape)[list(there.pages)] == 1).all()
         assert times.sum() == len(there.pages) * dst.page_bytes
+
+
+CUT_CONTIGUOUSLY = Mutant(
+    "conv_state_cut_contiguously",
+    "T3",
+    "deltaserve.layout.copy_plan",
+    "        src_offset = src.block_start(index) + (head - theirs) * src_head\n"
+    "        dst_offset = dst.block_start(index) + (head - first) * dst_head\n",
+    "        dst_offset = dst.block_start(index) + (head - first) * dst_head\n"
+    "        src_offset = (reader * dst.page_bytes + dst_offset) % src.page_bytes\n",
+)
+"""A rank's share of a page as one range of it: right where a page is one block of heads."""
+
+
+@pytest.mark.parametrize(("num_writers", "num_readers"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_a_state_of_several_blocks_that_is_cut_as_one_range_is_found(num_writers: int, num_readers: int) -> None:
+    plan = vars(mutated_module(CUT_CONTIGUOUSLY))["plan_routes"]
+    check_bytes_of_every_reader(LAYOUTS["kv, 8 heads"], num_writers, num_readers, plan)
+    with pytest.raises(AssertionError):
+        check_bytes_of_every_reader(LAYOUTS["conv state, 4 k and 8 v heads"], num_writers, num_readers, plan)
 
 
 @given(st.data(), st.sampled_from(sorted(LAYOUTS)), st.sampled_from(PAIRS))

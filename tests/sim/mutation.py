@@ -55,6 +55,16 @@ def mutated(source: str, mutant: Mutant) -> str:
     return source.replace(mutant.old, mutant.new)
 
 
+def mutated_module(mutant: Mutant) -> ModuleType:
+    """The changed module, beside the one that everybody else has."""
+    package = importlib.import_module(mutant.module.rpartition(".")[0])
+    spec = _Finder(mutant).find_spec(mutant.module, package.__path__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _out_of_time(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"one event took more than {SEED_S} s")
 
