@@ -57,12 +57,16 @@ def mutated(source: str, mutant: Mutant) -> str:
 
 def mutated_module(mutant: Mutant) -> ModuleType:
     """The changed module, beside the one that everybody else has."""
-    package = importlib.import_module(mutant.module.rpartition(".")[0])
-    spec = _Finder(mutant).find_spec(mutant.module, package.__path__)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    package, _, leaf = mutant.module.rpartition(".")
+    origin, finder = importlib.import_module(mutant.module), _Finder(mutant)
+    sys.meta_path.insert(0, finder)
+    del sys.modules[mutant.module]
+    try:
+        return importlib.import_module(mutant.module)
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules[mutant.module] = origin
+        setattr(sys.modules[package], leaf, origin)
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> None:
