@@ -47,17 +47,8 @@ from deltaserve.bench.traffic import ChatTurn, Conversation, TokenRange
 MODEL = ROOT / "out" / "bench-hybrid"
 TOKENS = TokenRange(300, 16_000)
 PAGE_SIZE, NUM_PAGES, MAX_RUNNING = 64, 1024, 16
-FLAGS = (
-    "--device",
-    "cpu",
-    "--num-threads",
-    "1",
-    "--context-length",
-    "4096",
-    "--max-running-requests",
-    str(MAX_RUNNING),
-)
-POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", str(NUM_PAGES))
+FLAGS = ("--device", "cpu", "--num-threads", "1", "--max-running-requests", str(MAX_RUNNING))
+POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", str(NUM_PAGES), "--context-length", "4096")
 CACHE_OFF = ("--disable-radix-cache",)
 MODES: dict[str, tuple[str, ...]] = {"unified": ("--disaggregation-mode", "null"), "P/D": ()}
 TIMEOUT_S = 600.0
@@ -356,7 +347,9 @@ def main() -> None:
     for load in args.only:
         for mode in modes:
             print(f"{time.monotonic() - began:4.0f} s: {load}, {mode}", file=sys.stderr, flush=True)
-            rows += list(measure(load, mode, args.rounds))
+            for row in measure(load, mode, args.rounds):
+                print(f"       {row.what}: {row.measured:.3f} ({row.told})", file=sys.stderr, flush=True)
+                rows.append(row)
             if load == "no-reuse":
                 profiles[mode] = profile(mode, num_turns=2 * args.rounds)
     show(rows)

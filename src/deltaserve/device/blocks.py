@@ -44,13 +44,14 @@ class PartTable:
     num_heads: int
     """Of queries."""
     counts: Ints  # [Tt + 1] parts of each token's rows; the last stands for padding
-    firsts: Ints  # [Tt + 1] number of the first of them
-    starts: Ints  # [Tt + 1] sum of the counts before
+    starts: Ints  # [Tt + 1] where those of its head 0 begin
+    zeros: Ints  # [Tt + 1] where part number 0 of its head 0 would stand
 
     @classmethod
     def of(cls, plan: TilePlan, num_heads: int) -> "PartTable":
-        starts = np.concatenate(([0], np.cumsum(plan.num_parts)))
-        return cls(num_heads, np.append(plan.num_parts, 0), np.append(plan.first_parts, 0), starts)
+        counts = np.append(plan.num_parts, 0)
+        starts = (np.cumsum(counts) - counts) * num_heads
+        return cls(num_heads, counts, starts, starts - np.append(plan.first_parts, 0))
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +59,7 @@ class PartTable:
 
     @property
     def waste(self) -> int:
-        return int(self.starts[-1]) * self.num_heads
+        return int(self.starts[-1])
 
     @property
     def empty(self) -> int:
@@ -66,8 +67,13 @@ class PartTable:
 
     def place(self, tokens: Ints, heads: Ints, parts: Ints) -> Ints:
         """Of part number `parts` of a query row. Tokens of padding: waste."""
-        found = self.starts[tokens] * self.num_heads + heads * self.counts[tokens] + parts - self.firsts[tokens]
+        found = self.zeros[tokens] + heads * self.counts[tokens] + parts
         return np.where(tokens < self.num_tokens, found, self.waste)
+
+    def place_in_order(self, tokens: Ints, heads: Ints, index: Ints) -> Ints:
+        """Of the part at `index` of those that a query row has; beyond its last one: empty."""
+        counts = self.counts[tokens]
+        return np.where(index < counts, self.starts[tokens] + heads * counts + index, self.empty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@
 all of it; the head is what only some see. Without whole splits, or where everything is seen, there is no head.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deltaserve.device.attention import Query
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeKeys:
+class EdgeKeys(NamedTuple):
     """Keys [start, end) that one query reads alone, as partial result `part`."""
 
     start: int
@@ -22,8 +21,7 @@ class EdgeKeys:
     part: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueryCut:
+class QueryCut(NamedTuple):
     """Partial results are numbered as splits are: the head stands before the first whole one, the tail after all."""
 
     splits: range

@@ -74,7 +74,6 @@ class _Merge:
     """Query rows with about equally many parts: their results are added up together."""
 
     rows: Tensor  # [n] int64
-    heads: Tensor  # [n] int64 of each row
     places: Tensor  # [n * M] int64 into the parts, the empty one where a row has fewer than M
 
     def run(self, parts: _Parts, out: Tensor) -> None:
@@ -85,9 +84,11 @@ class _Merge:
             out.index_copy_(0, self.rows, outs[:, 0])
             return
         lses = parts.lses.index_select(0, self.places).view(len(self.rows), 1, -1)
-        if parts.sinks is not None:  # a part that adds nothing but its weight
-            lses = torch.cat((lses, parts.sinks.index_select(0, self.heads).view(-1, 1, 1)), -1)
-        weights = lses.softmax(-1)[..., : outs.shape[1]]
+        if parts.sinks is None:
+            weights = lses.softmax(-1)
+        else:  # a part that adds nothing but its weight
+            sinks = parts.sinks.index_select(0, self.rows % len(parts.sinks))
+            weights = torch.cat((lses, sinks.view(-1, 1, 1)), -1).softmax(-1)[..., :-1]
         out.index_copy_(0, self.rows, torch.bmm(weights, outs)[:, 0])
 
 
@@ -99,13 +100,9 @@ def _merges(table: PartTable, device: torch.device) -> list[_Merge]:
     merges = []
     for size in np.unique(sizes):
         tokens = np.flatnonzero(sizes == size)[:, None, None]  # [t, 1, 1]
-        part = np.arange(counts[tokens].max())
-        places = np.where(
-            part < counts[tokens], table.place(tokens, heads, table.firsts[tokens] + part), table.empty
-        )  # [t, Hq, M]
+        places = table.place_in_order(tokens, heads, np.arange(counts[tokens].max()))  # [t, Hq, M]
         rows = tokens[:, :, 0] * table.num_heads + heads[:, 0]
-        indexes = (rows, rows % table.num_heads, places)
-        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in indexes)))
+        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in (rows, places))))
     return merges
 
 

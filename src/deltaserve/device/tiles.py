@@ -14,6 +14,8 @@ queries only.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,11 +74,29 @@ class _Group:
     units: Ints  # [depth, TILE_ROWS]
 
 
+class _Edge(NamedTuple):
+    """Keys that one query reads alone, and its rows."""
+
+    query: Query
+    units: Ints  # [q_len * group_size]
+    keys: EdgeKeys
+    num_pages: int
+
+
+_num_pages_of = attrgetter("num_pages")
+
+
 def is_tiled(query: Query, split_tokens: int, window_len: int | None = None) -> bool:
     """Others go alone, see long_query.py; the choice depends on the query alone, not on its batch."""
-    if query.q_len == 1 or query.q_len > MAX_TILED_LEN:
-        return query.q_len == 1
-    return query.q_len * cut_query(query, split_tokens, window_len).num_parts <= MAX_TILED_PARTS
+    return query.q_len == 1 or _tiled_cut(query, split_tokens, window_len) is not None
+
+
+def _tiled_cut(query: Query, split_tokens: int, window_len: int | None) -> QueryCut | None:
+    """How a query is cut; None if it is not tiled."""
+    if query.q_len > MAX_TILED_LEN:
+        return None
+    cut = cut_query(query, split_tokens, window_len)
+    return cut if query.q_len == 1 or query.q_len * cut.num_parts <= MAX_TILED_PARTS else None
 
 
 def tiled_members(batch: Batch, run: Shared, window_len: int | None = None) -> tuple[int, ...]:
@@ -89,10 +109,11 @@ def plan_tiles(
 ) -> TilePlan | None:
     """None when no query is tiled."""
     split = batch.split_tokens
-    queries = tuple(index for index, query in enumerate(batch.queries) if is_tiled(query, split, window_len))
-    if not queries:
+    tried = enumerate(_tiled_cut(query, split, window_len) for query in batch.queries)
+    cuts = {index: cut for index, cut in tried if cut is not None}
+    if not cuts:
         return None
-    cuts = {index: cut_query(batch.queries[index], split, window_len) for index in queries}
+    queries = tuple(cuts)
     starts = np.cumsum([0, *(query.q_len for query in batch.queries)])
     tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in queries])
     lens = [batch.queries[index].q_len for index in queries]
@@ -110,25 +131,25 @@ def plan_tiles(
         first_parts=np.repeat([cuts[index].first_part for index in queries], lens),
         items=_split_items(_groups(batch, cuts, units, padding), table, split // page_size),
         edges=tuple(
-            _edge_items(
-                [_Edge(batch.queries[i], units[i], keys) for i, keys in bucket], padding, table, page_size, window_len
-            )
-            for bucket in _by_length(batch, cuts, page_size)
+            _edge_items(bucket, padding, table, page_size, window_len)
+            for bucket in _by_length(batch, cuts, units, page_size)
         ),
     )
 
 
-def _by_length(batch: Batch, cuts: Mapping[int, QueryCut], page_size: int) -> list[list[tuple[int, EdgeKeys]]]:
+def _by_length(
+    batch: Batch, cuts: Mapping[int, QueryCut], units: Mapping[int, Ints], page_size: int
+) -> list[list[_Edge]]:
     """Edges of queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, each with the longest ones first."""
-    edges = [(index, keys) for index, cut in cuts.items() for keys in cut.edges]
-    buckets: dict[int, list[tuple[int, EdgeKeys]]] = {}
-    for index, keys in sorted(edges, key=lambda edge: -_num_pages(edge[1], page_size)):
-        buckets.setdefault((batch.queries[index].q_len - 1).bit_length(), []).append((index, keys))
+    buckets: dict[int, list[_Edge]] = {}
+    for index, cut in cuts.items():
+        query = batch.queries[index]
+        bucket = buckets.setdefault((query.q_len - 1).bit_length(), [])
+        for keys in cut.edges:
+            bucket.append(_Edge(query, units[index], keys, -(-keys.end // page_size) - keys.start // page_size))
+    for bucket in buckets.values():
+        bucket.sort(key=_num_pages_of, reverse=True)
     return [buckets[size] for size in sorted(buckets)]
-
-
-def _num_pages(keys: EdgeKeys, page_size: int) -> int:
-    return -(-keys.end // page_size) - keys.start // page_size
 
 
 def _groups(batch: Batch, cuts: Mapping[int, QueryCut], units: Mapping[int, Ints], padding: int) -> list[_Group]:
@@ -179,27 +200,14 @@ def _split_items(groups: Sequence[_Group], table: Table, pages_per_split: int) -
     return SplitItems(pages.astype(np.int64), np.concatenate([group.splits for group in groups]), tuple(tiles))
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """Keys that one query reads alone, and its rows."""
-
-    query: Query
-    units: Ints  # [q_len * group_size]
-    keys: EdgeKeys
-
-
 def _edge_items(
     edges: Sequence[_Edge], padding: int, table: Table, page_size: int, window_len: int | None
 ) -> EdgeItems:
     """The longest first."""
-    lines, starts, ends, parts, q_starts = (
-        np.array(values)
-        for values in zip(
-            *((e.query.line, e.keys.start, e.keys.end, e.keys.part, e.query.q_start) for e in edges), strict=True
-        )
-    )  # [B] each
+    lines, q_starts, starts, ends, parts, num_pages = np.array(
+        [(e.query.line, e.query.q_start, *e.keys, e.num_pages) for e in edges]
+    ).T  # [B] each
     first_pages = starts // page_size
-    num_pages = -(-ends // page_size) - first_pages
     offsets = np.minimum(np.arange(num_pages[0]), num_pages[:, None] - 1)
     pages = table[lines[:, None], first_pages[:, None] + offsets]
     max_rows = max(len(edge.units) for edge in edges)
@@ -208,10 +216,13 @@ def _edge_items(
     for place, edge in enumerate(edges):
         count = len(edge.units)
         rows[place, :count] = edge.units
-        positions[place, :count] += np.arange(count) // (count // edge.query.q_len)
+        if edge.query.q_len > 1:
+            positions[place, :count] += np.arange(count) // (count // edge.query.q_len)
     keys = (first_pages * page_size)[:, None] + np.arange(pages.shape[1] * page_size)  # [B, width] positions
-    stale = (keys < starts[:, None]) | (keys >= ends[:, None])
-    hidden = stale[:, None] | (keys[:, None] > positions[:, :, None])
-    if window_len is not None:
+    stale = keys >= ends[:, None]
+    hidden = keys[:, None] > positions[:, :, None]
+    if window_len is not None:  # without one a tail begins at a page, and ends behind its last position
+        stale |= keys < starts[:, None]
         hidden |= keys[:, None] <= positions[:, :, None] - window_len
+        hidden |= stale[:, None]
     return EdgeItems(pages.astype(np.int64), num_pages, parts, rows, hidden, stale)

@@ -100,6 +100,7 @@ class Decoder:
                     x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
                     if not last.attention:
                         return x  # nobody reads any of them
+                x = _plus(x, added, held.after_attention, eps)
             else:
                 projected = self._project(normed, held.attention, turns[layer.rope])
                 attention[layer.group].write_kv(index, *projected.planes)
@@ -108,10 +109,13 @@ class Decoder:
                     x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
                     if not reading:
                         return x  # nobody reads any of them
-                added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
-            x = x + (added if held.after_attention is None else rms_norm(added, held.after_attention, eps))
-            added = add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp))
-            x = x + (added if held.after_mlp is None else rms_norm(added, held.after_mlp, eps))
+                x = _plus(
+                    x,
+                    add_up(self._attend(projected, held.attention, reading[layer.group], index)),
+                    held.after_attention,
+                    eps,
+                )
+            x = _plus(x, add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp)), held.after_mlp, eps)
         return rms_norm(x, weights.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -158,3 +162,7 @@ class Decoder:
             return dense_mlp(x, weights, self.spec.activation)
         assert self.local.moe is not None
         return moe_mlp(x, weights, self.local.moe)
+
+
+def _plus(x: Tensor, added: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    return x + (added if norm is None else rms_norm(added, norm, eps))
