@@ -52,6 +52,8 @@ def packed_rows(num_rows: int) -> int:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last axis; statistics in float32, and all of it where the weight is float32."""
+    if x.dtype == weight.dtype:
+        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
     return functional.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
