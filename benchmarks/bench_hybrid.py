@@ -41,6 +41,7 @@ from benchmarks import timed_workers
 from benchmarks.bench_serve import ROOT, Served, serving
 from deltaserve.bench.completion_stream import LENIENT, ServerDialect
 from deltaserve.bench.load_client import Client, Load, Measurement
+from deltaserve.bench.record import RequestRecord
 from deltaserve.bench.report import BenchSummary, summarize
 from deltaserve.bench.traffic import ChatTurn, Conversation, TokenRange
 
@@ -240,14 +241,22 @@ def show_profile(mode: str, counted: Profile) -> None:
             print(f"| {label} | {1e3 * a:.2f} | {1e3 * b:.2f} | {1e3 * (a - b):+.2f} |")
 
 
+def computed_before(record: RequestRecord) -> int:
+    """Tokens of its prompt that were cached where the rest was computed: on prefill, where there is one."""
+    assert record.usage is not None
+    timings = record.usage["timings"][0]
+    is_moved = timings["transferred_state_bytes"] > 0
+    return int(timings["prefill_cached_tokens"]) if is_moved else record.cached_len or 0
+
+
 def reused(turn: Turn, groups: Sequence[int], shared_len: int) -> float:
-    """Share of the shared tokens that was cached, of each group's requests but the one sent first."""
+    """Share of the shared tokens that needed no computation, of each group's requests but the one sent first."""
     seen: set[int] = set()
     total = found = 0
     for record in sorted(turn.measurement.records, key=lambda r: r.sent_s):
         if groups[record.conversation] in seen:
             total += shared_len
-            found += min(shared_len, record.cached_len or 0)
+            found += min(shared_len, computed_before(record))
         seen.add(groups[record.conversation])
     return found / total
 
