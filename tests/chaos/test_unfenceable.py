@@ -21,7 +21,7 @@ REPORTED_S = 3.0
 
 
 def over_shared_memory(spec: WorkerSpec) -> WorkerSpec:
-    return msgspec.structs.replace(spec, transport_tls="posix,cma,tcp,self")
+    return msgspec.structs.replace(spec, transport="nixl", transport_tls="posix,cma,tcp,self")
 
 
 async def quarantined(http: httpx.AsyncClient) -> dict[str, float]:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
 from tests.e2e.test_deaths import in_the_middle, wait_back
@@ -63,3 +64,13 @@ def test_a_worker_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Se
     wait_back(pair, name)
     prompt = random_prompt(20 * PAGE, seed=77)
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
+
+
+def test_two_ranks_write_to_one_by_way_of_staging_memory(tmp_path: Path) -> None:
+    flags = ("--page-size", str(PAGE), "--prefill-tp-size", "2", "--staging", "on", "--num-pages", "512")
+    asked = ask_about(3, 2, 16, seed=1)
+    with serving(tmp_path, RECALL_MODEL, *BACKEND, *flags) as server, ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda one: server.complete(one.prompt, len(one.answer)).tokens, asked)
+        assert list(answers) == [one.answer for one in asked]
+        (log,) = server.folder.glob("deltaserve-*/prefill-0.log")
+        assert "go through staging memory" in log.read_text()
