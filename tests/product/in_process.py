@@ -50,14 +50,14 @@ class TorchRanks:
     def __init__(self, executors: Sequence[TorchExecutor]) -> None:
         self.namespaces: dict[RowId, object] = {}
         """The simulator tells of its rows here."""
-        self._executors = executors
+        self.executors = executors
         self._threads = [ThreadPoolExecutor(1) for _ in executors]
 
     def launch(self, plan: StepPlan) -> None:
         """Nothing is computed beside the world."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        steps = [t.submit(rank.execute, plan) for t, rank in zip(self._threads, self._executors, strict=True)]
+        steps = [t.submit(rank.execute, plan) for t, rank in zip(self._threads, self.executors, strict=True)]
         wait(steps)
         first, *_ = [step.result() for step in steps]
         return first
@@ -209,10 +209,15 @@ class Product:
 
     def serve(self, *prompts: Sequence[int], max_tokens: int = 6) -> list[Served]:
         """All at once; each answer is that of transformers, greedy, with its log-probabilities."""
+        answers = self.answers(*prompts, max_tokens=max_tokens)
+        return [self._checked(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def answers(self, *prompts: Sequence[int], max_tokens: int) -> list[Answer]:
+        """All at once, whatever they are."""
         answers = [self._ask(prompt, max_tokens) for prompt in prompts]
         limit = self.world.now + 120.0
         self.world.run(until=limit, done=lambda: all(answer.ends for answer in answers))
-        return [self._checked(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        return answers
 
     def _ask(self, prompt: Sequence[int], max_tokens: int) -> Answer:
         self._num_rooms += 1

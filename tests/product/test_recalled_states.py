@@ -8,6 +8,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
@@ -49,3 +50,19 @@ def test_every_answer_is_right(prefill_ranks: int, decode_ranks: int, page_size:
     assert product.worker(PREFILL).count("bytes_sent") > 0
     assert product.worker(DECODE).count("writes_failed") == 0
     product.close()
+
+
+@pytest.mark.parametrize("damage", ["lost", "foreign"])
+def test_damage_to_the_states_of_the_tree_is_seen(damage: str) -> None:
+    product = Product(STATE_MODEL, 1, 1, setup=SETUP)
+    conversations = known_conversations(STATE_MODEL, TRAFFIC, seed=2)
+    first = [conversation.turns[0] for conversation in conversations]
+    product.serve(*(turn.tokens for turn in first), max_tokens=TRAFFIC.answer_len)
+    (executor,) = product.worker(PREFILL).computing.executors
+    for arena in executor.memory.kv.state_arenas:
+        slots = arena.bytes.view(-1, arena.page_bytes)
+        slots.copy_(slots.roll(1, 0) if damage == "foreign" else torch.zeros_like(slots))
+    answers = product.answers(*(turn.tokens for turn in first), max_tokens=TRAFFIC.answer_len)
+    assert [answer.error for answer in answers] == [None] * len(first)
+    right = sum(tuple(answer.tokens) == turn.expected for answer, turn in zip(answers, first, strict=True))
+    assert right < len(first) // 4
