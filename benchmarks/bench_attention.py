@@ -1,4 +1,5 @@
-"""Time of attention in one step (index tensors, then 12 layers), without weights: where rows differ in length.
+"""Time of attention in one step, without weights: by torch (index tensors, then 12 layers) where rows differ in length,
+then one layer by torch and by the native library, beside what this machine reads and multiplies in the same run.
 
     python benchmarks/bench_attention.py [--layers 12] [--json]
 
@@ -10,21 +11,25 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 from benchmarks.paired import Ratio, Times, take_turns
 from deltaserve.base.ids import PageId, PoolId
-from deltaserve.device.attention import Batch, Query
+from deltaserve.device.attention import Batch, Query, Shared
+from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
+from deltaserve.device.native_attention import NativeAttention, NativeCompute
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 PAGE_SIZE, SPLIT_TOKENS, LONG = 16, 256, 128 * 1024
 KV_HEADS, GROUP_SIZE, HEAD_DIM = 4, 2, 64
-ROUNDS, LONG_ROUNDS = 40, 7
+ROUNDS, LONG_ROUNDS, STEP_ROUNDS = 40, 7, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,109 @@ def measure(bench: Bench) -> list[Line]:
     return lines
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one thread can do, measured now."""
+
+    read_gb_s: float
+    gflop_s: float
+    """Of a product of two float32 matrices of 1024 x 1024."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One layer of one step."""
+
+    name: str
+    kv_heads: int
+    group_size: int
+    head_dim: int
+    queries: tuple[Query, ...]
+    common: int = 0
+    """Positions that lie on the first row's pages."""
+
+
+STEPS = (
+    Step("16 rows, 2,048 private", 4, 2, 64, tuple(Query(line, 2047, 1) for line in range(16))),
+    Step("8 rows, 8,192 shared", 2, 4, 128, tuple(Query(line, 8192 + 127, 1) for line in range(8)), 8192),
+    Step("8 rows, 8,192 private", 2, 4, 128, tuple(Query(line, 8192 + 127, 1) for line in range(8))),
+    Step("extend of 512 at 4,096", 2, 4, 128, (Query(0, 4096, 512),)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One layer by one backend: the median, and of the best time what it reads and computes."""
+
+    step: str
+    backend: str
+    ms: float
+    gb_s: float
+    """Of KV, each shared position once."""
+    gflop_s: float
+
+
+def backends_of(step: Step, dtype: DType) -> dict[str, TorchAttention | NativeAttention]:
+    """Over the same random pages."""
+    cache = CacheSpec(PAGE_SIZE, (PageGroup("kv", 1, step.kv_heads, step.head_dim, dtype),))
+    num_pages = [cache.num_pages(query.q_end) for query in step.queries]
+    pool, tables = KvPool(cache, (sum(num_pages),), torch.device("cpu")), PageTable(1, len(num_pages), max(num_pages))
+    pool.page_arenas[0].bytes.view(torch_dtype(dtype)).normal_()
+    order = torch.randperm(sum(num_pages), generator=torch.Generator().manual_seed(0)).tolist()
+    common = [PageId(page) for page in order[: step.common // PAGE_SIZE]]
+    for line, count in enumerate(num_pages):
+        own = [PageId(order.pop()) for _ in range(count - len(common))]
+        tables.write(PoolId(0), line, 0, (*common, *own))
+    heads = step.kv_heads * step.group_size
+    found: dict[str, TorchAttention | NativeAttention] = {"torch": TorchAttention(pool, tables, heads)}
+    try:
+        library = NativeLibrary()
+    except NativeUnavailable as error:
+        print(f"no native library: {error}")
+        return found
+    for instruction_set in library.instruction_sets[1:] or library.instruction_sets:
+        compute = NativeCompute(library, instruction_set)
+        found[instruction_set.name] = NativeAttention(pool, tables, heads, compute)
+    return found
+
+
+@torch.inference_mode()
+def rates(step: Step, dtype: DType) -> list[Rate]:
+    """All backends in turns."""
+    shared = (Shared(0, step.common, tuple(range(len(step.queries)))),) if step.common else ()
+    batch = Batch(step.queries, SPLIT_TOKENS, shared)
+    heads = step.kv_heads * step.group_size
+    q = torch.randn(batch.num_tokens, heads, step.head_dim).to(torch_dtype(dtype))
+    backends = backends_of(step, dtype)
+    begun = [backend.begin_step(batch)[0] for backend in backends.values()]
+    calls = [partial(attention.attend, 0, q, step.head_dim**-0.5) for attention in begun]
+    times = take_turns(calls, STEP_ROUNDS)
+    read = batch.tokens_read - max(0, len(step.queries) - 1) * step.common
+    num_bytes = 2 * read * step.kv_heads * step.head_dim * dtype.itemsize
+    seen = sum(sum(range(query.q_start + 1, query.q_end + 1)) for query in step.queries)
+    flops = 4 * seen * heads * step.head_dim
+    best = [min(taken) * 1e6 for taken in zip(*times.rounds, strict=True)]
+    return [
+        Rate(step.name, name, ms, num_bytes / ns, flops / ns)
+        for name, ms, ns in zip(backends, times.medians, best, strict=True)
+    ]
+
+
+def measure_machine() -> Machine:
+    numbers, matrix = torch.randn(64 << 20), torch.randn(1024, 1024)
+    rounds = take_turns([numbers.sum, lambda: matrix @ matrix], 5).rounds
+    read, product = (min(taken) * 1e6 for taken in zip(*rounds, strict=True))
+    return Machine(4 * numbers.numel() / read, 2 * 1024**3 / product)
+
+
+def print_rates(machine: Machine, found: dict[str, list[Rate]]) -> None:
+    print(f"this machine: {machine.read_gb_s:.1f} GB/s, {machine.gflop_s:.0f} GFLOP/s (float32)")
+    for dtype, lines in found.items():
+        for line in lines:
+            shares = f"{line.gb_s / machine.read_gb_s:5.0%} {line.gflop_s:7.1f} {line.gflop_s / machine.gflop_s:5.0%}"
+            print(f"{dtype:9} {line.step:26} {line.backend:8} {line.ms:8.2f} ms {line.gb_s:6.1f} {shares}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
@@ -95,8 +203,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = {dtype.value: measure(Bench(args.layers, dtype)) for dtype in (DType.BFLOAT16, DType.FLOAT32)}
+    machine = measure_machine()
+    steps = {
+        dtype.value: [rate for step in STEPS for rate in rates(step, dtype)]
+        for dtype in (DType.BFLOAT16, DType.FLOAT32)
+    }
     if args.json:
-        print(json.dumps({dtype: [asdict(line) for line in lines] for dtype, lines in found.items()}, indent=2))
+        told = {dtype: [asdict(line) for line in lines] for dtype, lines in found.items()}
+        rate_of = {dtype: [asdict(rate) for rate in lines] for dtype, lines in steps.items()}
+        print(json.dumps({"machine": asdict(machine), "steps": told, "layers": rate_of}, indent=2))
         return
     print(f"instruction set: {torch.backends.cpu.get_cpu_capability()}")
     print(f"{'KV':9} {'steps':50} {'ms':>26} {'ratio (minima)':>14} {'bar':>5}")
@@ -105,6 +220,7 @@ def main() -> None:
             shown = " | ".join(f"{ms:.1f}" for ms in line.ms)
             compared = "" if line.ratio is None else f"{line.ratio!s:>14} {line.bar:5.1f}"
             print(f"{dtype:9} {line.name:50} {shown:>26} {compared}")
+    print_rates(machine, steps)
 
 
 if __name__ == "__main__":

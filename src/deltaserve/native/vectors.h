@@ -20,6 +20,7 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t WordVec __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t ShortVec __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
 
@@ -108,7 +109,7 @@ DS_INLINE Vec exp2_of(Vec x) {
     p = multiply_add(p, f, all(2.4022651e-1f));
     p = multiply_add(p, f, all(6.9314718e-1f));
     p = multiply_add(p, f, all(1.f));
-    const Vec power = (Vec)(((IntVec)shifted << 23) + 0x3f800000);
+    const Vec power = (Vec)(((WordVec)shifted << 23) + 0x3f800000u);
     return x < -126.f ? Vec{} : p * power;
 }
 
@@ -129,7 +130,7 @@ struct BFloat16 {
 #elif defined(__AVX2__)
         return (Vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
 #else
-        return (Vec)(__builtin_convertvector(load_as<ShortVec>(from), IntVec) << 16);
+        return (Vec)(__builtin_convertvector(load_as<ShortVec>(from), WordVec) << 16);
 #endif
     }
 };
@@ -139,7 +140,7 @@ DS_INLINE Vec from_half_bits(IntVec bits) {
     const IntVec magnitude = bits & 0x7fff;
     const IntVec special = magnitude >= 0x7c00 ? IntVec{} + 0x7f800000 : IntVec{};
     const Vec value = (Vec)(magnitude << 13) * all(5.192296858534828e33f);  // 2^112: the exponents' biases differ by it
-    return (Vec)((IntVec)value | special | ((bits & 0x8000) << 16));
+    return (Vec)((WordVec)value | (WordVec)special | ((WordVec)(bits & 0x8000) << 16));
 }
 #endif
 
