@@ -337,8 +337,13 @@ class SimWorker(SimProcess):
         for of_rank in reports:
             self.world.trace.note(self.world.now, self.name, "hears", type(of_rank).__name__)
             for report in [of_rank] if self._group is None else self._group.reduce(rank, of_rank):
-                self.num_refuted += isinstance(report, PagesVerified) and WRONG_CONTENTS in (report.problem or "")
+                self.num_refuted += isinstance(report, PagesVerified) and self._is_refuted(report)
                 self.handle(report)
+
+    def _is_refuted(self, report: PagesVerified) -> bool:
+        """Pages of a ticket that was revoked meanwhile may be another's by now."""
+        ticket = self.instance.serving.receiver.get(report.ticket)
+        return ticket is not None and not ticket.is_revoked and WRONG_CONTENTS in (report.problem or "")
 
     def lose(self, rank: int) -> None:
         if self.is_alive:

@@ -58,7 +58,8 @@ MAX_EVENTS = 100_000
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""The same on slow networks: a request that was retracted is carried again."""
+"""The same on slow networks, where a request that was retracted is carried again, and where staging memory of a peer
+that cannot be fenced is lost, so that chunk after chunk waits for some in vain."""
 _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
@@ -264,7 +265,7 @@ class Run:
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
-        limit = self.world.now + (LIVENESS_S if self.knobs.bytes_per_s is None else SLOW_LIVENESS_S)
+        limit = self.world.now + self._liveness_s()
         self.world.run(until=self.world.now + _STRANDED_S, done=self.clients.all_over)
         self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
@@ -322,6 +323,11 @@ class Run:
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
         if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
+
+    def _liveness_s(self) -> float:
+        knobs = self.knobs
+        loses_staging = bool(knobs.shape.decode_staging_bytes) and not knobs.can_fence
+        return SLOW_LIVENESS_S if loses_staging or knobs.bytes_per_s is not None else LIVENESS_S
 
     def _check_verdicts(self) -> None:
         """I29: pages are not judged wrong while their bytes may be on their way behind what announced them."""
