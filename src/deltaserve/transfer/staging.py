@@ -78,7 +78,8 @@ SHORT_RUN_BYTES = 20 << 10
 """A descriptor costs as much as gathering and scattering so many bytes (benchmarks/bench_staging.py)."""
 ASKING_BYTES = 4 << 20
 """Asking for memory and hearing of the scatter take as long as gathering and scattering so many bytes: a short prompt
-comes sooner without (benchmarks/bench_unequal.py)."""
+comes sooner without. From before memory was asked for ahead; `benchmarks/bench_unequal.py --asking 200` takes it anew,
+on idle cores: on busy ones it found 2 to 16 ms, for each message waits for a core."""
 COUNTERS = (
     "staged_writes",
     "staged_ahead",
