@@ -112,7 +112,7 @@ def test_windows_and_states_get_what_running_requests_hold_and_full_pages_the_re
     page_bytes = 64 * 2048
     running, tail = 2 * 16 * (-(-(1023 + 512) // 64) + 1), 1024 // 64 + 1
     assert window == min(full, max(running, full * tail // (32768 // 4 // 64)))  # prefixes of 128 pages, and tails
-    assert states == min(full, 2 * 16 * 2)
+    assert states == min(full, max(4 * 16, full // (32768 // 4 // 64)))  # one for each of those prefixes
     assert config.kv_bytes == (full + 3 * window + 3 * states) * page_bytes
     assert kv_bytes_per_token(settings(), facts) == 2048
     budget = int(free_bytes * 0.4) - 200 * MIB - 16 * MIB
@@ -141,6 +141,13 @@ def test_states_take_no_more_memory_than_the_pages_beside_them() -> None:
     light_full, light_states = resolved(with_states(page_bytes)).num_pages
     assert light_states == 4 * 32, "as many as are of use"
     assert light_full > full
+
+
+def test_there_is_a_state_for_each_prefix_that_the_pages_hold() -> None:
+    """Where that is more than a few for each row: reuse ends where slots do, however many pages there are."""
+    config = resolved(with_states(64 * 2048), scheduling={"max_running_requests": 2}, model={"context_length": 4096})
+    full, states = config.num_pages
+    assert states == full // (4096 // 4 // 64) > 4 * 2
 
 
 def test_an_asked_number_of_states_is_had() -> None:

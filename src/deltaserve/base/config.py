@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
 STATES_PER_ROW = 4
-"""Slots of recurrent states for each request that runs, at most: the state that it goes on from, the one it writes, and
-as many that are kept for later ones."""
+"""Slots of recurrent states for each request that runs: the state that it goes on from, the one it writes, and as many
+that are kept for later ones."""
 USEFUL_POOL_FACTOR = 4
 """An automatic pool is not larger than this many times what the running requests can fill."""
 
@@ -178,8 +178,8 @@ class MemorySettings(Group):
     max_mamba_cache_size: Count | Auto = option(
         "auto",
         "recurrent states that there is room for; auto gives them as much memory as the pages that keep every token, "
-        f"up to {STATES_PER_ROW} for each of --max-running-requests: one goes from a state into another, the others "
-        "are kept for prompts to come",
+        f"up to {STATES_PER_ROW} for each of --max-running-requests (one goes from a state into another, the others "
+        "are kept for prompts to come), or one for each prefix of a quarter of the context that those pages hold",
         commands=COMPUTING,
         use="rare",
     )

@@ -117,7 +117,7 @@ _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
 _MEAN_SHARE = 0.25
-"""Of the longest context, the mean prefix: a guess, which only the split between FULL pages and windows goes by."""
+"""Of the longest context, the mean prefix: a guess, which only the split between FULL pages and the others goes by."""
 _PAGE_SIZE = 64
 _MANY_CORES = 4
 
@@ -153,13 +153,19 @@ class _Pools:
         together, for a prefix whose window is gone is of no use.
         """
         held = 2 * self.max_running * kept.most_pages(self.context_len, self.chunk_len, self.page_size)
-        prefix_pages = max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
         tail = kept.most_pages(self.context_len, 1, self.page_size)
-        return min(num_full, max(held, num_full * tail // prefix_pages))
+        return min(num_full, max(held, num_full * tail // self._prefix_pages))
+
+    @property
+    def _prefix_pages(self) -> int:
+        return max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
 
     def _of_states(self, num_full: int, state_bytes: int) -> int:
-        """No more memory than the FULL pages have: one state may weigh as much as the KV of thousands of tokens."""
-        most = min(num_full, STATES_PER_ROW * self.max_running)
+        """What running requests use, and at least one for each prefix of the mean length that the FULL pages hold.
+
+        No more memory than the FULL pages have: one state may weigh as much as the KV of thousands of tokens.
+        """
+        most = min(num_full, max(STATES_PER_ROW * self.max_running, num_full // self._prefix_pages))
         equal = num_full * self.facts[0].page_bytes // state_bytes
         return max(min(STATES_PER_ROW, most), min(equal, most))
 
