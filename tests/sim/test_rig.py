@@ -45,6 +45,7 @@ KEPT_SEEDS = {
     91: "pages of a ticket that had been revoked were said to be judged wrong",
     17954380080024: "staging memory of a peer that could not be fenced was lost, and every chunk waited for some",
     61000180: "padded writes to staging memory lasted longer on a slow network than anybody waits for a write",
+    867: "a reader that was stopped and went on earlier than it was to copied nothing until then",
     51006978: "requests that were retracted were carried again by a slow network for longer than the judge waited",
     4206864: "a slow network carried so many requests for longer than the judge waits",
 }

@@ -343,3 +343,13 @@ def test_a_stopped_reader_that_copies_does_so_when_it_goes_on() -> None:
     fabric.advance(5.0)
     assert receive_now(reader) == [b"landed"]
     assert reader.memory[:16] == b"x" * 16
+
+
+def test_a_stopped_reader_that_copies_may_go_on_earlier_than_it_was_to() -> None:
+    fabric, _, reader = copying_pair()
+    assert isinstance(reader.transport, LoopbackTransport)
+    reader.transport.stopped_until = 5.0
+    fabric.advance(2.0)
+    reader.transport.go_on(2.0)
+    fabric.advance(2.0)
+    assert receive_now(reader) == [b"landed"]

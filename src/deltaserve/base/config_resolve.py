@@ -255,6 +255,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
         "num_threads": resolved.num_threads,
+        "attention_backend": "native where its library is, or else torch" if resolved.device == "cpu" else "torch",
         "disaggregation_transfer_backend": resolved.transfer_backend,
         "transfer_tls": resolved.transfer_tls,
     }

@@ -424,7 +424,7 @@ def calm(knobs: Knobs) -> Knobs:
     harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))
-    return replace(knobs, shape=shape, rates={}, events=events, late_starts=False)
+    return replace(knobs, shape=shape, rates={}, events=events, late_starts=False, reader_stops=0.0)
 
 
 def _largest(chance: Chance, page_size: int) -> int:

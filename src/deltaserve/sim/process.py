@@ -251,6 +251,11 @@ class SimWorker(SimProcess):
         for rank in self.ranks:
             rank.transport.stopped_until = self.world.now + seconds
 
+    def go_on(self) -> None:
+        for rank in self.ranks:
+            rank.transport.go_on(self.world.now)
+        super().go_on()
+
     def drain(self) -> None:
         self.handle(DrainRequested())
 

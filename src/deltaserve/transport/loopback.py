@@ -230,6 +230,15 @@ class Fabric:
             if event.write.near is endpoint:
                 event.write.capture()
 
+    def hasten(self, reader: "LoopbackTransport", due: float, now: float) -> None:
+        """What waited for `due`, when the reader's process was to go on, happens now."""
+        waiting = [e for e in self._events if e.write.far.owner is reader and e.due == due > now]
+        for event in waiting:
+            self._events.remove(event)
+        heapq.heapify(self._events)
+        for event in sorted(waiting):
+            heapq.heappush(self._events, event._replace(due=now))
+
     def sever(self, owner: "LoopbackTransport", after_s: float) -> None:
         """The process of `owner` is over. What is due within `after_s` had left it and still happens; no more does."""
         last = self.now + after_s
@@ -321,6 +330,11 @@ class LoopbackTransport:
         """Called when a poll would find something."""
         self._write_ids = itertools.count(1)
         self._closed = False
+
+    def go_on(self, now: float) -> None:
+        """Its process does, perhaps earlier than it was to."""
+        until, self.stopped_until = self.stopped_until, min(self.stopped_until, now)
+        self._fabric.hasten(self, until, now)
 
     @property
     def name(self) -> str:
