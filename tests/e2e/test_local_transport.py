@@ -66,10 +66,14 @@ def test_a_worker_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Se
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
 
 
-def test_two_ranks_write_to_one_by_way_of_staging_memory(tmp_path: Path) -> None:
+def test_two_ranks_write_to_one_by_way_of_staging_memory() -> None:
     flags = ("--page-size", str(PAGE), "--prefill-tp-size", "2", "--staging", "on", "--num-pages", "512")
     asked = ask_about(3, 2, 16, seed=1)
-    with serving(tmp_path, RECALL_MODEL, *BACKEND, *flags) as server, ThreadPoolExecutor(4) as pool:
+    with (
+        TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as folder,
+        serving(Path(folder), RECALL_MODEL, *BACKEND, *flags) as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
         answers = pool.map(lambda one: server.complete(one.prompt, len(one.answer)).tokens, asked)
         assert list(answers) == [one.answer for one in asked]
         (log,) = server.folder.glob("deltaserve-*/prefill-0.log")
