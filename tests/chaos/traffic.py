@@ -6,6 +6,7 @@ model itself reads wrongly is found out in the calm before the storm and not ask
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +23,7 @@ QUESTIONS_PER_DOCUMENT = 3
 SHAPES = (DocumentShape(120, 240), DocumentShape(96, 48), DocumentShape(64), DocumentShape(32))
 ANSWER_LEN = 64
 LATE_S = 1.0
-"""How long after its deadline an answer may come."""
+"""How long after its deadline an answer may come, where every process that has work has a core."""
 REFUSALS = {
     429: {"overloaded", "rate_limited"},
     502: {"transfer_failed"},
@@ -32,6 +33,11 @@ REFUSALS = {
 """What a client may be told when processes die and links break, status |-> codes. Never 500, never a wrong answer."""
 _READ_S = 60.0
 _PATH = "/v1/completions"
+
+
+def _patience_s() -> float:
+    """On a busy machine all turns come later, the front's more than ours: it computes more."""
+    return LATE_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,7 @@ class Clients:
     def _on_time(self, began: float, deadline_s: float) -> None:
         late_s = time.monotonic() - began - deadline_s
         self.tally.worst_late_s = max(self.tally.worst_late_s, late_s)
-        if late_s > LATE_S + self._lag_s(began):
+        if late_s > _patience_s() + self._lag_s(began):
             raise Broken(f"answered {late_s:.2f} s after its deadline of {deadline_s:.1f} s")
 
     def _judge(self, kind: str, question: Question, num_tokens: int, reply: Reply) -> bool:
