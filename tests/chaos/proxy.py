@@ -45,28 +45,31 @@ class Proxy:
         self._draw = draw
         self._links: list[_Link] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
 
     async def open(self) -> int:
         """Listen; the port."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
         return self.port
 
     @property
     def port(self) -> int:
         """Precondition: it is open."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self._listener is not None
+        return int(self._listener.getsockname()[1])
 
     async def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
+        """No connection outlives it."""
+        assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         self.cut()
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the next turn of the loop
 
     def cut(self) -> int:
         """Reset all connections on both sides; how many there were."""
@@ -82,20 +85,37 @@ class Proxy:
         self._links.pop(self._draw.randrange(len(self._links))).reset()
         return 1
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(_Side(reader, writer)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, near: "_Side") -> None:
-        if self.weather.refuses:
-            near.reset()
+    def _accept(self, listener: socket.socket) -> None:
+        """Of our own, not `asyncio.start_server`: that loses a connection which it has accepted and not yet told of
+        when it is closed."""
+        try:
+            peer, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
             return
+        if self.weather.refuses:
+            _reset(peer)
+            return
+        task = asyncio.create_task(self._serve(peer))
+        self._tasks.add(task)
+
+        def end(ended: asyncio.Task[None]) -> None:  # a task that is cancelled before its first step runs nothing
+            self._tasks.discard(ended)
+            _reset(peer)
+
+        task.add_done_callback(end)
+
+    async def _serve(self, peer: socket.socket) -> None:
         try:
             far = _Side(*await asyncio.open_connection("127.0.0.1", self._target_port))
         except OSError:  # the worker is not there
-            near.reset()
             return
+        try:
+            await self._join(_Side(*await asyncio.open_connection(sock=peer)), far)
+        finally:
+            far.reset()
+
+    async def _join(self, near: "_Side", far: "_Side") -> None:
+        """Until one of them is reset; then both are."""
         link = _Link(near, far)
         self._links.append(link)
         try:
@@ -127,6 +147,13 @@ class Proxy:
         changed = bytearray(data)
         changed[self._draw.randrange(len(data))] ^= 1 << self._draw.randrange(8)
         return bytes(changed)
+
+
+def _reset(peer: socket.socket) -> None:
+    """Nothing when it is closed already."""
+    if peer.fileno() >= 0:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        peer.close()
 
 
 @dataclass(frozen=True, slots=True)

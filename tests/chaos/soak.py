@@ -28,7 +28,7 @@ import httpx
 from tests.chaos.cluster import MODEL, Cluster, held, running, wait_ready
 from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
-from tests.chaos.watch import Counts, Growth, Lag, Memory, settled_counts
+from tests.chaos.watch import Counts, Growth, Lag, Memory, counts_again, difference, settled_counts
 
 NUM_USERS = 10
 NUM_CANARIES = 48
@@ -42,6 +42,8 @@ MAX_GROWTH_MIB = 64.0
 _HUNG_S = 20.0
 """Beyond deadline and patience: a request that takes it will never be answered."""
 ROLES_WITHIN_S = 30.0
+HUNG_UP_WITHIN_S = 60.0
+"""A worker that took up another role keeps the links of the former one for 60 heartbeats, to say farewell."""
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
@@ -75,9 +77,7 @@ class Report:
             "  resident memory: "
             + ", ".join(f"{n} {g.mib_per_min:+.2f} MiB/min, {g.mib:+.1f} MiB in all" for n, g in self.growth.items()),
             "  descriptors/threads: "
-            + ", ".join(
-                f"{n} {a.descriptors}/{a.threads} -> {b.descriptors}/{b.threads}" for n, (a, b) in self.counts.items()
-            ),
+            + ", ".join(f"{n} {before} -> {after}" for n, (before, after) in self.counts.items()),
         ]
         return "\n".join(lines)
 
@@ -117,7 +117,8 @@ class Run:
                 await self._restore_roles()
                 await self._canaries()
                 await self._wait_quiet()
-        report.counts = {name: (before[name], await settled_counts(pid)) for name, pid in survivors.items()}
+        for name, pid in survivors.items():
+            report.counts[name] = before[name], await counts_again(pid, before[name], HUNG_UP_WITHIN_S)
         report.growth = memory.growth(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report
@@ -284,7 +285,7 @@ def max_slope(storm_s: float) -> float:
 def assert_kept(report: Report) -> None:
     """What can only be judged in the end."""
     for name, (before, after) in report.counts.items():
-        assert after == before, f"{name}: {before} became {after}"
+        assert after == before, f"{name}: {before} became {after}\n{difference(before, after)}"
     for name, growth in report.growth.items():
         assert growth.mib_per_min < max_slope(report.storm_s), f"{name} grows by {growth.mib_per_min:.2f} MiB a minute"
         assert growth.mib < MAX_GROWTH_MIB, f"{name} grew by {growth.mib:.0f} MiB"

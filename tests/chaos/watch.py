@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,10 +25,32 @@ class Counts:
 
     descriptors: int
     threads: int
+    files: tuple[str, ...] = field(default=(), compare=False)
+    """What the descriptors are, for a failure's reader."""
+
+    def __str__(self) -> str:
+        return f"{self.descriptors}/{self.threads}"
 
 
 def counts_of(pid: int) -> Counts:
-    return Counts(*(sum(1 for _ in Path(f"/proc/{pid}/{kind}").iterdir()) for kind in ("fd", "task")))
+    files = tuple(sorted(_files_of(pid)))
+    return Counts(len(files), sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()), files)
+
+
+def _files_of(pid: int) -> Iterator[str]:
+    """Sockets by their addresses and state."""
+    sockets = {s.fd: f"{s.laddr} -> {s.raddr} {s.status}" for s in psutil.Process(pid).net_connections(kind="all")}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield sockets.get(int(path.name)) or str(path.readlink()).split(":[")[0]
+
+
+async def counts_again(pid: int, before: Counts, within_s: float) -> Counts:
+    """As soon as they are those of before, or when that takes too long."""
+    deadline = time.monotonic() + within_s
+    while (after := await settled_counts(pid)) != before and time.monotonic() < deadline:
+        pass
+    return after
 
 
 async def settled_counts(pid: int) -> Counts:
@@ -36,7 +60,16 @@ async def settled_counts(pid: int) -> Counts:
     for _ in range(_NUM_COUNTS):
         await asyncio.sleep(_COUNT_S)
         seen.append(counts_of(pid))
-    return Counts(min(c.descriptors for c in seen), min(c.threads for c in seen))
+    fewest = min(seen, key=lambda counts: counts.descriptors)
+    return replace(fewest, threads=min(c.threads for c in seen))
+
+
+def difference(before: Counts, after: Counts) -> str:
+    """Which files came and went."""
+    gone, come = Counter(before.files) - Counter(after.files), Counter(after.files) - Counter(before.files)
+    return "\n".join(
+        (*(f"- {n} x {file}" for file, n in gone.items()), *(f"+ {n} x {file}" for file, n in come.items()))
+    )
 
 
 @dataclass(frozen=True, slots=True)

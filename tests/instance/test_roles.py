@@ -67,6 +67,17 @@ def test_there_and_back_again_leaves_no_endpoint_and_no_connection_behind() -> N
     assert duo.worker(SECOND).transport._endpoints.keys() == prefills, "not ready for the first request"
 
 
+def test_links_of_an_engine_before_the_last_one_are_hung_up_too() -> None:
+    """An engine may be over before it was done with saying farewell for the one before it."""
+    duo = reported(Duo(Shape(num_prefill=2, num_decode=2)))
+    other = PeerName("prefill-1")
+    for name, role in ((SECOND, Role.PREFILL), (other, Role.DECODE), (SECOND, Role.DECODE)):
+        change(duo, name, role)
+        settle_as(duo, name, role)
+    duo.run(60.0)
+    assert set(duo.worker(SECOND).dialled) == {PREFILL}
+
+
 def test_a_decode_worker_becomes_prefill_and_its_tree_is_hit_there() -> None:
     duo = trio()
     name = fill(duo)

@@ -78,7 +78,6 @@ def test_asking_again_changes_nothing() -> None:
     assert ring.ask("a", 3 * UNIT, 1.0) == first
     assert ring.ask("b", 3 * UNIT, 1.0) is None
     assert ring.ask("b", 3 * UNIT, 9.0) is None
-    assert ring.next_deadline == 1.0 + PATIENCE_S
     ring.give_back("a")
     assert len(ring.admit(9.0)) == 1
     assert ring.admit(9.0) == []
@@ -94,6 +93,27 @@ def test_each_is_given_back_once() -> None:
         with pytest.raises(StateError, match=owner):
             ring.give_back(owner)
     assert ring.num_waiting == ring.num_leased_bytes == 0
+
+
+def test_behind_a_lost_lease_nothing_is_waited_for_in_vain() -> None:
+    ring = ring_of(10)
+    for owner in "abc":
+        leased(ring, owner, 3)
+    assert ring.ask("waits", 4 * UNIT, 0.0) is None
+    assert ring.ask("small", 3 * UNIT, 0.0) is None
+    assert ring.give_up(0.0) == []
+    ring.lose("b")  # 3..6 for ever: in the next round 0..3 may be used once more, when "a" is back
+    assert [(over.owner, "cannot be fenced" in over.reason) for over in ring.give_up(0.0)] == [("waits", True)]
+    with pytest.raises(StagingTooSmall, match="cannot be fenced"):
+        ring.ask("later", 4 * UNIT, 0.0)
+    ring.give_back("a")
+    ring.give_back("c")
+    assert ring.admit(0.0) == [("small", RingLease(1, 0, 3 * UNIT))]
+    ring.give_back("small")
+    with pytest.raises(StagingTooSmall, match="cannot be fenced"):
+        ring.ask("later", UNIT, 0.0)
+    with pytest.raises(StateError, match="later"):
+        ring.lose("later")
 
 
 def test_sizes_are_rounded_to_whole_elements() -> None:

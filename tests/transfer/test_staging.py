@@ -29,7 +29,7 @@ from deltaserve.transfer.commands import (
     VerifyPages,
 )
 from deltaserve.transfer.coverage import Coverage, Landing
-from deltaserve.transfer.ring import RingLease
+from deltaserve.transfer.ring import ALIGNMENT, RingLease, StagingTooSmall
 from deltaserve.transfer.staged_grants import PlanVerdict, StagedGrants
 from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
 from deltaserve.transport.base import FenceResult
@@ -252,6 +252,34 @@ def test_who_waits_for_memory_to_send_is_forgotten_where_no_fence_is_possible() 
     assert writer.sending.num_waiting == 0
     for _ in range(250):
         scene.turn()
+
+
+def test_memory_that_a_peer_may_write_for_ever_lets_nobody_wait() -> None:
+    """Seed 70005834: chunk after chunk waited out its patience for what was lost with a peer of old."""
+    scene = StagedScene(1, 2)
+    reader = next(scene.reader.staged())
+    scene.fabric.policy = lambda posted: Fate(notified_s=None if posted.src == D else 0.0)  # no answer arrives
+    say(scene, StageAsk(write=76, num_bytes=reader.receiving.num_bytes))
+    assert reader.receiving.num_leased_bytes == reader.receiving.num_bytes
+    for transport in scene.reader.transports:
+        transport.fence_result = FenceResult.IMPOSSIBLE
+    scene.reader_does(FencePeer(P))
+    with pytest.raises(StagingTooSmall, match="cannot be fenced"):
+        reader.receiving.ask("another", ALIGNMENT, 0.0)  # type: ignore[arg-type]
+
+
+def test_a_buffer_that_cannot_be_fenced_lets_no_other_write_wait() -> None:
+    scene = StagedScene(1, 2)
+    (writer,) = scene.writer.staged()
+    fill(scene)
+    scene.fabric.policy = lambda posted: Fate(notified_s=None)
+    scene.writer_does(OpenGate(D, TICKET))
+    scene.post(0, 0, SRC[:2], DST[:2])
+    assert writer.sending.num_leased_bytes > 0
+    scene.writer.transports[0].fence_result = FenceResult.IMPOSSIBLE
+    scene.writer_does(FencePeer(D))
+    with pytest.raises(StagingTooSmall, match="cannot be fenced"):
+        writer.sending.ask("another", writer.sending.num_bytes, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_lease_that_nobody_needs_is_told_again_until_it_comes_back() -> None:

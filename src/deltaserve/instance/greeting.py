@@ -114,7 +114,7 @@ class Greeter:
         """Who knew the engine before this one |-> their boot."""
         self._num_farewells = 0
         self._hang_up_later: list[PeerName] = []
-        """Whom that engine had dialled: over these links they hear of its end."""
+        """Whom that engine, or one before it, had dialled: over these links they hear of its end."""
         self._num_fencing = 0
         """Fences that were asked for and are not there yet."""
         self.refusals: dict[PeerName, Refusal] = {}
@@ -330,7 +330,7 @@ class Greeter:
     def succeed(self, former: "Greeter") -> None:
         """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
         self._farewells = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
-        self._hang_up_later = list(former._dialled)
+        self._hang_up_later = [*former._hang_up_later, *former._dialled]
         self._say_farewell()
 
     def _say_farewell(self) -> None:

@@ -9,14 +9,18 @@ from deltaserve.sim.clients import Asked
 
 PATIENCE_S = 4.0
 """Of a request that neither its workers nor its front hold up."""
+PATIENCE_FENCES = 3
+"""So many fences of the sick process besides: a transfer thread moves no pages meanwhile, and each new trouble of that
+process may take one (seed 70004779)."""
 
 
 class LivenessWatch:
     """Looks at all requests now and then."""
 
-    def __init__(self, sick: PeerName) -> None:
-        """`sick`: the only process that anything befalls."""
+    def __init__(self, sick: PeerName, fence_s: float) -> None:
+        """`sick`: the only process that anything befalls. `fence_s`: how long it takes to fence it."""
         self._sick = sick
+        self._patience_s = PATIENCE_S + PATIENCE_FENCES * fence_s
         self._since: dict[Room, tuple[Placement | None, float]] = {}
         """Room |-> where it is, and since when."""
         self.longest_s = 0.0
@@ -34,6 +38,6 @@ class LivenessWatch:
             if placement is None or placement != known or self._sick in (*placement.workers, one.front.name):
                 continue
             self.longest_s = max(self.longest_s, now - since)
-            if now - since > PATIENCE_S:
+            if now - since > self._patience_s:
                 waits = f"{one.name} waits for {now - since:.1f} s"
                 raise IntegrityError(f"I26: {waits} on {', '.join(placement.workers)}, which are well")

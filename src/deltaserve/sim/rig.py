@@ -58,8 +58,7 @@ MAX_EVENTS = 100_000
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""The same on slow networks, where a request that was retracted is carried again, and where staging memory of a peer
-that cannot be fenced is lost, so that chunk after chunk waits for some in vain."""
+"""The same on slow networks, where a request that was retracted is carried again."""
 _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
@@ -162,7 +161,7 @@ class Run:
         if knobs.sick is not None:
             self._links.sick = self._writes.sick = knobs.sick
             self._disorder.confine(knobs.sick)
-            self._progress = LivenessWatch(knobs.sick)
+            self._progress = LivenessWatch(knobs.sick, knobs.fence_s)
         self._lives: Counter[PeerName] = Counter()
         self._reader_stops, self._reader_stop_rate = Chance(seed, "stopped readers"), knobs.reader_stops
         self._comebacks = Chance(seed, "misfits")
@@ -325,9 +324,7 @@ class Run:
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
-        knobs = self.knobs
-        loses_staging = bool(knobs.shape.decode_staging_bytes) and not knobs.can_fence
-        return SLOW_LIVENESS_S if loses_staging or knobs.bytes_per_s is not None else LIVENESS_S
+        return LIVENESS_S if self.knobs.bytes_per_s is None else SLOW_LIVENESS_S
 
     def _check_verdicts(self) -> None:
         """I29: pages are not judged wrong while their bytes may be on their way behind what announced them."""

@@ -13,6 +13,9 @@ below the mark is over: a peer that was told the mark must not write by it any m
 Who finds no room waits. Later ones that fit pass it, until it has waited half of its patience; then nobody does. At
 the end of its patience it is given up, with a reason in words, and counted: nothing waits for ever, and nothing in
 silence. An ask that is repeated changes nothing. Time is handed in.
+
+A lease of a peer that cannot be fenced is lost: bytes may come by it for ever. Nothing is cut behind it further than
+one round, so after that much use the ring is used up, and who asks is refused at once instead of waiting in vain.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -30,7 +33,7 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 
 class StagingTooSmall(DeltaserveError):
-    """What was asked for is larger than the ring: no waiting helps. The message names the setting."""
+    """What was asked for does not fit the ring, or what is left of it: no waiting helps. The message says why."""
 
 
 class RingPosition(NamedTuple):
@@ -81,6 +84,8 @@ class StagingRing(Generic[Owner]):
         self._returned: set[RingLease] = set()
         """Of these ranges, those that were given back."""
         self._waiting: OrderedDict[Owner, _Waiting] = OrderedDict()
+        self._lost: RingLease | None = None
+        """The oldest lease that will never be given back."""
         self._head = RingPosition(0, 0)
         """Where the next lease starts, if it fits before the end."""
         self.counters: Counter[str] = Counter()
@@ -103,6 +108,9 @@ class StagingRing(Generic[Owner]):
             raise StagingTooSmall(
                 f"{size} bytes do not fit the staging ring of {self.num_bytes}: raise {self._setting} to as much"
             )
+        if self._is_hopeless(size):
+            self.counters["refused"] += 1
+            raise StagingTooSmall(self._why_hopeless(size))
         lease = None if self._is_barred(now) else self._cut(owner, size)
         if lease is None:
             self._waiting[owner] = _Waiting(size, now)
@@ -133,18 +141,13 @@ class StagingRing(Generic[Owner]):
         return admitted
 
     def give_up(self, now: float) -> list[WaitOver[Owner]]:
-        """End the waits that took too long, and say what was in the way. To be called before `admit`'s next turn."""
-        late = [(owner, w) for owner, w in self._waiting.items() if now >= w.since + self._patience_s]
+        """End the waits that took too long or wait for nothing, and say what was in the way. To be called before
+        `admit`'s next turn."""
+        late = [(owner, w) for owner, w in self._waiting.items() if self._is_over(w, now)]
         for owner, _ in late:
             del self._waiting[owner]
             self.counters["given_up"] += 1
         return [WaitOver(owner, self._reason(wait, now)) for owner, wait in late]
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When `give_up` has something to do, at the earliest."""
-        first = next(iter(self._waiting.values()), None)
-        return None if first is None else first.since + self._patience_s
 
     def _is_barred(self, now: float) -> bool:
         """Somebody has waited so long that nobody passes any more."""
@@ -154,26 +157,45 @@ class StagingRing(Generic[Owner]):
     def _is_impatient(self, wait: _Waiting, now: float) -> bool:
         return now >= wait.since + self._patience_s / 2
 
+    def _is_over(self, wait: _Waiting, now: float) -> bool:
+        return now >= wait.since + self._patience_s or self._is_hopeless(wait.num_bytes)
+
+    def _is_hopeless(self, num_bytes: int) -> bool:
+        """Even when all that can be given back is: the head never moves back, nor do leases that are lost."""
+        return self._lost is not None and self._reaches_into(self._next(num_bytes), self._lost)
+
+    def _why_hopeless(self, num_bytes: int) -> str:
+        return (
+            f"no {num_bytes} bytes are left of the staging ring: a peer that cannot be fenced may write there for ever"
+        )
+
     def _reason(self, wait: _Waiting, now: float) -> str:
+        if self._is_hopeless(wait.num_bytes):
+            return self._why_hopeless(wait.num_bytes)
         return (
             f"waited {now - wait.since:.1f} s for {wait.num_bytes} bytes of the staging ring of {self.num_bytes}: "
             f"{len(self._live)} leases hold {self.num_leased_bytes} of them; raise {self._setting}"
         )
 
     def _cut(self, owner: Owner, num_bytes: int) -> RingLease | None:
-        start = self._head
-        if num_bytes > self.num_bytes:
-            return None
-        if start.offset + num_bytes > self.num_bytes:
-            start = RingPosition(start.round + 1, 0)
-        lease = RingLease(start.round, start.offset, num_bytes)
-        if self._ranges and self._span(lease)[1] > self._span(self._ranges[0])[0] + self.num_bytes:
+        lease = self._next(num_bytes)
+        if num_bytes > self.num_bytes or (self._ranges and self._reaches_into(lease, self._ranges[0])):
             return None
         self._ranges.append(lease)
         self._live[owner] = lease
-        self._head = RingPosition(start.round, start.offset + num_bytes)
+        self._head = RingPosition(lease.round, lease.offset + num_bytes)
         self.counters["leased"] += 1
         return lease
+
+    def _next(self, num_bytes: int) -> RingLease:
+        """What would be cut now."""
+        start = self._head
+        if start.offset + num_bytes > self.num_bytes:
+            start = RingPosition(start.round + 1, 0)
+        return RingLease(start.round, start.offset, num_bytes)
+
+    def _reaches_into(self, lease: RingLease, older: RingLease) -> bool:
+        return self._span(lease)[1] > self._span(older)[0] + self.num_bytes
 
     # ------------------------------------------------------------ giving back
 
@@ -187,6 +209,13 @@ class StagingRing(Generic[Owner]):
         self._returned.add(lease)
         while self._ranges and self._ranges[0] in self._returned:
             self._returned.discard(self._ranges.popleft())
+
+    def lose(self, owner: Owner) -> None:
+        """The owner's lease will never be given back. Raises StateError if it has none."""
+        lease = self._live.get(owner)
+        if lease is None:
+            raise StateError(f"staging ring: {owner!r} has no lease to lose")
+        self._lost = min(lease, self._lost or lease)
 
     # ------------------------------------------------------------ views
 

@@ -423,9 +423,15 @@ class StagedTransport:
             del self._outgoing[outgoing.write]
             if result is FenceResult.CLOSED or self.sending.is_waiting(outgoing.write):
                 self._free_buffer(outgoing)
-        leases = self.receiving if result is FenceResult.CLOSED else ()
-        for key in [key for key in (*leases, *self.receiving.waiting()) if key.sender.peer == peer]:
+            elif self.sending.lease_of(outgoing.write) is not None:
+                self.sending.lose(outgoing.write)
+        for key in [key for key in self.receiving.waiting() if key.sender.peer == peer]:
             self.receiving.give_back(key)
+        for key in [key for key in self.receiving if key.sender.peer == peer]:
+            if result is FenceResult.CLOSED:
+                self.receiving.give_back(key)
+            else:
+                self.receiving.lose(key)
         return result
 
     def close(self) -> None:
