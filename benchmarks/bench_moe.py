@@ -16,6 +16,7 @@ from benchmarks.paired import take_turns
 from deltaserve.models.model_spec import MoeSpec, RouterKind
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.packing import pack
+from deltaserve.models.step_ops import TorchOps
 from deltaserve.models.weights import MoeWeights
 
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
@@ -44,7 +45,7 @@ def measure(num_experts: int, dtype: torch.dtype) -> None:
     print(f"{dtype}: plain {drawn - before:.0f} MiB, packed {resident_mib() - drawn:.0f} MiB")
     for num_tokens in TOKENS:
         x = torch.randn(num_tokens, HIDDEN).to(dtype)
-        times = take_turns([partial(moe_mlp, x, weights, spec) for weights in (plain, packed)], ROUNDS)
+        times = take_turns([partial(moe_mlp, x, weights, spec, TorchOps()) for weights in (plain, packed)], ROUNDS)
         print(
             f"{num_tokens:5} tokens | {' | '.join(f'{ms:6.1f}' for ms in times.medians)} ms | {times.ratio([0], [1])}"
         )

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import gated
-from deltaserve.models.model_spec import MoeSpec, RouterKind
+from deltaserve.models.model_spec import Activation, MoeSpec, RouterKind
 from deltaserve.models.moe import moe_mlp, route
 from deltaserve.models.packing import pack
+from deltaserve.models.step_ops import TorchOps
 from deltaserve.models.weights import MoeWeights
 
 SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True)
+OPS = TorchOps()
 
 
 def random_weights(hidden: int, dtype: torch.dtype = torch.bfloat16) -> MoeWeights:
@@ -33,11 +34,11 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
     weights = random_weights(hidden)
     x = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     experts, gains = route(x, weights, SPEC)
-    got = moe_mlp(x, weights, SPEC)
+    got = moe_mlp(x, weights, SPEC, OPS)
     for token in range(5):
         total = torch.zeros(hidden, dtype=torch.float64)
         for expert, gain in zip(experts[token].tolist(), gains[token].tolist(), strict=True):
-            inner = gated(functional.linear(x[token : token + 1], weights.gate_up[expert]))
+            inner = OPS.gated(functional.linear(x[token : token + 1], weights.gate_up[expert]), Activation.SILU)
             total += gain * functional.linear(inner, weights.down[expert])[0].double()
         torch.testing.assert_close(got[token].double(), total, rtol=2**-8, atol=2**-9)
 
@@ -45,7 +46,7 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
 @torch.inference_mode()
 def test_equal_tokens_get_equal_bits() -> None:
     x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).repeat(16, 1)
-    got = moe_mlp(x, random_weights(48), SPEC)
+    got = moe_mlp(x, random_weights(48), SPEC, OPS)
     assert torch.equal(got, got[:1].repeat(16, 1))
 
 
@@ -57,7 +58,7 @@ def test_packed_experts_compute_the_same(num_tokens: int, dtype: torch.dtype) ->
     plain = random_weights(48, dtype)
     packed = replace(plain, gate_up=tuple(map(pack, plain.gate_up)), down=tuple(map(pack, plain.down)))
     x = torch.randn(num_tokens, 48, generator=torch.Generator().manual_seed(3)).to(dtype)
-    torch.testing.assert_close(moe_mlp(x, packed, SPEC), moe_mlp(x, plain, SPEC))
+    torch.testing.assert_close(moe_mlp(x, packed, SPEC, OPS), moe_mlp(x, plain, SPEC, OPS))
 
 
 @torch.inference_mode()

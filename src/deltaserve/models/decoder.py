@@ -15,11 +15,12 @@ from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import ALONE, Collective
 from deltaserve.models.delta_net import StepTokens, mix_tokens
 from deltaserve.models.gqa import attend, project
-from deltaserve.models.layers import Projected, dense_mlp, product, rms_norm
+from deltaserve.models.layers import Projected, dense_mlp, product
 from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
 from deltaserve.models.rope import Rope
+from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import (
     AttentionWeights,
     DecoderWeights,
@@ -51,21 +52,25 @@ class _Layer:
     """Within that group; of a recurrent layer, among those."""
     rope: int
     """Of the distinct ones."""
+    next_norm: Tensor
+    """Of what it leaves: the next layer's, or the last one of all."""
 
 
 class Decoder:
     """Packed batches: a step is a flat list of tokens of all rows, one after the other; no padding."""
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights, collective: Collective = ALONE) -> None:
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: StepOps, collective: Collective = ALONE) -> None:
         """`spec`: of the whole model; `weights`: of this rank."""
         self.spec = spec
         self.local = spec.local(collective.shard)
         self._weights = weights
+        self._ops = ops
         self._collective = collective
         ropes = dict.fromkeys(layer.rope for layer in spec.layers)
         self._ropes = tuple(Rope(rope, weights.embedding.device) for rope in ropes)
+        norms = [*(held.attention_norm for held in weights.layers[1:]), weights.norm]
         self._layers = tuple(
-            _Layer(held, *spec.place(index), rope=list(ropes).index(layer.rope))
+            _Layer(held, *spec.place(index), rope=list(ropes).index(layer.rope), next_norm=norms[index])
             for index, (held, layer) in enumerate(zip(weights.layers, spec.layers, strict=True))
         )
 
@@ -86,21 +91,20 @@ class Decoder:
         `attention` holds one StepAttention per page group of the model's CacheSpec, `states` one StepStates per state
         group.
         """
-        weights, eps, add_up = self._weights, self.spec.norm_eps, self._collective.all_reduce
+        ops, eps, add_up = self._ops, self.spec.norm_eps, self._collective.all_reduce
         x = self._embed(tokens)  # [T, hidden]
+        normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
         turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
         step = StepTokens.of(states, x.device) if states else None
         for layer in self._layers:
             held, index = layer.weights, layer.index
             is_cut = last is not None and layer is self._layers[-1]
-            normed = rms_norm(x, held.attention_norm, eps)
             if isinstance(held.attention, DeltaWeights):
                 added = add_up(self._mix(normed, held.attention, step, index))
                 if last is not None and is_cut:
                     x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
                     if not last.attention:
                         return x  # nobody reads any of them
-                x = _plus(x, added, held.after_attention, eps)
             else:
                 projected = self._project(normed, held.attention, turns[layer.rope])
                 attention[layer.group].write_kv(index, *projected.planes)
@@ -109,14 +113,11 @@ class Decoder:
                     x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
                     if not reading:
                         return x  # nobody reads any of them
-                x = _plus(
-                    x,
-                    add_up(self._attend(projected, held.attention, reading[layer.group], index)),
-                    held.after_attention,
-                    eps,
-                )
-            x = _plus(x, add_up(self._mlp(rms_norm(x, held.mlp_norm, eps), held.mlp)), held.after_mlp, eps)
-        return rms_norm(x, weights.norm, eps)
+                added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
+            x, normed = ops.add_norm(x, added, held.after_attention, held.mlp_norm, eps)
+            added = add_up(self._mlp(normed, held.mlp))
+            x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary on every rank"""
@@ -145,8 +146,8 @@ class Decoder:
 
     def _project(self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]) -> Projected:
         if isinstance(weights, MlaWeights):
-            return project_latents(x, weights, self.local, rope)
-        return project(x, weights, self.local, rope, self._collective)
+            return project_latents(x, weights, self.local, rope, self._ops)
+        return project(x, weights, self.local, rope, self._collective, self._ops)
 
     def _attend(
         self, projected: Projected, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
@@ -159,10 +160,6 @@ class Decoder:
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         """This rank's part of a sum."""
         if isinstance(weights, DenseWeights):
-            return dense_mlp(x, weights, self.spec.activation)
+            return dense_mlp(x, weights, self._ops, self.spec.activation)
         assert self.local.moe is not None
-        return moe_mlp(x, weights, self.local.moe)
-
-
-def _plus(x: Tensor, added: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-    return x + (added if norm is None else rms_norm(added, norm, eps))
+        return moe_mlp(x, weights, self.local.moe, self._ops)

@@ -8,7 +8,7 @@ from deltaserve.device.attention import StepAttention
 from deltaserve.models.collective import Collective
 from deltaserve.models.layers import Projected, linear
 from deltaserve.models.model_spec import ModelSpec, QkNorm
-from deltaserve.models.rope import rotate
+from deltaserve.models.step_ops import HeadNorm, StepOps
 from deltaserve.models.weights import AttentionWeights
 
 
@@ -18,23 +18,23 @@ def project(
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
     collective: Collective,
+    ops: StepOps,
 ) -> Projected:
     """Queries, keys and values [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     num_gates = heads if spec.output_gate else 0
     rows = linear(x, weights.qkv).view(x.shape[0], num_gates + heads + 2 * kv_heads, spec.head_dim)
     gate, qk, v = torch.split(rows, [num_gates, heads + kv_heads, kv_heads], 1)
-    if weights.qk_norm is not None:
-        wide = qk.to(weights.qk_norm.dtype)
-        qk = (_normalised(wide, spec, collective) * weights.qk_norm).to(x.dtype)
-    qk = rotate(qk, *rope)
+    norm = None if weights.qk_norm is None else HeadNorm(weights.qk_norm, spec.norm_eps)
+    if norm is not None and spec.qk_norm is not QkNorm.HEAD:
+        wide = qk.to(norm.weight.dtype)
+        qk, norm = (_normalised(wide, spec, collective) * norm.weight).to(x.dtype), None
+    qk = ops.turned(qk, norm, rope)
     return Projected(qk[:, :heads], (qk[:, heads:], v), gate if num_gates else None)
 
 
 def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
-    """qk [T, Hq + Hkv, D], still without the weights of the norm"""
-    if spec.qk_norm is QkNorm.HEAD:
-        return functional.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps)
+    """qk [T, Hq + Hkv, D], over all heads of queries and all of keys, still without the weights of the norm"""
     parts = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
     if collective.shard.size == 1:
         return torch.cat([functional.rms_norm(part, part.shape[1:], None, spec.norm_eps) for part in parts], 1)

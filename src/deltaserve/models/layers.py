@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.model_spec import Activation, ClampedGlu
+from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DenseWeights, Linear
 
 
@@ -50,21 +51,6 @@ def packed_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last axis; statistics in float32, and all of it where the weight is float32."""
-    if x.dtype == weight.dtype:
-        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-    return functional.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
-
-
-def gated(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
-    """[T, 2 I] -> activation(gate) * up, [T, I]"""
-    gate, up = gate_up.chunk(2, -1)
-    if activation is Activation.SILU:
-        return functional.silu(gate).mul_(up)
-    return functional.gelu(gate, approximate="tanh").mul_(up)
-
-
 def clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
     """[T, 2 I], gate and up of a channel side by side -> [T, I]"""
     gate = gate_up[..., 0::2].clamp(max=spec.limit)
@@ -72,6 +58,6 @@ def clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
     return (gate * torch.sigmoid(gate * spec.alpha)).mul_(up.add_(1.0))
 
 
-def dense_mlp(x: Tensor, weights: DenseWeights, activation: Activation = Activation.SILU) -> Tensor:
+def dense_mlp(x: Tensor, weights: DenseWeights, ops: StepOps, activation: Activation = Activation.SILU) -> Tensor:
     """x [T, hidden] -> [T, hidden]"""
-    return linear(gated(linear(x, weights.gate_up), activation), weights.down)
+    return linear(ops.gated(linear(x, weights.gate_up), activation), weights.down)

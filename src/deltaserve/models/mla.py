@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
-from deltaserve.models.layers import Projected, linear, rms_norm
+from deltaserve.models.layers import Projected, linear
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.rope import halves_apart, rotate
+from deltaserve.models.rope import halves_apart
+from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import MlaWeights
 
 _NORM_EPS = 1e-6
@@ -21,20 +22,21 @@ def project_latents(
     weights: MlaWeights,
     spec: ModelSpec,
     rope: tuple[Tensor, Tensor],  # cos, signed sin [T, 1, R]
+    ops: StepOps,
 ) -> Projected:
     """Queries [T, Hq, Rkv + R]; kept is [T, 1, Rkv + R]: the latent, and the part of all keys that turns."""
     assert spec.mla is not None
     still, turning, interleaved = spec.mla.still_dim, spec.mla.turning_dim, spec.mla.interleaved
 
     def turned(part: Tensor) -> Tensor:
-        return rotate(halves_apart(part) if interleaved else part, *rope)
+        return ops.turned(halves_apart(part) if interleaved else part, None, rope)
 
     down = linear(x, weights.down)
     latent, key = down[:, -spec.head_dim : -turning], down[:, None, -turning:]
-    kept = torch.cat((rms_norm(latent, weights.kv_norm, _NORM_EPS)[:, None], turned(key)), -1)
+    kept = torch.cat((ops.norm(latent, weights.kv_norm, _NORM_EPS)[:, None], turned(key)), -1)
     queries = down[:, : -spec.head_dim]
     if weights.q_norm is not None and weights.q_up is not None:
-        queries = linear(rms_norm(queries, weights.q_norm, _NORM_EPS), weights.q_up)
+        queries = linear(ops.norm(queries, weights.q_norm, _NORM_EPS), weights.q_up)
     q = queries.reshape(x.shape[0], spec.num_heads, still + turning)
     into_latents = torch.bmm(q[..., :still].transpose(0, 1), weights.keys).transpose(0, 1)  # [T, Hq, Rkv]
     return Projected(torch.cat((into_latents, turned(q[..., still:])), -1), (kept,))

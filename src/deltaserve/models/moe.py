@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import clamped_gated, dense_mlp, gated, product
-from deltaserve.models.model_spec import MoeSpec, RouterKind
+from deltaserve.models.layers import clamped_gated, dense_mlp, product
+from deltaserve.models.model_spec import Activation, MoeSpec, RouterKind
+from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DenseWeights, MoeWeights
 
 
@@ -38,7 +39,7 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
     return grouped.masked_fill(is_lost[..., None], float("-inf")).view(scores.shape)
 
 
-def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
+def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
     """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is"""
     experts, gains = route(x, weights, spec)
     order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
@@ -50,24 +51,24 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec) -> Tensor:
     for index, count in enumerate(counts[weights.first_expert : weights.first_expert + num_held]):
         if count == 0:
             continue
-        outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, spec)
+        outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, spec, ops)
         start += count
     chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
     total = _weighted_sum(chosen, gains)
-    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate)
+    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate, ops)
 
 
-def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None) -> Tensor:
+def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None, ops: StepOps) -> Tensor:
     """What every token goes through: [T, hidden] -> [T, hidden]"""
-    out = dense_mlp(x, weights)
+    out = dense_mlp(x, weights, ops)
     return out if gate is None else out * functional.linear(x, gate).sigmoid()
 
 
-def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec) -> Tensor:
+def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
     """x [n, hidden] -> [n, hidden] of one of the experts held"""
     biases = weights.biases
     if spec.clamped is None or biases is None:
-        return product(gated(product(x, weights.gate_up[index])), weights.down[index])
+        return product(ops.gated(product(x, weights.gate_up[index]), Activation.SILU), weights.down[index])
     hidden = clamped_gated(product(x, weights.gate_up[index], biases.gate_up[index]), spec.clamped)
     return product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
 

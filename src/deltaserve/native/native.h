@@ -62,4 +62,46 @@ struct DsAttend {
 // False when there is no memory for it, or this machine cannot run `isa`.
 DS_API bool ds_attend(DsContext* context, const DsPlan* plan, int isa, const DsAttend* call);
 
+// Operators of a step. A row's result depends on that row alone. Types are float32 and bfloat16, that of weights float32 or
+// the rows' own. Arrays are contiguous where no stride is given; strides are in elements. False when this machine cannot
+// run `isa`, or the types are others.
+
+// sums = x + added, where `after` is given x + norm of added; normed = norm of sums, or of x where nothing is added.
+struct DsAddNorm {
+    int32_t type, weight_type;
+    int64_t num_rows, dim;
+    const void* x;
+    int64_t x_stride;
+    const void* added;   // or null
+    const void* after;   // [dim] weight of the norm of what is added, or null
+    const void* weight;  // [dim]
+    void* sums;          // [row][dim]; null where nothing is added
+    void* normed;
+    float eps;
+};
+DS_API bool ds_add_norm(DsContext* context, int isa, const DsAddNorm* call);
+
+// Heads normalised each alone, then turned: the first `turning_dim` channels, i with i + turning_dim / 2.
+struct DsTurn {
+    int32_t type, weight_type;
+    int64_t num_tokens, num_heads, head_dim, turning_dim;
+    const void* x;  // [token][head][head_dim]
+    int64_t token_stride, head_stride;
+    const void* weight;      // [head][head_dim], or null: no norm
+    const void *cos, *sin;   // [token][turning_dim], sin with its sign
+    void* out;               // [token][head][head_dim]
+    float eps;
+};
+DS_API bool ds_turn(DsContext* context, int isa, const DsTurn* call);
+
+enum DsActivation { DS_SILU = 0, DS_GELU_TANH = 1 };
+
+struct DsGate {
+    int32_t type, activation;
+    int64_t num_rows, dim;
+    const void* gate_up;  // [row][2 dim]
+    void* out;            // [row][dim]: activation(gate) * up
+};
+DS_API bool ds_gate(DsContext* context, int isa, const DsGate* call);
+
 }  // extern "C"

@@ -25,6 +25,7 @@ from deltaserve.models.collective import ALONE, Collective
 from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.native_ops import make_step_ops
 from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
@@ -44,7 +45,7 @@ class ExecutorSizes:
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
     num_threads: int = 1
-    """Of this process's torch, and of native attention."""
+    """Of this process's torch, and of the native library."""
     attention_backend: AttentionChoice = "auto"
     sharing: Sharing = Sharing.PRIVATE
     """Of the pages."""
@@ -89,7 +90,8 @@ class TorchExecutor:
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
         weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where, collective.shard)
-        return cls(Decoder(spec, weights, collective), cache, sizes, where)
+        ops = make_step_ops(sizes.attention_backend, weights.embedding.dtype, where, sizes.num_threads)
+        return cls(Decoder(spec, weights, ops, collective), cache, sizes, where)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

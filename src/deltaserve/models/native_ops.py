@@ -1,0 +1,209 @@
+"""StepOps by the native library: one call for each, where torch takes several passes over its rows."""
+
+import ctypes
+import logging
+import weakref
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deltaserve.device.attention_choice import AttentionChoice
+from deltaserve.device.native_attention import NativeCompute
+from deltaserve.models.model_spec import Activation
+from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+
+_log = logging.getLogger(__name__)
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+"""Of the self-test, for numbers of moderate size: bfloat16 may differ in the last bit."""
+
+
+class _AddNorm(ctypes.Structure):
+    """DsAddNorm of native.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("weight_type", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("added", ctypes.c_void_p),
+        ("after", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("normed", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Turn(ctypes.Structure):
+    """DsTurn of native.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("weight_type", ctypes.c_int32),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("turning_dim", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Gate(ctypes.Structure):
+    """DsGate of native.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("gate_up", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
+class _Function(Protocol):
+    """One of native.h that takes a context, an instruction set and a structure."""
+
+    def __call__(self, context: int, isa: int, call: object, /) -> bool: ...
+
+
+class NativeOps:
+    """StepOps for tensors on the CPU in float32 or bfloat16. For one thread at a time.
+
+    Guarantee: for one instruction set a token's result has equal bits whatever else is in its batch, on any number of
+    threads.
+    """
+
+    def __init__(self, compute: NativeCompute) -> None:
+        functions = compute.library.functions
+        functions.ds_context_new.restype = ctypes.c_void_p
+        functions.ds_context_new.argtypes = (ctypes.c_int,)
+        functions.ds_context_free.argtypes = (ctypes.c_void_p,)
+        self._add_norm = _function(compute.library, "ds_add_norm", _AddNorm)
+        self._turn = _function(compute.library, "ds_turn", _Turn)
+        self._gate = _function(compute.library, "ds_gate", _Gate)
+        self._isa = compute.instruction_set.number
+        self._context = functions.ds_context_new(compute.num_threads)
+        if not self._context:
+            raise MemoryError("no memory for the threads of a step's operators")
+        weakref.finalize(self, functions.ds_context_free, self._context)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        return self._normed(x, None, None, weight, eps, None)
+
+    def add_norm(
+        self, x: Tensor, added: Tensor, after: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x, added = x.contiguous(), added.contiguous()
+        total = torch.empty_like(x)
+        return total, self._normed(x, added, after, weight, eps, total)
+
+    def turned(self, x: Tensor, norm: HeadNorm | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+        x = x if x.stride(2) == 1 else x.contiguous()
+        cos, sin = rope
+        out = x.new_empty(x.shape)
+        weight = x if norm is None else norm.weight
+        call = _Turn(
+            _TYPES[x.dtype],
+            _TYPES[weight.dtype],
+            *x.shape,
+            cos.shape[-1],
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            None if norm is None else weight.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            out.data_ptr(),
+            0.0 if norm is None else norm.eps,
+        )
+        self._do(self._turn, call)
+        return out
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate_up = gate_up.contiguous()
+        num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(num_rows, dim)
+        of_type, kind = _TYPES[gate_up.dtype], _ACTIVATIONS[activation]
+        self._do(self._gate, _Gate(of_type, kind, num_rows, dim, gate_up.data_ptr(), out.data_ptr()))
+        return out
+
+    def _normed(
+        self, x: Tensor, added: Tensor | None, after: Tensor | None, weight: Tensor, eps: float, total: Tensor | None
+    ) -> Tensor:
+        normed = x.new_empty(x.shape)
+        call = _AddNorm(
+            _TYPES[x.dtype],
+            _TYPES[weight.dtype],
+            *x.shape,
+            x.data_ptr(),
+            x.stride(0),
+            None if added is None else added.data_ptr(),
+            None if after is None else after.data_ptr(),
+            weight.data_ptr(),
+            None if total is None else total.data_ptr(),
+            normed.data_ptr(),
+            eps,
+        )
+        self._do(self._add_norm, call)
+        return normed
+
+    def _do(self, function: _Function, call: ctypes.Structure) -> None:
+        if not function(self._context, self._isa, ctypes.byref(call)):
+            raise ValueError(f"{type(call).__name__[1:]}: types that the native library does not compute with")
+
+
+def _function(library: NativeLibrary, name: str, call: type[ctypes.Structure]) -> _Function:
+    found = getattr(library.functions, name)
+    found.restype = ctypes.c_bool
+    found.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(call))
+    made: _Function = found
+    return made
+
+
+def make_step_ops(choice: AttentionChoice, dtype: torch.dtype, device: torch.device, num_threads: int) -> StepOps:
+    """Native where attention may be, for the types it knows; torch everywhere else. `dtype`: of the model."""
+    if choice == "torch" or device.type != "cpu" or dtype not in _TYPES:
+        return TorchOps()
+    try:
+        library = NativeLibrary()
+        ops = NativeOps(NativeCompute(library, library.instruction_sets[-1], num_threads))
+        check_step_ops(ops, dtype)
+    except NativeUnavailable as error:
+        _log.info("norms, rotation and gates: torch (%s)", error)
+        return TorchOps()
+    return ops
+
+
+@torch.inference_mode()
+def check_step_ops(ops: StepOps, dtype: torch.dtype) -> None:
+    """Against torch, on a few odd rows. Raises NativeUnavailable."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, added, weight, heads, head_weight = (random(*shape) for shape in ((3, 86), (3, 86), (86,), (3, 5, 44), (5, 44)))
+    rope = random(3, 1, 36), random(3, 1, 36)
+
+    def results(of: StepOps) -> tuple[Tensor, ...]:
+        turned = of.turned(heads, HeadNorm(head_weight, 1e-6), rope)
+        return *of.add_norm(x, added, weight, weight, 1e-6), turned, of.gated(x, Activation.SILU)
+
+    for want, got in zip(results(TorchOps()), results(ops), strict=True):
+        if not torch.allclose(want.float(), got.float(), rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype]):
+            raise NativeUnavailable("the self-test of norms, rotation and gates differs from torch")

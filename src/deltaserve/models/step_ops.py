@@ -1,0 +1,67 @@
+"""What a layer computes of its tokens beside matrix products and attention: the seam, and its plain form in torch.
+
+A token's result depends on that token alone. Statistics are computed in float32, and a norm in the type of its weights,
+which is the tokens' own or float32.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.models.model_spec import Activation
+from deltaserve.models.rope import rotate
+
+
+class HeadNorm(NamedTuple):
+    """Each head is normalised alone."""
+
+    weight: Tensor  # [H, D]
+    eps: float
+
+
+class StepOps(Protocol):
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [T, N], weight [N] -> [T, N], divided by the root of its mean square, times weight"""
+        ...
+
+    def add_norm(
+        self, x: Tensor, added: Tensor, after: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """x, added [T, N] -> their sum, and the norm of that; `after`: weight of a norm of `added` before"""
+        ...
+
+    def turned(self, x: Tensor, norm: HeadNorm | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """x [T, H, D], rope [T, 1, R] each (see Rope.tables) -> [T, H, D], normalised, then turned"""
+        ...
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """[T, 2 I] -> activation(gate) * up, [T, I]"""
+        ...
+
+
+class TorchOps:
+    """Works everywhere; what other forms are compared with."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == weight.dtype:
+            return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+        return functional.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps).to(x.dtype)
+
+    def add_norm(
+        self, x: Tensor, added: Tensor, after: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total = x + (added if after is None else self.norm(added, after, eps))
+        return total, self.norm(total, weight, eps)
+
+    def turned(self, x: Tensor, norm: HeadNorm | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+        if norm is not None:
+            wide = functional.rms_norm(x.to(norm.weight.dtype), (x.shape[-1],), None, norm.eps)
+            x = (wide * norm.weight).to(x.dtype)
+        return rotate(x, *rope)
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        if activation is Activation.SILU:
+            return functional.silu(gate).mul_(up)
+        return functional.gelu(gate, approximate="tanh").mul_(up)

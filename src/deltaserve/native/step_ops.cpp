@@ -1,0 +1,58 @@
+// Runs a step's operators on the threads of a context, with the kernels of one instruction set.
+#include <algorithm>
+
+#include "context.h"
+#include "step_ops_kernel.h"
+
+using namespace deltaserve;
+
+namespace {
+
+constexpr int64_t kTaskElements = 32768;  // of one thread's rows: what takes it about as long as to wake another
+
+const StepOpsKernel* kernel_of(int isa) {
+    if (ds_isa_name(isa) == nullptr) return nullptr;
+#if defined(__x86_64__)
+    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic, &step_ops_avx2, &step_ops_avx512};
+#else
+    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic};
+#endif
+    return kKernels[isa];
+}
+
+bool is_known(int32_t type) { return type == DS_FLOAT32 || type == DS_BFLOAT16; }
+
+template <class Call>
+void run_rows(DsContext* context, void (*rows)(const Call&, int64_t, int64_t), const Call& call, int64_t num_rows,
+              int64_t row_elements) {
+    const int64_t block = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, row_elements));
+    if (num_rows <= block || context->pool.size() == 1) return rows(call, 0, num_rows);
+    context->pool.run((num_rows + block - 1) / block, [&](int64_t i, int) {
+        rows(call, i * block, std::min(num_rows, (i + 1) * block));
+    });
+}
+
+}  // namespace
+
+bool ds_add_norm(DsContext* context, int isa, const DsAddNorm* call) {
+    const StepOpsKernel* kernel = kernel_of(isa);
+    const bool fits = call->weight_type == DS_FLOAT32 || call->weight_type == call->type;
+    if (kernel == nullptr || !is_known(call->type) || !fits) return false;
+    run_rows(context, kernel->add_norm, *call, call->num_rows, call->dim);
+    return true;
+}
+
+bool ds_turn(DsContext* context, int isa, const DsTurn* call) {
+    const StepOpsKernel* kernel = kernel_of(isa);
+    const bool fits = call->weight_type == DS_FLOAT32 || call->weight_type == call->type;
+    if (kernel == nullptr || !is_known(call->type) || !fits) return false;
+    run_rows(context, kernel->turn, *call, call->num_tokens, call->num_heads * call->head_dim);
+    return true;
+}
+
+bool ds_gate(DsContext* context, int isa, const DsGate* call) {
+    const StepOpsKernel* kernel = kernel_of(isa);
+    if (kernel == nullptr || !is_known(call->type)) return false;
+    run_rows(context, kernel->gate, *call, call->num_rows, call->dim);
+    return true;
+}
