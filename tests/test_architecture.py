@@ -58,6 +58,7 @@ VENDOR_FILES = {"nixl": "nixl", "nixl_cu12": "nixl", "mooncake": "mooncake", "tr
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
+    "deltaserve.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",
     "deltaserve.engine.worker": "Ctrl-C must be handled before torch is imported",

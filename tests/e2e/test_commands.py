@@ -56,6 +56,21 @@ def test_verify_without_a_server_or_a_reference(
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
+def test_bench_sweeps_over_a_running_pair(
+    shared_pair: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    lengths = ["--system-prompt-len", "40", "--question-len", "8", "--output-len", "4", "--token-range", "1:60"]
+    workload = ["--num-groups", "2", "--prompts-per-group", "3", *lengths]
+    argv = ["bench", "--base-url", shared_pair.base_url, *workload, "--output-file", str(report)]
+    assert main([*argv, "--sweep", "concurrency=1,3"]) == 0
+    points = json.loads(report.read_text())["points"]
+    assert [(point["concurrency"], point["summary"]["num_completed"]) for point in points] == [(1, 6), (3, 6)]
+    assert all(point["summary"]["output_len"] == 6 * 4 for point in points)
+    assert all(point["summary"]["cached_len"] > 0 for point in points)
+    assert "TTFT" in capsys.readouterr().out
+
+
 def test_doctor_looks_at_a_running_pair(
     shared_pair: Server, tiny_models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

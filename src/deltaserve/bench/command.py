@@ -5,8 +5,8 @@ import asyncio
 import codecs
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -16,10 +16,12 @@ from tokenizers import Tokenizer as TokenizerFile
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root
-from deltaserve.bench.completion_stream import ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.bench.report import as_json, print_summary, summarize
+from deltaserve.bench.report import BenchSummary, as_json, print_summary, summarize
+from deltaserve.bench.sweep import Sweep, SweepPoint, print_sweep
+from deltaserve.bench.sweep_chart import draw_sweep, require_chart
 from deltaserve.bench.traffic import (
     Conversation,
     Lengths,
@@ -35,6 +37,13 @@ DESCRIPTION = """\
 Send generated traffic to an OpenAI-compatible server and report throughput and latency.
 Prompts are token ids, so lengths and shared prefixes are exact. Servers that take only text need --tokenizer.
 """
+SWEEP = """\
+Sends the whole workload once for each strength of the load, to show what more load buys and what it costs. Up to some
+strength requests/s grow and the time between tokens (ITL) grows little; beyond it requests/s stay, and either ITL or,
+where the batch or the memory is full, the time to first token (TTFT) grows. Take the last strength before that.
+  --sweep concurrency=1,2,4,8,16   so many requests in flight: what a server gives at its best
+  --sweep rate=0.5,1,2,4           so many conversations start per second: what users meet who do not wait for others
+Each strength has prompts of its own, drawn alike, so that none finds in the cache what another left there."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -80,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_sglang(parser.add_argument_group("as sglang.bench_serving names them"))
     _add_server(parser.add_argument_group("server"))
     _add_load(parser.add_argument_group("load"))
+    _add_sweep(parser.add_argument_group("sweep", SWEEP))
     _add_lengths(parser.add_argument_group("lengths in tokens (shared-prefix and multi-turn)"))
     _add_workloads(parser)
 
@@ -123,6 +133,13 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--output-file", type=Path, help="write settings, summary and every request as JSON")
 
 
+def _add_sweep(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--sweep", type=_sweep, metavar="KIND=X,X,...", help="measure at each strength; print a table")
+    group.add_argument(
+        "--sweep-png", type=Path, help="draw requests/s and TTFT over ITL, too; needs matplotlib, the extra `plot`"
+    )
+
+
 def _add_lengths(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--system-prompt-len", "--gsp-system-prompt-len", type=int, default=2048, help="shared prefix")
     group.add_argument("--question-len", "--gsp-question-len", type=int, default=128, help="of each turn")
@@ -163,6 +180,13 @@ def _json_object(text: str) -> dict[str, object]:
     return value
 
 
+def _sweep(text: str) -> Sweep:
+    try:
+        return Sweep.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; such as concurrency=1,2,4 or rate=0.5,1") from None
+
+
 def _token_range(text: str) -> TokenRange:
     first, _, end = text.partition(":")
     return TokenRange(int(first), int(end))
@@ -199,35 +223,99 @@ def _all_traffic(args: argparse.Namespace) -> list[Conversation]:
     return SharedPrefixTraffic(args.num_groups, args.prompts_per_group, lengths, args.token_range).generate(args.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is sent in one go, and how hard."""
+
+    label: str
+    conversations: Sequence[Conversation]
+    load: Load
+
+
+def make_trials(args: argparse.Namespace) -> list[Trial]:
+    """One, or with --sweep one for each strength, with seeds of their own. Raises ValueError, ConfigError."""
+    sweep: Sweep | None = args.sweep
+    if args.sweep_png is not None:
+        if sweep is None:
+            raise ValueError("--sweep-png draws what --sweep measures: give both")
+        require_chart(args.sweep_png)
+    if sweep is None:
+        conversations = make_traffic(args)
+        arrivals = arrival_times(len(conversations), args.request_rate, args.seed)
+        return [Trial("requests", conversations, Load(arrivals, args.max_concurrency))]
+    for flag, given, swept in (
+        ("--max-concurrency", args.max_concurrency, sweep.concurrencies),
+        ("--request-rate", args.request_rate, sweep.rates),
+    ):
+        if given is not None and None not in swept:
+            raise ValueError(f"{flag} {given} and a sweep over it: give one of them")
+    return [_strength(args, sweep, index) for index in range(len(sweep.values))]
+
+
+def _strength(args: argparse.Namespace, sweep: Sweep, index: int) -> Trial:
+    """The workload drawn anew, at one of the sweep's strengths."""
+    seed = args.seed + index
+    conversations = make_traffic(argparse.Namespace(**{**vars(args), "seed": seed}))
+    arrivals = arrival_times(len(conversations), sweep.rates[index] or args.request_rate, seed)
+    label = f"{sweep.kind.heading} {sweep.values[index]:g}"
+    return Trial(label, conversations, Load(arrivals, sweep.concurrencies[index] or args.max_concurrency))
+
+
 def run(args: argparse.Namespace) -> int:
     """0: every request completed; 1: some failed or the server could not be reached; 2: bad options."""
-    console = Console(soft_wrap=True)
     try:
-        conversations = make_traffic(args)
-        load = Load(arrival_times(len(conversations), args.request_rate, args.seed), args.max_concurrency)
+        trials = make_trials(args)
         tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
         headers = _authorization(args.api_key_file) if args.api_key_file else {}
     except (ValueError, ConfigError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    for line in ignored_options(args, len(conversations)):
+    for line in ignored_options(args, len(trials[0].conversations)):
         print(f"bench: {line}", file=sys.stderr)
     try:
-        model, measurement = asyncio.run(_benchmark(args, headers, conversations, load, tokenizer))
+        model, measurements = asyncio.run(_benchmark(args, headers, trials, tokenizer))
     except (ServerError, httpx.HTTPError) as error:
         print(f"bench: {args.base_url}: {error}", file=sys.stderr)
         return 1
-    summary = summarize(measurement)
-    console.print(what_ran(args, model, conversations), markup=False, highlight=False)
-    if summary.num_completed:
-        print_summary(console, summary)
-    else:
-        print(f"bench: none of the {summary.num_failed} requests was completed", file=sys.stderr)
-    _print_errors(measurement)
+    summaries = [summarize(measurement) for measurement in measurements]
+    _report(args, what_ran(args, model, trials[0].conversations), measurements, summaries)
+    settings = {name: str(value) for name, value in vars(args).items()} | {"model": model}
     if args.output_file:
-        settings = {name: str(value) for name, value in vars(args).items()} | {"model": model}
-        args.output_file.write_text(json.dumps(as_json(settings, measurement, summary), indent=1) + "\n")
-    return 1 if summary.num_failed else 0
+        told = [as_json(settings, *pair) for pair in zip(measurements, summaries, strict=True)]
+        whole = told[0] if args.sweep is None else _sweep_json(settings, args.sweep, told)
+        args.output_file.write_text(json.dumps(whole, indent=1) + "\n")
+    return 1 if any(summary.num_failed for summary in summaries) else 0
+
+
+def _report(
+    args: argparse.Namespace, title: str, measurements: Sequence[Measurement], summaries: Sequence[BenchSummary]
+) -> None:
+    console = Console(soft_wrap=True)
+    console.print(title, markup=False, highlight=False)
+    sweep: Sweep | None = args.sweep
+    if not any(summary.num_completed for summary in summaries):
+        num_failed = sum(summary.num_failed for summary in summaries)
+        print(f"bench: none of the {num_failed} requests was completed", file=sys.stderr)
+    elif sweep is None:
+        print_summary(console, summaries[0])
+    else:
+        points = [SweepPoint(*pair) for pair in zip(sweep.values, summaries, strict=True)]
+        print_sweep(console, sweep, points)
+        if args.sweep_png is not None:
+            draw_sweep(args.sweep_png, title, sweep, points)
+            console.print(f"chart: {args.sweep_png}", markup=False, highlight=False)
+    _print_errors(measurements)
+
+
+def _sweep_json(
+    settings: Mapping[str, object], sweep: Sweep, told: Sequence[Mapping[str, object]]
+) -> dict[str, object]:
+    """What `--output-file` holds of a sweep: the settings, and for each strength its summary and every request."""
+    points = [
+        {sweep.kind.value: value, "summary": one["summary"], "requests": one["requests"]}
+        for value, one in zip(sweep.values, told, strict=True)
+    ]
+    return {"settings": dict(settings), "points": points}
 
 
 def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conversation]) -> str:
@@ -255,11 +343,10 @@ def _authorization(path: Path) -> dict[str, str]:
 async def _benchmark(
     args: argparse.Namespace,
     headers: dict[str, str],
-    conversations: Sequence[Conversation],
-    load: Load,
+    trials: Sequence[Trial],
     tokenizer: Tokenizer | None,
-) -> tuple[str, Measurement]:
-    """Model and outcome. Raises ServerError, httpx.HTTPError."""
+) -> tuple[str, list[Measurement]]:
+    """Model and outcomes. Raises ServerError, httpx.HTTPError."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(args.timeout_s, pool=None)
     async with httpx.AsyncClient(
@@ -270,12 +357,23 @@ async def _benchmark(
         dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)
         dialect = replace(dialect, extra={**dialect.extra, **args.extra_body})
         await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
-        if args.flush_cache:
-            await _flush_cache(http, args)
-        with Progress(transient=True, console=Console(stderr=True)) as progress:
-            task = progress.add_task("requests", total=sum(len(conversation.turns) for conversation in conversations))
-            client = Client(http, dialect, tokenizer, on_record=lambda record: progress.advance(task))
-            return model, await client.measure(conversations, load)
+        measurements = []
+        for trial in trials:
+            if args.flush_cache:
+                await _flush_cache(http, args)
+            measurements.append(await _measure(http, dialect, tokenizer, trial))
+        return model, measurements
+
+
+async def _measure(
+    http: httpx.AsyncClient, dialect: ServerDialect, tokenizer: Tokenizer | None, trial: Trial
+) -> Measurement:
+    num_requests = sum(len(conversation.turns) for conversation in trial.conversations)
+    console = Console(stderr=True)
+    with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(trial.label, total=num_requests)
+        client = Client(http, dialect, tokenizer, on_record=lambda record: progress.advance(task))
+        return await client.measure(trial.conversations, trial.load)
 
 
 async def _flush_cache(http: httpx.AsyncClient, args: argparse.Namespace) -> None:
@@ -299,7 +397,8 @@ def _warmup(args: argparse.Namespace) -> list[Conversation]:
     return traffic.generate(args.seed - 1)
 
 
-def _print_errors(measurement: Measurement) -> None:
-    errors = [record.error for record in measurement.records if record.error is not None]
+def _print_errors(measurements: Sequence[Measurement]) -> None:
+    records = (record for measurement in measurements for record in measurement.records)
+    errors = [record.error for record in records if record.error is not None]
     for error in sorted(set(errors), key=errors.count, reverse=True)[:5]:
         print(f"bench: {errors.count(error)} x {error}", file=sys.stderr)
