@@ -155,7 +155,10 @@ def _with_ranks(knobs: Knobs, chance: Chance) -> Knobs:
         prefill_ranks=chance.choose((1, 2, 4)),
         decode_ranks=chance.choose((1, 2, 4)),
     )
-    return replace(knobs, shape=shape, rank_lag_s=chance.choose((0.0, chance.log_uniform(0.0005, 0.1))))
+    lag_s = chance.choose((0.0, chance.log_uniform(0.0005, 0.1)))
+    speed = knobs.bytes_per_s  # ranks share a card, and each sends heads that are replicated
+    most = max(shape.prefill_ranks, shape.decode_ranks)
+    return replace(knobs, shape=shape, rank_lag_s=lag_s, bytes_per_s=None if speed is None else speed * most)
 
 
 def _with_page_sizes(knobs: Knobs, chance: Chance) -> Knobs:
