@@ -29,8 +29,8 @@ from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
-from deltaserve.models.layers import product
 from deltaserve.models.loader import load_weights
+from deltaserve.models.packing import product
 from deltaserve.models.weights import DecoderWeights, Linear
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
 

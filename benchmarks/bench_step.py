@@ -24,9 +24,8 @@ from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.models.layers import product
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.packing import pack
+from deltaserve.models.packing import pack, product
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from deltaserve.models.layers import packed_rows, product
-from deltaserve.models.packing import pack, packing_pays
+from deltaserve.models.packing import pack, packed_rows, packing_pays, product
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -15,7 +15,7 @@ from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import ALONE, Collective
 from deltaserve.models.delta_net import StepTokens, mix_tokens
 from deltaserve.models.gqa import attend, project
-from deltaserve.models.layers import Projected, dense_mlp, product
+from deltaserve.models.layers import Projected, dense_mlp
 from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.moe import moe_mlp
@@ -121,7 +121,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary on every rank"""
-        return self._collective.all_gather(product(hidden, self._weights.lm_head)).to(torch.float32)
+        return self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head)).to(torch.float32)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]"""
@@ -142,7 +142,7 @@ class Decoder:
         """This rank's part of a sum."""
         assert self.local.delta is not None
         assert step is not None
-        return mix_tokens(x, weights, self.local.delta, self.spec.norm_eps, step, layer)
+        return mix_tokens(x, weights, self.local.delta, self.spec.norm_eps, self._ops, step, layer)
 
     def _project(self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]) -> Projected:
         if isinstance(weights, MlaWeights):
@@ -154,8 +154,8 @@ class Decoder:
     ) -> Tensor:
         """This rank's part of a sum."""
         if isinstance(weights, MlaWeights):
-            return attend_latents(projected.q, weights, self.local, attention, layer)
-        return attend(projected, weights, self.local, attention, layer)
+            return attend_latents(projected.q, weights, self.local, self._ops, attention, layer)
+        return attend(projected, weights, self.local, self._ops, attention, layer)
 
     def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
         """This rank's part of a sum."""

@@ -12,6 +12,7 @@ from deltaserve.device.attention import StepStates
 from deltaserve.models.delta_rule import DeltaTokens, extend_state, normalised, step_states
 from deltaserve.models.layers import linear
 from deltaserve.models.model_spec import DeltaSpec
+from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DeltaWeights
 
 
@@ -53,11 +54,11 @@ class StepTokens:
 
 
 def mix_tokens(
-    x: Tensor, weights: DeltaWeights, spec: DeltaSpec, norm_eps: float, step: StepTokens, layer: int
+    x: Tensor, weights: DeltaWeights, spec: DeltaSpec, norm_eps: float, ops: StepOps, step: StepTokens, layer: int
 ) -> Tensor:
     """x [T, hidden] -> [T, hidden], a sum over the heads of `spec`; the states of the step's requests move on."""
     heads, num_channels = spec.num_value_heads, sum(spec.channels)
-    rows = linear(x, weights.inputs)
+    rows = linear(x, weights.inputs, ops)
     channels, gate, beta, decay = torch.split(rows, [num_channels, heads * spec.value_dim, heads, heads], -1)
     q, k, v = torch.split(_convolved(channels, weights.kernel[:, 0].t(), spec, step, layer), list(spec.channels), -1)
     per_key = (-1, spec.num_key_heads, heads // spec.num_key_heads)
@@ -72,7 +73,7 @@ def mix_tokens(
     out = _recurred(tokens, step, layer).view(-1, heads, spec.value_dim)
     normed = functional.rms_norm(out, out.shape[-1:], weights.norm.float(), norm_eps)
     gated = normed * functional.silu(gate.float().view(normed.shape))
-    return linear(gated.flatten(1).to(x.dtype), weights.out)
+    return linear(gated.flatten(1).to(x.dtype), weights.out, ops)
 
 
 def _convolved(channels: Tensor, kernel: Tensor, spec: DeltaSpec, step: StepTokens, layer: int) -> Tensor:

@@ -23,7 +23,7 @@ def project(
     """Queries, keys and values [T, Hkv, D]; q and k normalised and turned by their positions."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     num_gates = heads if spec.output_gate else 0
-    rows = linear(x, weights.qkv).view(x.shape[0], num_gates + heads + 2 * kv_heads, spec.head_dim)
+    rows = linear(x, weights.qkv, ops).view(x.shape[0], num_gates + heads + 2 * kv_heads, spec.head_dim)
     gate, qk, v = torch.split(rows, [num_gates, heads + kv_heads, kv_heads], 1)
     norm = None if weights.qk_norm is None else HeadNorm(weights.qk_norm, spec.norm_eps)
     if norm is not None and spec.qk_norm is not QkNorm.HEAD:
@@ -47,11 +47,11 @@ def _normalised(qk: Tensor, spec: ModelSpec, collective: Collective) -> Tensor:
 
 
 def attend(
-    projected: Projected, weights: AttentionWeights, spec: ModelSpec, attention: StepAttention, layer: int
+    projected: Projected, weights: AttentionWeights, spec: ModelSpec, ops: StepOps, attention: StepAttention, layer: int
 ) -> Tensor:
     """N tokens over the pages, after K and V of the layer were written. -> [N, hidden], a sum over these heads"""
     q, _, gate = projected
     out = attention.attend(layer, q, spec.softmax_scale, weights.sinks)  # [N, Hq, D]
     if gate is not None:
         out = out * gate.sigmoid()
-    return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out)
+    return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out, ops)

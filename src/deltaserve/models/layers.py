@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.model_spec import Activation, ClampedGlu
@@ -24,31 +23,9 @@ class Projected(NamedTuple):
         return Projected(self.q.index_select(0, tokens), (), gate)
 
 
-def linear(x: Tensor, weights: Linear) -> Tensor:
+def linear(x: Tensor, weights: Linear, ops: StepOps) -> Tensor:
     """x [T, in] -> [T, out]"""
-    return product(x, weights.weight, weights.bias)
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times weight [out, in], plain or packed (see packing.py) -> [T, out]"""
-    if not weight.is_mkldnn:
-        return functional.linear(x, weight, bias)
-    num_rows = x.shape[0]
-    num_more = packed_rows(num_rows) - num_rows
-    if num_more:  # padding by nothing copies
-        x = functional.pad(x, (0, 0, 0, num_more))  # [T', in]
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out[:num_rows]
-
-
-def packed_rows(num_rows: int) -> int:
-    """Rows of a packed product: few different ones, for oneDNN keeps generated code for each, half a MiB a matrix shape
-    (684 MiB after 256 lengths of 5 shapes, 1,024 pieces being the most it keeps). Rows that fill up cost what others
-    cost, so they are less than a quarter of what was asked for."""
-    if num_rows <= 8:
-        return num_rows
-    step = min(64, 1 << (num_rows - 1).bit_length() - 3)
-    return -(-num_rows // step) * step
+    return ops.product(x, weights.weight, weights.bias)
 
 
 def clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
@@ -60,4 +37,4 @@ def clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
 
 def dense_mlp(x: Tensor, weights: DenseWeights, ops: StepOps, activation: Activation = Activation.SILU) -> Tensor:
     """x [T, hidden] -> [T, hidden]"""
-    return linear(ops.gated(linear(x, weights.gate_up), activation), weights.down)
+    return linear(ops.gated(linear(x, weights.gate_up, ops), activation), weights.down, ops)

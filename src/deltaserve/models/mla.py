@@ -31,22 +31,24 @@ def project_latents(
     def turned(part: Tensor) -> Tensor:
         return ops.turned(halves_apart(part) if interleaved else part, None, rope)
 
-    down = linear(x, weights.down)
+    down = linear(x, weights.down, ops)
     latent, key = down[:, -spec.head_dim : -turning], down[:, None, -turning:]
     kept = torch.cat((ops.norm(latent, weights.kv_norm, _NORM_EPS)[:, None], turned(key)), -1)
     queries = down[:, : -spec.head_dim]
     if weights.q_norm is not None and weights.q_up is not None:
-        queries = linear(ops.norm(queries, weights.q_norm, _NORM_EPS), weights.q_up)
+        queries = linear(ops.norm(queries, weights.q_norm, _NORM_EPS), weights.q_up, ops)
     q = queries.reshape(x.shape[0], spec.num_heads, still + turning)
     into_latents = torch.bmm(q[..., :still].transpose(0, 1), weights.keys).transpose(0, 1)  # [T, Hq, Rkv]
     return Projected(torch.cat((into_latents, turned(q[..., still:])), -1), (kept,))
 
 
-def attend_latents(q: Tensor, weights: MlaWeights, spec: ModelSpec, attention: StepAttention, layer: int) -> Tensor:
+def attend_latents(
+    q: Tensor, weights: MlaWeights, spec: ModelSpec, ops: StepOps, attention: StepAttention, layer: int
+) -> Tensor:
     """q [N, Hq, Rkv + R] over the pages, after the latents of the layer were written.
 
     -> [N, hidden], a sum over these heads
     """
     latents = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, Rkv]
     out = torch.bmm(latents.transpose(0, 1), weights.values.transpose(1, 2))  # [Hq, N, V]
-    return linear(out.transpose(0, 1).flatten(1), weights.out)
+    return linear(out.transpose(0, 1).flatten(1), weights.out, ops)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.layers import clamped_gated, dense_mlp, product
+from deltaserve.models.layers import clamped_gated, dense_mlp
 from deltaserve.models.model_spec import Activation, MoeSpec, RouterKind
 from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DenseWeights, MoeWeights
@@ -68,9 +68,9 @@ def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec, ops: Step
     """x [n, hidden] -> [n, hidden] of one of the experts held"""
     biases = weights.biases
     if spec.clamped is None or biases is None:
-        return product(ops.gated(product(x, weights.gate_up[index]), Activation.SILU), weights.down[index])
-    hidden = clamped_gated(product(x, weights.gate_up[index], biases.gate_up[index]), spec.clamped)
-    return product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
+        return ops.product(ops.gated(ops.product(x, weights.gate_up[index]), Activation.SILU), weights.down[index])
+    hidden = clamped_gated(ops.product(x, weights.gate_up[index], biases.gate_up[index]), spec.clamped)
+    return ops.product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
 
 
 def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:

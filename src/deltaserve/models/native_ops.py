@@ -1,4 +1,5 @@
-"""StepOps by the native library: one call for each, where torch takes several passes over its rows."""
+"""StepOps by the native library: one call for each, where torch takes several passes over its rows, and products of
+few rows at the rate at which their matrix can be read."""
 
 import ctypes
 import logging
@@ -11,14 +12,21 @@ from torch import Tensor
 from deltaserve.device.attention_choice import AttentionChoice
 from deltaserve.device.native_attention import NativeCompute
 from deltaserve.models.model_spec import Activation
+from deltaserve.models.packing import product
 from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 _log = logging.getLogger(__name__)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
+_PANEL = 64
+"""Columns of a product that lie together."""
+_MOST_ROWS = 64
+"""Of a product here: with more, oneDNN is as fast (measured)."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 """Of the self-test, for numbers of moderate size: bfloat16 may differ in the last bit."""
+
+_Shape = tuple[torch.dtype, int, int]
 
 
 class _AddNorm(ctypes.Structure):
@@ -74,6 +82,23 @@ class _Gate(ctypes.Structure):
     )
 
 
+class _PackedProduct(ctypes.Structure):
+    """DsProduct of native.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("num_columns", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("panels", ctypes.c_void_p),
+        ("panel_depth", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
 class _Function(Protocol):
     """One of native.h that takes a context, an instruction set and a structure."""
 
@@ -95,11 +120,29 @@ class NativeOps:
         self._add_norm = _function(compute.library, "ds_add_norm", _AddNorm)
         self._turn = _function(compute.library, "ds_turn", _Turn)
         self._gate = _function(compute.library, "ds_gate", _Gate)
+        self._product = _function(compute.library, "ds_product", _PackedProduct)
+        self._can_multiply = functions.ds_can_multiply
+        self._can_multiply.restype = ctypes.c_bool
+        self._panels: dict[_Shape, int | None] = {}
+        """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
         self._isa = compute.instruction_set.number
         self._context = functions.ds_context_new(compute.num_threads)
         if not self._context:
             raise MemoryError("no memory for the threads of a step's operators")
         weakref.finalize(self, functions.ds_context_free, self._context)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Few rows natively, in the memory that oneDNN packed; more of them by oneDNN."""
+        if not weight.is_mkldnn or x.shape[0] > _MOST_ROWS:
+            return product(x, weight, bias)
+        num_columns, depth = weight.shape
+        shape = (weight.dtype, num_columns, depth)
+        if shape not in self._panels:
+            self._panels[shape] = self._panel_depth(weight)
+        panel_depth = self._panels[shape]
+        if panel_depth is None:
+            return product(x, weight, bias)
+        return self._multiplied(x, weight, bias, panel_depth)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
@@ -161,6 +204,43 @@ class NativeOps:
         )
         self._do(self._add_norm, call)
         return normed
+
+    def _panel_depth(self, weight: Tensor) -> int | None:
+        """oneDNN does not say how it packs, but it packs matrices of one shape alike: a product tells."""
+        if not all(hasattr(torch.ops.mkldnn, name) for name in ("_nbytes", "data_ptr")):  # of torch's own use
+            return None
+        num_columns, depth = weight.shape
+        padded = -(-num_columns // _PANEL) * _PANEL
+        num_bytes = int(torch.ops.mkldnn._nbytes(weight))
+        panel_depth, rest = divmod(num_bytes, padded * weight.dtype.itemsize)
+        is_whole = weight.dtype == torch.float32 or depth % 2 == 0
+        if rest or panel_depth < depth or not is_whole or not self._can_multiply(self._isa, _TYPES[weight.dtype]):
+            return None
+        x = torch.randn(2, depth, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        want, got = product(x, weight).float(), self._multiplied(x, weight, None, panel_depth).float()
+        size = float(want.abs().mean())
+        # Sums in another order differ by the last bits of their parts; another layout gives unrelated numbers.
+        is_same = size > 0.0 and torch.allclose(want, got, rtol=2.0**-6, atol=size * 2.0**-6)
+        return panel_depth if is_same else None
+
+    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None, panel_depth: int) -> Tensor:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        num_rows, (num_columns, depth) = x.shape[0], weight.shape
+        out = x.new_empty(num_rows, num_columns)
+        call = _PackedProduct(
+            _TYPES[x.dtype],
+            num_rows,
+            num_columns,
+            depth,
+            x.data_ptr(),
+            x.stride(0),
+            torch.ops.mkldnn.data_ptr(weight),
+            panel_depth,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+        )
+        self._do(self._product, call)
+        return out
 
     def _do(self, function: _Function, call: ctypes.Structure) -> None:
         if not function(self._context, self._isa, ctypes.byref(call)):

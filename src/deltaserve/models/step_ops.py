@@ -1,4 +1,4 @@
-"""What a layer computes of its tokens beside matrix products and attention: the seam, and its plain form in torch.
+"""What a layer computes of its tokens beside attention: the seam, and its plain form in torch.
 
 A token's result depends on that token alone. Statistics are computed in float32, and a norm in the type of its weights,
 which is the tokens' own or float32.
@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.model_spec import Activation
+from deltaserve.models.packing import product
 from deltaserve.models.rope import rotate
 
 
@@ -21,6 +22,10 @@ class HeadNorm(NamedTuple):
 
 
 class StepOps(Protocol):
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, in] times weight [out, in], plain or packed (see packing.py) -> [T, out]"""
+        ...
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [T, N], weight [N] -> [T, N], divided by the root of its mean square, times weight"""
         ...
@@ -42,6 +47,9 @@ class StepOps(Protocol):
 
 class TorchOps:
     """Works everywhere; what other forms are compared with."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return product(x, weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype == weight.dtype:

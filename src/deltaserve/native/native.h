@@ -104,4 +104,19 @@ struct DsGate {
 };
 DS_API bool ds_gate(DsContext* context, int isa, const DsGate* call);
 
+// Up to 64 rows of x times a matrix that is packed in panels of 64 columns of the product: float32 [panel][depth][64],
+// bfloat16 [panel][depth / 2][64][2] (only an even depth). A row's result depends on that row alone.
+struct DsProduct {
+    int32_t type;  // of everything
+    int64_t num_rows, num_columns, depth;
+    const void* x;  // [row][depth]
+    int64_t x_stride;
+    const void* panels;
+    int64_t panel_depth;  // with what fills up
+    const void* bias;     // [column], or null
+    void* out;            // [row][column]
+};
+DS_API bool ds_can_multiply(int isa, int type);
+DS_API bool ds_product(DsContext* context, int isa, const DsProduct* call);
+
 }  // extern "C"
