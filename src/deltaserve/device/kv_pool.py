@@ -60,6 +60,10 @@ class KvArena(Arena):
         torch.index_select(self._values[out.dtype], 0, codes, out=out.view(-1))
         return out
 
+    def plane(self, layer: int, plane: int) -> Tensor:
+        """[rows, D] as they are stored, numbered by `slots` (see scatter)."""
+        return self._tokens[layer, plane]
+
     def scatter(self, layer: int, plane: int, slots: Tensor, values: Tensor) -> None:
         """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""
         stored = fp8_codes(values) if self._fp8 else values.to(self._dtype)

@@ -70,6 +70,22 @@ class _Attend(ctypes.Structure):
     )
 
 
+class _Keep(ctypes.Structure):
+    """DsKeep of native.h."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("slots", ctypes.c_void_p),
+        ("plane", ctypes.c_void_p),
+    )
+
+
 class _Functions:
     """Those of native.h that compute attention, with their types."""
 
@@ -77,6 +93,7 @@ class _Functions:
         pointer, functions = ctypes.c_void_p, library.functions
         functions.ds_context_new.restype = functions.ds_plan_new.restype = pointer
         functions.ds_context_bytes.restype, functions.ds_attend.restype = ctypes.c_int64, ctypes.c_bool
+        functions.ds_keep.restype, functions.ds_keep.argtypes = ctypes.c_bool, (ctypes.POINTER(_Keep),)
         functions.ds_context_bytes.argtypes = functions.ds_context_trim.argtypes = (pointer,)
         functions.ds_context_free.argtypes = functions.ds_plan_free.argtypes = (pointer,)
         functions.ds_context_new.argtypes = (ctypes.c_int,)
@@ -85,7 +102,7 @@ class _Functions:
         self.context_new, self.context_free = functions.ds_context_new, functions.ds_context_free
         self.context_bytes, self.context_trim = functions.ds_context_bytes, functions.ds_context_trim
         self.plan_new, self.plan_free = functions.ds_plan_new, functions.ds_plan_free
-        self.attend = functions.ds_attend
+        self.attend, self.keep = functions.ds_attend, functions.ds_keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +187,10 @@ class NativeAttention:
     def free_plan(self, plan: int) -> None:
         self._functions.plan_free(plan)
 
+    def keep(self, call: _Keep) -> None:
+        if not self._functions.keep(ctypes.byref(call)):
+            raise StateError("keys and values of a token for a place outside of the pages")
+
     def compute(self, plan: int, call: _Attend) -> None:
         isa = self._compute.instruction_set.number
         if not self._functions.attend(self._context, plan, isa, ctypes.byref(call)):
@@ -190,7 +211,23 @@ class NativeStep:
     def write_kv(self, layer: int, *planes: Tensor) -> None:
         """[T, H, D] each"""
         for plane, values in enumerate(planes):
-            self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
+            kept = self._arena.plane(layer, plane)
+            shape = (self._num_tokens, self._arena.layout.num_heads, kept.shape[1])
+            if values.shape != shape or values.dtype != kept.dtype or values.stride(2) != 1:  # converted, or refused
+                self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
+                continue
+            size = values.itemsize
+            call = _Keep(
+                *values.shape[:2],
+                kept.shape[1] * size,
+                kept.shape[0],
+                values.data_ptr(),
+                values.stride(0) * size,
+                values.stride(1) * size,
+                self._slots.data_ptr(),
+                kept.data_ptr(),
+            )
+            self._backend.keep(call)
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """q [T, Hq, D] -> [T, Hq, Dv]"""

@@ -104,6 +104,17 @@ struct DsGate {
 };
 DS_API bool ds_gate(DsContext* context, int isa, const DsGate* call);
 
+// Copies what heads are to keep to where it is kept: row `slots[token][head]` of `plane`, an array of `num_rows` rows.
+// False, with nothing copied, when a slot is none of them.
+struct DsKeep {
+    int64_t num_tokens, num_heads, row_bytes, num_rows;
+    const uint8_t* values;  // [token][head] rows; strides in bytes
+    int64_t token_stride, head_stride;
+    const int64_t* slots;
+    uint8_t* plane;
+};
+DS_API bool ds_keep(const DsKeep* call);
+
 // Up to 64 rows of x times a matrix that is packed in panels of 64 columns of the product: float32 [panel][depth][64],
 // bfloat16 [panel][depth / 2][64][2] (only an even depth). A row's result depends on that row alone.
 struct DsProduct {

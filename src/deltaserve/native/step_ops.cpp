@@ -1,4 +1,6 @@
 // Runs a step's operators on the threads of a context, with the kernels of one instruction set.
+#include <string.h>
+
 #include <algorithm>
 
 #include "context.h"
@@ -54,5 +56,16 @@ bool ds_gate(DsContext* context, int isa, const DsGate* call) {
     const StepOpsKernel* kernel = kernel_of(isa);
     if (kernel == nullptr || !is_known(call->type)) return false;
     run_rows(context, kernel->gate, *call, call->num_rows, call->dim);
+    return true;
+}
+
+bool ds_keep(const DsKeep* call) {
+    const int64_t num_slots = call->num_tokens * call->num_heads;
+    if (std::any_of(call->slots, call->slots + num_slots, [&](int64_t slot) { return slot < 0 || slot >= call->num_rows; }))
+        return false;
+    for (int64_t token = 0; token < call->num_tokens; token++)
+        for (int64_t head = 0; head < call->num_heads; head++)
+            memcpy(call->plane + call->slots[token * call->num_heads + head] * call->row_bytes,
+                   call->values + token * call->token_stride + head * call->head_stride, (size_t)call->row_bytes);
     return true;
 }
