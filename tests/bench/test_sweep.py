@@ -50,13 +50,14 @@ def test_each_concurrency_gets_prompts_of_its_own_and_a_row(tmp_path: Path, caps
     assert [(row[0], row[-1]) for row in rows] == [("1", "6/6"), ("4", "6/6")]
 
 
-def test_a_sweep_over_the_rate_keeps_the_limit_of_concurrency() -> None:
-    server = AnsweringServer(Manners())
-    with serving(server) as url:
-        options = ("--sweep", "rate=1000,2000", "--max-concurrency", "1")
+def test_a_sweep_over_the_rate_keeps_the_limit_of_concurrency(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with serving(AnsweringServer(Manners())) as url:
+        options = ("--sweep", "rate=1000,2000", "--max-concurrency", "1", "--output-file", str(report))
         assert run(parse("--base-url", url, *WORKLOAD, *options)) == 0
-    assert server.most_in_flight == 1
-    assert len(server.bodies) == 1 + 2 + 2 * 6
+    points = json.loads(report.read_text())["points"]
+    assert [(point["rate"], point["summary"]["num_completed"]) for point in points] == [(1000, 6), (2000, 6)]
+    assert all(point["summary"]["peak_concurrency"] == 1 for point in points)
 
 
 def test_failures_have_a_column_and_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

