@@ -16,16 +16,18 @@ Two loads, scaled to models/recall-micro, on real processes (those of `deltaserv
 A prompt is a document of facts, one to three earlier questions with their answers (the request's own part) and a
 question whose answer is known: every answer is checked, and a wrong one fails the run. Lengths are such that this
 model can recall (contexts below 768 tokens): 600 + 34 in, 48 out on average, and 330 + 34, 48. All rows of a table get
-the same requests, with the same output lengths. Decode must be the slowest part, as in public: so the model gets 8
-times as many attention heads (--heads), the new ones all zeros, which change no answer; and the events of a stream
-carry 8 tokens.
+the same requests, with the same output lengths; with the default seed the model alone answers all 1,640 rightly. Decode
+must be the slowest part, as in public: so the model gets 16 times as many attention heads (--heads), the new ones all
+zeros, which change no answer; and the events of a stream carry 8 tokens.
 
 *Running* and *usage* (pages neither free nor evictable) are what decode reports ten times a second, between the first
 and the last 128 answers. TTFT and ITL are the client's; in brackets the server's own, read from the histograms of
-/metrics, and so only as fine as their buckets. *Held*: what the workers still hold after the last answer; must be 0.
+/metrics, and so only as fine as their buckets.
+*CPU* is the time of client, front, prefill and decode for a request, which other load on the machine moves least.
+*Held*: what the workers still hold after the last answer; must be 0.
 The exit code is 1 when a request failed, an answer was wrong or something stayed held.
 
-About 10 minutes on 2 idle cores; --quick, a small load of the same form with 1 prefill worker, under one.
+About 15 minutes on 2 idle cores; --quick, a small load of the same form with 1 prefill worker, under one.
 """
 
 import argparse
@@ -45,6 +47,7 @@ from threading import Event
 
 import httpx
 import msgspec
+import psutil
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -70,6 +73,7 @@ from deltaserve.bench.traffic import ChatTurn, Conversation
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.session import serve_while
 from deltaserve.engine.worker_spec import WorkerSpec
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE_SIZE = 16
@@ -78,6 +82,8 @@ HEARTBEAT_S = 0.1
 TIMEOUT_S = 600.0
 SETTLED_WITHIN_S = 30.0
 DECODE = "decode-0"
+CLIENT = "client"
+PARTS = (CLIENT, "front", "prefill", "decode")
 STREAM_INTERVAL = 8
 """Tokens of an event: with one each, front and client would take more of two cores than decode."""
 EARLIER_LEN = 16
@@ -133,7 +139,7 @@ class SeedLoad:
         """Enough for every document and all requests at a time: this benchmark is about decode's pool."""
         own_len = EARLIER_LEN * self.num_earlier.most + 2
         tokens = self.num_documents * self.document_len.most + self.concurrency * own_len
-        return 2 * tokens // PAGE_SIZE
+        return 5 * tokens // (4 * PAGE_SIZE)
 
     def generate(self) -> list[Conversation]:
         """In shuffled order."""
@@ -261,6 +267,16 @@ def _held(metrics: dict[str, dict[str, float]]) -> int:
     return int(sum(value for key, value in every if key.startswith(names) or any(state in key for state in states)))
 
 
+def cpu_seconds() -> dict[str, float]:
+    """By front, prefill and decode, as their own processes; client: this one, with the supervisor's little part."""
+    taken = {CLIENT: sum(psutil.Process().cpu_times()[:2])}
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            name = Path(child.cmdline()[-1]).stem.partition("-")[0]  # prefill-0.json
+            taken[name] = taken.get(name, 0.0) + sum(child.cpu_times()[:2])
+    return taken
+
+
 Histogram = dict[float, float]
 """Upper bound |-> how many values up to it."""
 
@@ -343,6 +359,8 @@ class Outcome:
     server_itl: tuple[float | None, float | None]
     retractions: int
     num_held: int
+    cpu_s: dict[str, float]
+    """Part |-> CPU time a request."""
 
     def latency(self, name: str) -> Distribution:
         return self.summary.latencies_s[name]
@@ -366,6 +384,7 @@ class Seen:
     server_itl: tuple[float | None, float | None]
     retractions: int
     num_held: int
+    cpu_s: dict[str, float]
 
 
 async def drive(url: str, model: str, load: SeedLoad, on_record: Callable[[RequestRecord], None]) -> Seen:
@@ -377,7 +396,7 @@ async def drive(url: str, model: str, load: SeedLoad, on_record: Callable[[Reque
         await Client(http, dialect).measure(warm_up, Load([0.0] * len(warm_up)))
         names = ("deltaserve_time_to_first_token_seconds", "deltaserve_inter_token_latency_seconds")
         before = [await read_histogram(http, name) for name in names]
-        watch = Watch()
+        watch, cpu_before = Watch(), cpu_seconds()
 
         def note(record: RequestRecord) -> None:
             watch.num_done += 1
@@ -391,6 +410,8 @@ async def drive(url: str, model: str, load: SeedLoad, on_record: Callable[[Reque
             )
         finally:
             watcher.cancel()
+        cpu_after = cpu_seconds()
+        cpu = {part: (cpu_after[part] - cpu_before[part]) / load.num_requests for part in PARTS}
         held = await num_held(http)
         after = [await read_histogram(http, name) for name in names]
         ttft, itl = (
@@ -398,7 +419,7 @@ async def drive(url: str, model: str, load: SeedLoad, on_record: Callable[[Reque
         )
         retractions = (await worker_metrics(http))[DECODE].get("deltaserve_retractions_total", 0.0)
         peak = int(max((sight.num_running for sight in watch.sights), default=0))
-        return Seen(measurement, watch.steady(load), peak, ttft, itl, int(retractions), held)
+        return Seen(measurement, watch.steady(load), peak, ttft, itl, int(retractions), held, cpu)
 
 
 def run_variant(load: SeedLoad, variant: Variant, model: Path, console: Console) -> Outcome:
@@ -408,7 +429,12 @@ def run_variant(load: SeedLoad, variant: Variant, model: Path, console: Console)
     def work(url: str, stopping: Event) -> Seen:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("  requests", total=load.num_requests)
-            return asyncio.run(drive(url, model.name, load, lambda record: progress.advance(task)))
+            try:
+                return asyncio.run(drive(url, model.name, load, lambda record: progress.advance(task)))
+            except httpx.HTTPError:
+                if stopping.is_set():
+                    raise KeyboardInterrupt from None
+                raise
 
     seen = serve_while(
         variant.settings(load, model), partial(variant.adjust, load), work, lambda text: console.print(text)
@@ -429,9 +455,13 @@ def run_variant(load: SeedLoad, variant: Variant, model: Path, console: Console)
         server_itl=seen.server_itl,
         retractions=seen.retractions,
         num_held=seen.num_held,
+        cpu_s=seen.cpu_s,
     )
     right = f"{summary.answers_right} of {load.num_requests} right"
-    console.print(f"  {right}, {summary.duration_s:.1f} s, {summary.requests_per_s:.1f} requests/s", markup=False)
+    cpu = ", ".join(f"{part} {1e3 * seconds:.0f}" for part, seconds in outcome.cpu_s.items())
+    console.print(
+        f"  {right}, {summary.duration_s:.1f} s; running {running.p50:.0f}; CPU ms a request: {cpu}", markup=False
+    )
     return outcome
 
 
@@ -518,7 +548,7 @@ def table_of(load: SeedLoad, rows: Outcomes) -> Table:
     title = f"{load.name}: {load.num_documents} x {load.requests_per_document}, {load.concurrency} at a time"
     table = Table(title=f"{title}, decode's pool {load.decode_pages} pages", title_justify="left")
     table.add_column("", no_wrap=True)
-    headings = "req/s|running p50, peak|usage p50|TTFT p50, ms|p95|ITL p50, ms|p95|TPOT mean|E2E p50, s|out tokens"
+    headings = "req/s|running p50, peak|usage p50|TTFT p50, ms|p95|ITL p50, ms|p95|TPOT mean|E2E p50, s|CPU ms"
     for heading in (*headings.split("|"), "retracted", "right", "held"):
         table.add_column(heading, justify="right")
     for row in rows.values():
@@ -534,7 +564,7 @@ def table_of(load: SeedLoad, rows: Outcomes) -> Table:
             in_ms(itl.p95, row.server_itl[1]),
             f"{1e3 * row.latency('tpot').mean:.0f}",
             f"{row.latency('e2e').p50:.2f}",
-            str(summary.output_len),
+            " ".join(f"{1e3 * row.cpu_s[part]:.0f}" for part in PARTS),
             str(row.retractions),
             f"{summary.answers_right}/{load.num_requests}",
             str(row.num_held),
@@ -566,10 +596,19 @@ def show(console: Console, load: SeedLoad, rows: Outcomes, *, is_quick: bool) ->
             console.print(f"{row.variant.title}: {late}; the machine was too busy for these latencies.", markup=False)
 
 
+def attention_backend() -> str:
+    """What the workers' --attention-backend auto comes to, but for its self-test."""
+    try:
+        return f"native, {NativeLibrary().instruction_sets[-1].name}"
+    except NativeUnavailable as error:
+        return f"torch ({error})"
+
+
 def as_json(loads: Sequence[SeedLoad], tables: Sequence[Outcomes]) -> dict[str, object]:
     return {
         "load_average": os.getloadavg(),
         "num_cores": os.cpu_count(),
+        "attention": attention_backend(),
         "tables": [
             {
                 "load": asdict(load) | {"decode_pages": load.decode_pages},
@@ -618,7 +657,7 @@ def main() -> int:
     parser.add_argument("--copies", type=int, metavar="N", help="decode's pool, in requests that share nothing")
     parser.add_argument("--seed", type=int, metavar="N", help="equal seeds give equal traffic")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "recall-micro", metavar="FOLDER")
-    parser.add_argument("--heads", type=int, default=8, metavar="N", help="times as many attention heads (default 8)")
+    parser.add_argument("--heads", type=int, default=16, metavar="N", help="times as many attention heads (default 16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -628,6 +667,7 @@ def main() -> int:
 def measure(args: argparse.Namespace, model: Path) -> int:
     """The exit code."""
     console = Console(stderr=True, highlight=False)
+    console.print(f"attention: {attention_backend()}; load average {os.getloadavg()[0]:.1f}", markup=False)
     loads = [load for load in loads_of(args) if args.only in (None, load.name)]
     prefill = args.prefill or ((1,) if args.quick else (3, 2, 1))
     tables = []
