@@ -1,8 +1,9 @@
 // Attention over pages: scores, softmax and values of one block of keys after the other, in place.
 //
-// All arithmetic is float32. Lanes are channels: a key is read as it lies, and meets up to four rows in registers. How many
-// rows that are changes no sum: products of a score are added along the channels, weighted values along the keys, each in
-// an order of its own.
+// All arithmetic is float32. A score is the sum of as many chains as a vector has lanes: chain l adds the products of
+// channels l, l + kLanes and so on, and the chains' sums meet in a fixed order. Few rows read keys as they lie, their lanes
+// are chains; for many, keys of a block are laid out anew, their lanes are keys. Weighted values are added from the first
+// key to the last. So neither the number of rows nor the way they go changes a bit.
 #include "attention_kernel.h"
 #include "vectors.h"
 
@@ -13,10 +14,18 @@ namespace deltaserve {
 
 namespace {
 
-constexpr int kSums = kLanes == 16 ? 16 : 8;  // accumulators that the registers hold
+constexpr int kSums = kLanes == 16 ? 24 : 12;        // accumulators that the registers hold
+constexpr int kTileVectors = kSums / kTileRows;
+constexpr int kFewSums = kLanes == 16 ? 16 : 8;  // accumulators whose lanes are added up
+constexpr int kFewRows = 8;                      // that read keys in place
+constexpr int kLevels = kLanes == 16 ? 5 : kLanes == 8 ? 4 : 3;
 constexpr float kNoScore = -1e30f;            // largest score of no key
 constexpr float kHidden = -__builtin_inff();
 constexpr float kLog2E = 1.44269504f;
+
+template <int kCount> struct Count {
+    static constexpr int value = kCount;
+};
 
 DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -25,8 +34,8 @@ DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 struct Rows {
     float *q, *values, *total;                     // [row][padded dim]: of the split, of all splits before
     float *top, *sum, *total_top, *total_sum;      // [row]
-    float* scores;                                 // [kTileRows][kBlockKeys]
-    float *packed_keys, *packed_values;            // [kBlockKeys][padded dim]
+    float* scores;                                 // [kTileRows][kBlockKeys]; of tile_floats
+    float *packed_keys, *packed_values;            // [dim][kBlockKeys], [kBlockKeys][padded dim]
     int dim, value_dim;                            // padded
 };
 
@@ -45,7 +54,7 @@ Rows rows_in(const Scratch& scratch, int max_rows, int dim, int value_dim) {
     rows.total = take((int64_t)max_rows * rows.value_dim);
     rows.packed_keys = take(kBlockKeys * rows.dim);
     rows.packed_values = take(kBlockKeys * rows.value_dim);
-    rows.scores = take(kTileRows * kBlockKeys);
+    rows.scores = take(tile_floats(dim));
     rows.top = take(max_rows);
     rows.sum = take(max_rows);
     rows.total_top = take(max_rows);
@@ -53,23 +62,14 @@ Rows rows_in(const Scratch& scratch, int max_rows, int dim, int value_dim) {
     return rows;
 }
 
-float number(const void* values, int type, int64_t index) {
-    if (type == DS_FLOAT32) return ((const float*)values)[index];
-    const uint16_t bits = ((const uint16_t*)values)[index];
-    return type == DS_BFLOAT16 ? from_bfloat16(bits) : from_float16(bits);
-}
-
-void put_number(void* values, int type, int64_t index, float x) {
-    if (type == DS_FLOAT32)
-        ((float*)values)[index] = x;
-    else
-        ((uint16_t*)values)[index] = type == DS_BFLOAT16 ? to_bfloat16(x) : to_float16(x);
-}
-
 void read_query(const DsAttend& call, int64_t token, int head, int dim, float* to, int padded_dim) {
     const int64_t from = token * call.q_token_stride + head * call.q_head_stride;
-    for (int d = 0; d < dim; d++) to[d] = number(call.q, call.q_type, from + d);
-    for (int d = dim; d < padded_dim; d++) to[d] = 0;
+    const uint8_t* q = (const uint8_t*)call.q;
+    switch (call.q_type) {
+        case DS_FLOAT32: return unpack<Float32>(q + 4 * from, dim, to, padded_dim);
+        case DS_BFLOAT16: return unpack<BFloat16>(q + 2 * from, dim, to, padded_dim);
+        default: return unpack<Float16>(q + 2 * from, dim, to, padded_dim);
+    }
 }
 
 DS_INLINE void clear(float* values, float* top, float* sum, int dim) {
@@ -98,7 +98,12 @@ void write_result(const DsAttend& call, const DsWork& work, int64_t token, int h
     }
     const float factor = weight / sum;
     const int64_t to = (token * work.num_kv_heads * work.group_size + head) * work.value_dim;
-    for (int d = 0; d < work.value_dim; d++) put_number(call.out, call.q_type, to + d, total[d] * factor);
+    uint8_t* out = (uint8_t*)call.out;
+    switch (call.q_type) {
+        case DS_FLOAT32: return put_row<Float32>(total, factor, work.value_dim, out + 4 * to);
+        case DS_BFLOAT16: return put_row<BFloat16>(total, factor, work.value_dim, out + 2 * to);
+        default: return put_row<Float16>(total, factor, work.value_dim, out + 2 * to);
+    }
 }
 
 // A block of keys: where each lies. Index 0 is the block's first position, also where nobody sees it.
@@ -139,19 +144,15 @@ void locate(Block& block, const PlanView& plan, const DsAttend& call, const Task
     }
 }
 
-template <class Element> void unpack(const uint8_t* from, int dim, float* to, int padded_dim) {
-    int d = 0;
-    for (; d + kLanes <= dim; d += kLanes) store(to + d, Element::load(from + d * Element::kBytes));
-    if (d < dim) {
-        uint8_t rest[kLanes * Element::kBytes] = {};
-        memcpy(rest, from + d * Element::kBytes, (dim - d) * Element::kBytes);
-        store(to + d, Element::load(rest));
-        d += kLanes;
-    }
-    for (; d < padded_dim; d += kLanes) store(to + d, Vec{});
-}
+// Vectors of keys [first, end) of a block that somebody sees.
+struct Lanes {
+    int first, end;
+};
 
-template <class Element> void pack(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+DS_INLINE Lanes lanes_of(int first, int end) { return {first / kLanes, (end + kLanes - 1) / kLanes}; }
+
+// A key and its values stay side by side, as floats.
+template <class Element> void unpack_all(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
     for (int j = block.first; j < block.end; j++) {
         float* key = rows.packed_keys + (int64_t)j * rows.dim;
         if (next != nullptr) {
@@ -172,9 +173,9 @@ template <class Element> void pack(Block& block, const Block* next, const DsWork
 
 // Keys [first, end) of the block that any of the kRows rows sees.
 template <class Element, int kRows>
-DS_INLINE void score(const Block& block, const Block* next, int first, int end, const float* q, int dim, float scale,
+DS_INLINE void score_in_place(const Block& block, const Block* next, int first, int end, const float* q, int dim, float scale,
                      float* scores) {
-    constexpr int kKeys = kSums / kRows;
+    constexpr int kKeys = kFewSums / kRows;
     const Vec factor = all(scale);
     for (int j = first / kKeys * kKeys; j < end; j += kKeys) {
         const uint8_t* keys[kKeys];
@@ -183,7 +184,7 @@ DS_INLINE void score(const Block& block, const Block* next, int first, int end, 
             keys[k] = block.keys[index];
             if (next != nullptr) fetch(next->keys[j + k], dim * Element::kBytes);
         }
-        Vec sums[kSums] = {};
+        Vec sums[kFewSums] = {};
         for (int d = 0; d < dim; d += kLanes) {
             Vec key[kKeys];
             for (int k = 0; k < kKeys; k++) key[k] = Element::load(keys[k] + d * Element::kBytes);
@@ -192,29 +193,127 @@ DS_INLINE void score(const Block& block, const Block* next, int first, int end, 
                 for (int k = 0; k < kKeys; k++) sums[r * kKeys + k] = multiply_add(of_row, key[k], sums[r * kKeys + k]);
             }
         }
-        float found[kSums];
-        for (int i = 0; i < kSums; i += kLanes) store(found + i, sums_of(sums + i) * factor);
+        float found[kFewSums];
+        for (int i = 0; i < kFewSums; i += kLanes) store(found + i, sums_of(sums + i) * factor);
         for (int r = 0; r < kRows; r++) memcpy(scores + r * kBlockKeys + j, found + r * kKeys, sizeof(float) * kKeys);
     }
 }
 
-// Scores to weights. Returns the factor of what the row had before.
-DS_INLINE float weigh(float* scores, int first, int end, float* top, float* sum) {
-    for (int j = 0; j < first; j++) scores[j] = kHidden;
-    for (int j = end; j < kBlockKeys; j++) scores[j] = kHidden;
-    Vec highest = load(scores);
-    for (int j = kLanes; j < kBlockKeys; j += kLanes) highest = larger(load(scores + j), highest);
-    const float found = largest_of(highest), new_top = found > *top ? found : *top;
-    Vec total = Vec{};
-    for (int j = 0; j < kBlockKeys; j += kLanes) {
-        const Vec weights = exp2_of(load(scores + j) - all(new_top));
-        store(scores + j, weights);
-        total = total + weights;
+// Keys lie [channel][key] from then on: a vector is of one channel of as many keys. Channels of a chain follow each other.
+template <class Element> void pack_keys(const Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+    const Lanes lanes = lanes_of(block.first, block.end);
+    const int length = rows.dim / kLanes;  // of a chain
+    float* natural = rows.scores;          // [kLanes][padded dim]: memory is read in the order in which it lies
+    for (int lane = lanes.first; lane < lanes.end; lane++) {
+        for (int i = 0; i < kLanes; i++) {
+            const int j = lane * kLanes + i;
+            if (next != nullptr) fetch(next->keys[j], work.head_dim * Element::kBytes);
+            unpack<Element>(block.keys[j], work.head_dim, natural + i * rows.dim, rows.dim);
+        }
+        for (int step = 0; step < length; step++) {
+            Vec v[kLanes];
+            for (int i = 0; i < kLanes; i++) v[i] = load(natural + i * rows.dim + step * kLanes);
+            transpose(v);
+            for (int i = 0; i < kLanes; i++)
+                store(rows.packed_keys + (i * length + step) * kBlockKeys + lane * kLanes, v[i]);
+        }
     }
-    const float factor = exp2_of(*top - new_top);
-    *sum = *sum * factor + sum_of(total);
-    *top = new_top;
-    return factor;
+}
+
+// Values stay [key][channel], as floats.
+template <class Element> void pack_values(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+    for (int j = block.first; j < block.end; j++) {
+        float* value = rows.packed_values + (int64_t)j * rows.value_dim;
+        if (next != nullptr) fetch(next->values[j], work.value_dim * Element::kBytes);
+        unpack<Element>(block.values[j], work.value_dim, value, rows.value_dim);
+        block.values[j] = (const uint8_t*)value;
+    }
+}
+
+// Scores of kVectors vectors of keys: chains one after the other, whose sums meet as the lanes of sums_of do.
+template <int kRows, int kVectors>
+DS_INLINE void score_keys(const float* keys, const float* q, int dim, float scale, float* scores) {
+    const int length = dim / kLanes;
+    Vec met[kLevels][kRows][kVectors];
+    for (int n = 0; n < kLanes; n++) {
+        const int chain = kSumOrder[n];
+        const float* of_chain = keys + chain * length * kBlockKeys;
+        Vec sums[kRows][kVectors] = {};
+        for (int i = 0; i < length; i++) {
+            Vec key[kVectors];
+            for (int c = 0; c < kVectors; c++) key[c] = load(of_chain + i * kBlockKeys + c * kLanes);
+            for (int r = 0; r < kRows; r++) {
+                const Vec of_row = all(q[r * dim + chain * length + i]);
+                for (int c = 0; c < kVectors; c++) sums[r][c] = multiply_add(of_row, key[c], sums[r][c]);
+            }
+        }
+        int level = 0;
+        for (; n >> level & 1; level++)
+            for (int r = 0; r < kRows; r++)
+                for (int c = 0; c < kVectors; c++) sums[r][c] = met[level][r][c] + sums[r][c];
+        for (int r = 0; r < kRows; r++)
+            for (int c = 0; c < kVectors; c++) met[level][r][c] = sums[r][c];
+    }
+    for (int r = 0; r < kRows; r++)
+        for (int c = 0; c < kVectors; c++)
+            store(scores + r * kBlockKeys + c * kLanes, met[kLevels - 1][r][c] * all(scale));
+}
+
+template <int kRows>
+void score(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
+    int lane = lanes.first;
+    const auto of = [&](auto vectors) {
+        constexpr int kVectors = decltype(vectors)::value;
+        for (; lane + kVectors <= lanes.end; lane += kVectors)
+            score_keys<kRows, kVectors>(keys + lane * kLanes, q, dim, scale, scores + lane * kLanes);
+    };
+    of(Count<kTileVectors>{});
+    if (kTileVectors > 2) of(Count<2>{});
+    of(Count<1>{});
+}
+
+DS_INLINE Vec visible(Vec scores, int lane, int first, int end) {
+    IntVec index;
+    for (int i = 0; i < kLanes; i++) index[i] = i;
+    index += lane * kLanes;
+    return (index >= first) & (index < end) ? scores : all(kHidden);
+}
+
+// What each row of a tile sees of a block.
+template <int kRows> struct Seen {
+    int firsts[kRows], ends[kRows];
+    int first = kBlockKeys, end = 0;  // of all; first >= end: nothing
+};
+
+// Scores to weights; `factors` are those of what each row had before.
+template <int kRows>
+DS_INLINE void weigh(float* scores, const Seen<kRows>& seen, float* top, float* sum, float* factors) {
+    const Lanes lanes = lanes_of(seen.first, seen.end);
+    float changes[(kRows + kLanes - 1) / kLanes * kLanes] = {};
+    for (int r = 0; r < kRows; r++) {
+        float* of_row = scores + r * kBlockKeys;
+        Vec highest = all(kHidden);
+        if (seen.firsts[r] > lanes.first * kLanes || seen.ends[r] < lanes.end * kLanes)
+            for (int lane = lanes.first; lane < lanes.end; lane++)
+                store(of_row + lane * kLanes, visible(load(of_row + lane * kLanes), lane, seen.firsts[r], seen.ends[r]));
+        for (int lane = lanes.first; lane < lanes.end; lane++) highest = larger(load(of_row + lane * kLanes), highest);
+        const float found = largest_of(highest), new_top = found > top[r] ? found : top[r];
+        changes[r] = top[r] - new_top;
+        top[r] = new_top;
+    }
+    Vec totals[kRows] = {};
+    for (int lane = lanes.first; lane < lanes.end; lane++)
+        for (int r = 0; r < kRows; r++) {
+            float* at = scores + r * kBlockKeys + lane * kLanes;
+            const Vec weights = exp2_of(load(at) - all(top[r]));
+            store(at, weights);
+            totals[r] = totals[r] + weights;
+        }
+    for (int r = 0; r < kRows; r += kLanes) store(changes + r, exp2_of(load(changes + r)));
+    for (int r = 0; r < kRows; r++) {
+        factors[r] = changes[r];
+        sum[r] = sum[r] * factors[r] + sum_of(totals[r]);
+    }
 }
 
 template <class Element, int kRows, int kVectors>
@@ -238,48 +337,75 @@ DS_INLINE void add_channels(const Block& block, const Block* next, int first, in
         for (int c = 0; c < kVectors; c++) store(values + r * value_dim + d + c * kLanes, sums[r][c]);
 }
 
+// Weighted values are added from the first key to the last.
 template <class Element, int kRows>
-DS_INLINE void add_values(const Block& block, const Block* next, int first, int end, const float* weights,
-                          const float* factors, float* values, int value_dim) {
-    constexpr int kMost = kSums / kRows < 8 ? kSums / kRows : 8;
+void add_values(const Block& block, const Block* next, int first, int end, const float* weights, const float* factors,
+                float* values, int value_dim) {
+    constexpr int kMost = kRows * 8 <= kSums ? 8 : kRows * 4 <= kSums ? 4 : 2;
     int d = 0;
-    for (; d + kMost * kLanes <= value_dim; d += kMost * kLanes)
-        add_channels<Element, kRows, kMost>(block, next, first, end, weights, factors, values, value_dim, d);
-    if (kMost > 4)
-        for (; d + 4 * kLanes <= value_dim; d += 4 * kLanes)
-            add_channels<Element, kRows, 4>(block, next, first, end, weights, factors, values, value_dim, d);
-    for (; d < value_dim; d += kLanes)
-        add_channels<Element, kRows, 1>(block, next, first, end, weights, factors, values, value_dim, d);
+    const auto of = [&](auto vectors) {
+        constexpr int kVectors = decltype(vectors)::value;
+        for (; d + kVectors * kLanes <= value_dim; d += kVectors * kLanes)
+            add_channels<Element, kRows, kVectors>(block, next, first, end, weights, factors, values, value_dim, d);
+    };
+    of(Count<kMost>{});
+    if (kMost > 4) of(Count<4>{});
+    if (kMost > 2) of(Count<2>{});
+    of(Count<1>{});
 }
 
 // Rows [row, row + kRows) of the task meet a block.
-template <class Element, int kRows>
+template <class Element, int kRows, bool kIsFew>
 void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
     const Segment& segment = plan.segments[task.segment];
-    int firsts[kRows], ends[kRows], first = kBlockKeys, end = 0;
+    Seen<kRows> seen;
     for (int r = 0; r < kRows; r++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row + r) / plan.work->group_size];
-        firsts[r] = (int)least(most(token.first_key - block.start, block.first), kBlockKeys);
-        ends[r] = (int)most(least(token.end_key - block.start, block.end), firsts[r]);
-        if (firsts[r] == ends[r]) continue;
-        first = firsts[r] < first ? firsts[r] : first;
-        end = ends[r] > end ? ends[r] : end;
+        const int first = (int)least(most(token.first_key - block.start, block.first), kBlockKeys);
+        const int end = (int)most(least(token.end_key - block.start, block.end), first);
+        seen.firsts[r] = first;
+        seen.ends[r] = end;
+        if (first == end) continue;
+        seen.first = first < seen.first ? first : seen.first;
+        seen.end = end > seen.end ? end : seen.end;
     }
-    if (first >= end) return;
-    score<Element, kRows>(block, next, first, end, rows.q + (int64_t)row * rows.dim, rows.dim, scale, rows.scores);
+    if (seen.first >= seen.end) return;
+    const float* q = rows.q + (int64_t)row * rows.dim;
+    if (kIsFew)
+        score_in_place<Element, kRows>(block, next, seen.first, seen.end, q, rows.dim, scale, rows.scores);
+    else
+        score<kRows>(rows.packed_keys, lanes_of(seen.first, seen.end), q, rows.dim, scale, rows.scores);
     float factors[kRows];
-    for (int r = 0; r < kRows; r++)
-        factors[r] = weigh(rows.scores + r * kBlockKeys, firsts[r], ends[r], rows.top + row + r, rows.sum + row + r);
-    add_values<Element, kRows>(block, next, first, end, rows.scores, factors,
+    weigh<kRows>(rows.scores, seen, rows.top + row, rows.sum + row, factors);
+    add_values<Element, kRows>(block, next, seen.first, seen.end, rows.scores, factors,
                                rows.values + (int64_t)row * rows.value_dim, rows.value_dim);
 }
 
+// Few rows: each key meets them as it is read.
 template <class Element>
-void meet_all(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+void meet_few(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     int row = 0;
-    for (; row + 4 <= task.num_rows; row += 4, next = nullptr) meet<Element, 4>(block, next, plan, task, scale, rows, row);
-    for (; row + 2 <= task.num_rows; row += 2, next = nullptr) meet<Element, 2>(block, next, plan, task, scale, rows, row);
-    for (; row < task.num_rows; row++, next = nullptr) meet<Element, 1>(block, next, plan, task, scale, rows, row);
+    for (; row + 4 <= task.num_rows; row += 4, next = nullptr)
+        meet<Element, 4, true>(block, next, plan, task, scale, rows, row);
+    for (; row + 2 <= task.num_rows; row += 2, next = nullptr)
+        meet<Element, 2, true>(block, next, plan, task, scale, rows, row);
+    for (; row < task.num_rows; row++, next = nullptr) meet<Element, 1, true>(block, next, plan, task, scale, rows, row);
+}
+
+// Many rows: in as few tiles as hold them, of about the same size.
+void meet_many(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+    static_assert(kTileRows == 6 && kFewRows >= 4, "one case for each size of a tile");
+    int row = 0;
+    for (int tiles = (task.num_rows + kTileRows - 1) / kTileRows; tiles > 0; tiles--) {
+        const int size = (task.num_rows - row + tiles - 1) / tiles;
+        switch (size) {
+            case 3: meet<Float32, 3, false>(block, nullptr, plan, task, scale, rows, row); break;
+            case 4: meet<Float32, 4, false>(block, nullptr, plan, task, scale, rows, row); break;
+            case 5: meet<Float32, 5, false>(block, nullptr, plan, task, scale, rows, row); break;
+            default: meet<Float32, 6, false>(block, nullptr, plan, task, scale, rows, row);
+        }
+        row += size;
+    }
 }
 
 // All rows of the task have met a split: its partial results are kept, or added to the total.
@@ -310,7 +436,13 @@ void begin_rows(const PlanView& plan, const DsAttend& call, const Task& task, co
     for (int row = 0; row < task.num_rows; row++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row) / group];
         const int head = task.head * group + (task.first + row) % group;
-        read_query(call, token.token, head, plan.work->head_dim, rows.q + (int64_t)row * rows.dim, rows.dim);
+        float* q = rows.q + (int64_t)row * rows.dim;
+        if (task.num_rows <= kFewRows) {
+            read_query(call, token.token, head, plan.work->head_dim, q, rows.dim);
+        } else {
+            read_query(call, token.token, head, plan.work->head_dim, rows.scores, rows.dim);
+            for (int d = 0; d < rows.dim; d++) q[d % kLanes * (rows.dim / kLanes) + d / kLanes] = rows.scores[d];
+        }
         clear(rows.values + (int64_t)row * rows.value_dim, rows.top + row, rows.sum + row, rows.value_dim);
         clear(rows.total + (int64_t)row * rows.value_dim, rows.total_top + row, rows.total_sum + row, rows.value_dim);
     }
@@ -331,9 +463,10 @@ template <class Element>
 void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
     const DsWork& work = *plan.work;
     const Rows rows = rows_in(scratch, plan.max_rows, work.head_dim, work.value_dim);
+    const bool is_few = task.num_rows <= kFewRows;
     const bool fits_vectors = work.head_dim == rows.dim && work.value_dim == rows.value_dim;
-    // Many rows would convert a key again and again.
-    const bool packs = !fits_vectors || (Element::kBytes < 4 && task.num_rows > kTileRows);
+    // Several tiles of rows would convert a key again and again.
+    const bool unpacks = !fits_vectors || (Element::kBytes < 4 && task.num_rows > 4);
     const float scale = call.scale * kLog2E;
     begin_rows(plan, call, task, rows);
     const int64_t segment_end = plan.segments[task.segment].end;
@@ -351,11 +484,15 @@ void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scr
             is_located = end < task.end;
             if (is_located) locate(*next, plan, call, task, end, least(next_end, segment_end));
             const Block* ahead = is_located ? next : nullptr;
-            if (packs) {
-                pack<Element>(*block, ahead, work, rows);
-                meet_all<Float32>(*block, nullptr, plan, task, scale, rows);
+            if (!is_few) {
+                pack_keys<Element>(*block, ahead, work, rows);
+                if (work.value_dim != rows.value_dim || Element::kBytes < 4) pack_values<Element>(*block, ahead, work, rows);
+                meet_many(*block, plan, task, scale, rows);
+            } else if (unpacks) {
+                unpack_all<Element>(*block, ahead, work, rows);
+                meet_few<Float32>(*block, nullptr, plan, task, scale, rows);
             } else {
-                meet_all<Element>(*block, ahead, plan, task, scale, rows);
+                meet_few<Element>(*block, ahead, plan, task, scale, rows);
             }
             Block* done = block;
             block = next;

@@ -34,7 +34,7 @@ template <class V> DS_INLINE V load_as(const void* from) {
 
 DS_INLINE Vec load(const float* from) { return load_as<Vec>(from); }
 DS_INLINE void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
-DS_INLINE Vec all(float x) { return Vec{} + x; }
+DS_INLINE Vec all(float x) { return x - Vec{}; }  // 0 + x would be a sum of its own: x may be -0
 DS_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
 DS_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
@@ -49,7 +49,69 @@ DS_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Lane i of the result is the sum of the lanes of v[i], added in the same order for every i.
+// Lane j of v[i] becomes lane i of v[j].
+DS_INLINE void transpose(Vec* v) {
+#if defined(__AVX512F__)
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+        a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+        a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        v[i] = (Vec)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+        v[i + 8] = (Vec)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+        v[i + 4] = (Vec)_mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
+        v[i + 12] = (Vec)_mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd);
+    }
+#elif defined(__AVX2__)
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps((__m256)v[i], (__m256)v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps((__m256)v[i], (__m256)v[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        v[i] = (Vec)_mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        v[i + 4] = (Vec)_mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+#else
+    const IntVec low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
+    const Vec a = __builtin_shuffle(v[0], v[1], low), b = __builtin_shuffle(v[0], v[1], high);
+    const Vec c = __builtin_shuffle(v[2], v[3], low), d = __builtin_shuffle(v[2], v[3], high);
+    v[0] = __builtin_shuffle(a, c, first);
+    v[1] = __builtin_shuffle(a, c, second);
+    v[2] = __builtin_shuffle(b, d, first);
+    v[3] = __builtin_shuffle(b, d, second);
+#endif
+}
+
+// The order in which sums_of adds up lanes: neighbours here meet first, then their sums.
+#if defined(__AVX512F__)
+constexpr int kSumOrder[] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+#elif defined(__AVX2__)
+constexpr int kSumOrder[] = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+constexpr int kSumOrder[] = {0, 2, 1, 3};
+#endif
+
+// Lane i of the result is the sum of the lanes of v[i].
 DS_INLINE Vec sums_of(const Vec* v) {
 #if defined(__AVX512F__)
     __m512 quad[4];
@@ -81,20 +143,29 @@ DS_INLINE Vec sums_of(const Vec* v) {
 #endif
 }
 
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t IntQuad __attribute__((vector_size(16)));
+
+// One vector of four lanes from all: halves meet, then quarters. `meet` is of two vectors of any width.
+template <class Meet> DS_INLINE float folded(Vec v, Meet meet) {
+#if defined(__AVX512F__)
+    const __m256 half = (__m256)meet(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+    Quad quad = (Quad)meet(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(__AVX2__)
+    Quad quad = (Quad)meet(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+#else
+    Quad quad = v;
+#endif
+    quad = meet(quad, __builtin_shuffle(quad, IntQuad{2, 3, 0, 1}));
+    return meet(quad, __builtin_shuffle(quad, IntQuad{1, 0, 3, 2}))[0];
+}
+
 DS_INLINE float sum_of(Vec v) {
-    float lanes[kLanes];
-    store(lanes, v);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
+    return folded(v, [](auto a, auto b) { return a + b; });
 }
 
 DS_INLINE float largest_of(Vec v) {
-    float lanes[kLanes];
-    store(lanes, v);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+    return folded(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // 2^x for x <= 127, 0 below -126; not a number stays that.
@@ -115,11 +186,12 @@ DS_INLINE Vec exp2_of(Vec x) {
 
 DS_INLINE float exp2_of(float x) { return exp2_of(all(x))[0]; }
 
-// Element types of memory. load: kLanes of them as floats.
+// Element types of memory. load: kLanes of them as floats; store: rounded to the nearest, even of two.
 
 struct Float32 {
     static constexpr int kBytes = 4;
     static DS_INLINE Vec load(const uint8_t* from) { return load_as<Vec>(from); }
+    static DS_INLINE void store(uint8_t* to, Vec v) { memcpy(to, &v, sizeof v); }
 };
 
 struct BFloat16 {
@@ -132,6 +204,12 @@ struct BFloat16 {
 #else
         return (Vec)(__builtin_convertvector(load_as<ShortVec>(from), WordVec) << 16);
 #endif
+    }
+    static DS_INLINE void store(uint8_t* to, Vec v) {
+        const WordVec bits = (WordVec)v;
+        const WordVec rounded = v == v ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+        const ShortVec high = __builtin_convertvector(rounded >> 16, ShortVec);
+        memcpy(to, &high, sizeof high);
     }
 };
 
@@ -153,6 +231,18 @@ struct Float16 {
         return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
         return from_half_bits(__builtin_convertvector(load_as<ShortVec>(from), IntVec));
+#endif
+    }
+    static DS_INLINE void store(uint8_t* to, Vec v) {
+#if defined(__AVX512F__)
+        _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+        _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+        for (int i = 0; i < kLanes; i++) {
+            const _Float16 half = (_Float16)v[i];
+            memcpy(to + 2 * i, &half, 2);
+        }
 #endif
     }
 };
@@ -184,33 +274,29 @@ struct Float8 {
     }
 };
 
-// One value at a time, for the inputs and outputs of a row.
-
-DS_INLINE float from_bfloat16(uint16_t bits) {
-    const uint32_t wide = (uint32_t)bits << 16;
-    float x;
-    memcpy(&x, &wide, 4);
-    return x;
+// A row of elements as floats; the channels from `dim` to `padded_dim` are 0.
+template <class Element> DS_INLINE void unpack(const uint8_t* from, int dim, float* to, int padded_dim) {
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) store(to + d, Element::load(from + d * Element::kBytes));
+    if (d < dim) {
+        uint8_t rest[kLanes * Element::kBytes] = {};
+        memcpy(rest, from + d * Element::kBytes, (dim - d) * Element::kBytes);
+        store(to + d, Element::load(rest));
+        d += kLanes;
+    }
+    for (; d < padded_dim; d += kLanes) store(to + d, Vec{});
 }
 
-DS_INLINE uint16_t to_bfloat16(float x) {  // to the nearest, even of two
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-DS_INLINE float from_float16(uint16_t bits) {
-    _Float16 x;
-    memcpy(&x, &bits, 2);
-    return (float)x;
-}
-
-DS_INLINE uint16_t to_float16(float x) {
-    const _Float16 half = (_Float16)x;
-    uint16_t bits;
-    memcpy(&bits, &half, 2);
-    return bits;
+// Floats times `factor` as a row of elements.
+template <class Element> DS_INLINE void put_row(const float* from, float factor, int dim, uint8_t* to) {
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) Element::store(to + d * Element::kBytes, load(from + d) * all(factor));
+    if (d == dim) return;
+    float last[kLanes] = {};
+    memcpy(last, from + d, (dim - d) * sizeof(float));
+    uint8_t rest[kLanes * Element::kBytes];
+    Element::store(rest, load(last) * all(factor));
+    memcpy(to + d * Element::kBytes, rest, (dim - d) * Element::kBytes);
 }
 
 }  // namespace
