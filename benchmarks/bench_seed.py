@@ -72,6 +72,7 @@ from deltaserve.bench.report import MAX_LAG_S, BenchSummary, Distribution, distr
 from deltaserve.bench.traffic import ChatTurn, Conversation
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.session import serve_while
+from deltaserve.engine.interrupts import EXIT_INTERRUPTED
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
@@ -457,11 +458,9 @@ def run_variant(load: SeedLoad, variant: Variant, model: Path, console: Console)
         num_held=seen.num_held,
         cpu_s=seen.cpu_s,
     )
-    right = f"{summary.answers_right} of {load.num_requests} right"
+    right = f"{summary.answers_right} of {load.num_requests} right, {summary.requests_per_s:.2f} requests/s"
     cpu = ", ".join(f"{part} {1e3 * seconds:.0f}" for part, seconds in outcome.cpu_s.items())
-    console.print(
-        f"  {right}, {summary.duration_s:.1f} s; running {running.p50:.0f}; CPU ms a request: {cpu}", markup=False
-    )
+    console.print(f"  {right}; running {running.p50:.0f}; CPU ms a request: {cpu}", markup=False)
     return outcome
 
 
@@ -604,20 +603,28 @@ def attention_backend() -> str:
         return f"torch ({error})"
 
 
-def as_json(loads: Sequence[SeedLoad], tables: Sequence[Outcomes]) -> dict[str, object]:
-    return {
-        "load_average": os.getloadavg(),
-        "num_cores": os.cpu_count(),
-        "attention": attention_backend(),
-        "tables": [
-            {
-                "load": asdict(load) | {"decode_pages": load.decode_pages},
-                "rows": {name: asdict(row) | {"title": row.variant.title} for name, row in rows.items()},
-                "bars": [asdict(bar) | {"is_met": bar.is_met} for bar in bars_of(load, rows)],
-            }
-            for load, rows in zip(loads, tables, strict=True)
-        ],
-    }
+class Report:
+    """What was found so far, as JSON: written anew after each row, for whoever ends a long run."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows: list[dict[str, object]] = []
+        self._tables: list[dict[str, object]] = []
+
+    def row(self, outcome: Outcome) -> None:
+        self._rows.append(asdict(outcome) | {"title": outcome.variant.title})
+        self._write()
+
+    def table(self, load: SeedLoad, rows: Outcomes) -> None:
+        bars = [asdict(bar) | {"is_met": bar.is_met} for bar in bars_of(load, rows)]
+        self._tables.append({"load": asdict(load) | {"decode_pages": load.decode_pages}, "bars": bars})
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        machine = {"num_cores": os.cpu_count(), "load_average": os.getloadavg(), "attention": attention_backend()}
+        self._path.write_text(json.dumps(machine | {"rows": self._rows, "tables": self._tables}, indent=1) + "\n")
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -658,27 +665,35 @@ def main() -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="equal seeds give equal traffic")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "recall-micro", metavar="FOLDER")
     parser.add_argument("--heads", type=int, default=16, metavar="N", help="times as many attention heads (default 16)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, anew after each row")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
-        return measure(args, widen(args.model, args.heads, Path(folder)))
+        try:
+            return measure(args, widen(args.model, args.heads, Path(folder)))
+        except KeyboardInterrupt:
+            print("ended before its time", file=sys.stderr)
+            return EXIT_INTERRUPTED
 
 
 def measure(args: argparse.Namespace, model: Path) -> int:
     """The exit code."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"attention: {attention_backend()}; load average {os.getloadavg()[0]:.1f}", markup=False)
     loads = [load for load in loads_of(args) if args.only in (None, load.name)]
     prefill = args.prefill or ((1,) if args.quick else (3, 2, 1))
-    tables = []
+    report, is_right = Report(args.json), True
     for load in loads:
-        run = partial(run_variant, load, model=model, console=console)
-        tables.append(TABLES[load.name](load, prefill, run))
-    for load, rows in zip(loads, tables, strict=True):
+
+        def run(variant: Variant, load: SeedLoad = load) -> Outcome:
+            outcome = run_variant(load, variant, model, console)
+            report.row(outcome)
+            return outcome
+
+        rows = TABLES[load.name](load, prefill, run)
+        report.table(load, rows)
         show(Console(width=200, highlight=False), load, rows, is_quick=args.quick)
-    if args.json:
-        args.json.write_text(json.dumps(as_json(loads, tables), indent=1) + "\n")
-    return 0 if all(row.is_right for rows in tables for row in rows.values()) else 1
+        is_right = is_right and all(row.is_right for row in rows.values())
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
