@@ -30,7 +30,7 @@ from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.models.loader import load_weights
-from deltaserve.models.packing import product
+from deltaserve.models.native_ops import make_step_ops
 from deltaserve.models.weights import DecoderWeights, Linear
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
 
@@ -70,6 +70,7 @@ def matrices(weights: DecoderWeights) -> list[Tensor]:
 def products(weights: DecoderWeights, num_tokens: int, num_logits: int) -> Callable[[], object]:
     """Nothing but a step's matrix products."""
     dtype = weights.embedding.dtype
+    ops = make_step_ops("auto", dtype, weights.embedding.device, 1)
     pairs = [(torch.randn(num_tokens, weight.shape[1]).to(dtype), weight) for weight in matrices(weights)]
     if num_logits:
         pairs.append((torch.randn(num_logits, weights.lm_head.shape[1]).to(dtype), weights.lm_head))
@@ -77,7 +78,7 @@ def products(weights: DecoderWeights, num_tokens: int, num_logits: int) -> Calla
     @torch.inference_mode()
     def run() -> None:
         for x, weight in pairs:
-            product(x, weight)
+            ops.product(x, weight)
 
     return run
 

@@ -4,7 +4,8 @@
 
 Each line compares with a roof: bytes that must be read (weights once, every KV page once) at the measured read
 bandwidth, or matrix work at the rate of one large product in the model's type or float32, whichever is faster. On
-the CPU with one thread the clock is the process's CPU time, so other load counts less.
+the CPU with one thread the clock is the process's CPU time, so other load counts less. There a decode step is measured
+once more with a step's operators by torch, with products alone by the native library, and with all of them, in turns.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.paired import Times, take_turns
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
@@ -26,6 +29,7 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.packing import pack, product
+from deltaserve.models.step_ops import StepOps, TorchOps
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
 
@@ -178,6 +182,32 @@ def measure(bench: Bench, rows: int) -> list[Line]:
     return lines
 
 
+class NativeProducts(TorchOps):
+    """Products by other operators, the rest by torch."""
+
+    def __init__(self, ops: StepOps) -> None:
+        self._ops = ops
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._ops.product(x, weight, bias)
+
+
+def compare_operators(bench: Bench, rows: int, num_rounds: int = 40) -> Times:
+    """A decode step at short context: torch, products native, all native. Attention is the same in all."""
+    bench.lay_out(0)
+    items = tuple(decode_item(row, DECODE_CONTEXTS[0] - 1) for row in range(rows))
+    plan = StepPlan(StepIndex(0), items, WorkList(SPLIT_TOKENS))
+    decoder = bench.executor._decoder
+    native = decoder._ops
+
+    def step(ops: StepOps) -> None:
+        decoder._ops = ops
+        bench.executor.execute(plan)
+
+    forms = (TorchOps(), NativeProducts(native), native)
+    return take_turns([partial(step, ops) for ops in forms], num_rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -199,6 +229,12 @@ def main() -> None:
     print(f"{'step':40} {'ms':>9} {'tokens/s':>10} {'roof ms':>9} {'of roof':>8}")
     for line in lines:
         print(f"{line.name:40} {line.ms:9.2f} {line.tokens_per_s:10.0f} {line.roof_ms:9.2f} {line.roof_share:8.0%}")
+    if args.device == "cpu" and args.threads == 1:
+        for rows in sorted({1, args.rows}):
+            times = compare_operators(bench, rows)
+            shown = " | ".join(f"{ms:.2f}" for ms in times.medians)
+            name = f"decode {rows} rows at {DECODE_CONTEXTS[0]}"
+            print(f"{name}: torch | products native | all native: {shown} ms, {times.ratio([0], [2])} in all")
 
 
 if __name__ == "__main__":
