@@ -304,7 +304,7 @@ class DisaggregationSettings(Group):
     disaggregation_transfer_backend: Literal["auto", "local", "nixl", "mooncake"] = option(
         "auto",
         "what moves the pages; local: decode copies from prefill's memory, between workers of one serve; mooncake: CPU "
-        "memory, always with checksums; auto: nixl",
+        "memory, always with checksums; auto: local where that can be and --transfer-tls is not given, else nixl",
         commands=COMPUTING,
     )
     transfer_tls: Transports | Auto = option(

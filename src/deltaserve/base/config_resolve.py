@@ -354,7 +354,7 @@ def _transfer_backend(settings: Settings, device: Device, machine: MachineFacts)
     asked = settings.disaggregation.disaggregation_transfer_backend
     can_be_local = device == "cpu" and machine.is_one_serve
     if asked == "auto":
-        return "nixl"
+        return "local" if can_be_local and settings.disaggregation.transfer_tls == "auto" else "nixl"
     if asked == "local" and not can_be_local:
         raise ConfigError(
             "--disaggregation-transfer-backend local: only between CPU workers of one `deltaserve serve`, on x86-64; "
