@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import httpx
 import msgspec
@@ -30,6 +31,7 @@ from tests.chaos.proxy import FAIR, Proxy
 from tests.e2e.server import ROOT, is_held
 from tests.ports import free_ports
 
+TransferBackend = Literal["auto", "local", "nixl"]
 MODEL = ROOT / "models" / "recall-micro"
 FRONT = "front"
 MAX_QUEUE = 48
@@ -42,7 +44,7 @@ _START_S = 60.0
 _LOOK_S = 0.02
 
 
-def settings(port: int) -> Settings:
+def settings(port: int, backend: TransferBackend = "auto") -> Settings:
     return Settings(
         model=ModelSettings(model_path=str(MODEL), device="cpu"),
         memory=MemorySettings(page_size=16, num_pages=NUM_PAGES),
@@ -53,7 +55,12 @@ def settings(port: int) -> Settings:
             num_reserved_decode_tokens=32,
             num_threads=1,
         ),
-        disaggregation=DisaggregationSettings(prefill=NUM_WORKERS // 2, decode=NUM_WORKERS // 2, verify="crc"),
+        disaggregation=DisaggregationSettings(
+            prefill=NUM_WORKERS // 2,
+            decode=NUM_WORKERS // 2,
+            verify="crc",
+            disaggregation_transfer_backend=backend,
+        ),
         network=NetworkSettings(port=port),
     )
 

@@ -68,7 +68,7 @@ def test_few_states_for_many_requests(tiny_models: Path, folder: Path) -> None:
             assert_true(model, prompt, answer)
 
 
-STAGED = ("--staging", "on")
+STAGED = ("--disaggregation-transfer-backend", "nixl", "--staging", "on")
 MOONCAKE = ("--disaggregation-transfer-backend", "mooncake")
 
 

@@ -20,10 +20,11 @@ from tests.runner.world import TOLERANCE
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
 RANKS = (1, 2, 4)
+OVER_NIXL = ("--disaggregation-transfer-backend", "nixl")
 PATHS = {
-    "direct": ("--staging", "off"),
-    "staged": ("--staging", "on"),
-    "auto": ("--staging", "auto"),
+    "direct": (*OVER_NIXL, "--staging", "off"),
+    "staged": (*OVER_NIXL, "--staging", "on"),
+    "auto": (*OVER_NIXL, "--staging", "auto"),
     "mooncake": ("--disaggregation-transfer-backend", "mooncake"),
 }
 """Of the pages, from prefill to decode. Over Mooncake there is no staging: its notifications do not prove that bytes

@@ -1,4 +1,4 @@
-"""Prefill and decode of one `serve` over the local transport: answers, wire bytes, clients that leave, deaths."""
+"""Prefill and decode of one `serve` by either transport of one machine: answers, wire bytes, leavers, deaths."""
 
 import random
 import signal
@@ -17,16 +17,20 @@ from tests.e2e.test_parity import check_batch, check_hits, check_lengths
 from tests.e2e.test_pressure import leave_after
 
 PAGE = 16
-BACKEND = ("--disaggregation-transfer-backend", "local")
+BACKENDS = ("local", "nixl")
 FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", "32")
 POOL = ("--num-pages", "1024", "--context-length", "4096")
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_models: Path) -> Iterator[Server]:
+def backend(name: str) -> tuple[str, str]:
+    return "--disaggregation-transfer-backend", name
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def pair(tiny_models: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     with (
         TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as folder,
-        serving(Path(folder), tiny_models / "llama", *BACKEND, *FLAGS, *POOL, deaths=None) as server,
+        serving(Path(folder), tiny_models / "llama", *backend(request.param), *FLAGS, *POOL, deaths=None) as server,
     ):
         yield server
 
@@ -66,12 +70,13 @@ def test_a_worker_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Se
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
 
 
-def test_two_ranks_write_to_one_by_way_of_staging_memory() -> None:
+@pytest.mark.parametrize("name", BACKENDS)
+def test_two_ranks_write_to_one_by_way_of_staging_memory(name: str) -> None:
     flags = ("--page-size", str(PAGE), "--prefill-tp-size", "2", "--staging", "on", "--num-pages", "512")
     asked = ask_about(3, 2, 16, seed=1)
     with (
         TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as folder,
-        serving(Path(folder), RECALL_MODEL, *BACKEND, *flags) as server,
+        serving(Path(folder), RECALL_MODEL, *backend(name), *flags) as server,
         ThreadPoolExecutor(4) as pool,
     ):
         answers = pool.map(lambda one: server.complete(one.prompt, len(one.answer)).tokens, asked)

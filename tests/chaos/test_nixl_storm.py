@@ -1,0 +1,19 @@
+"""A minute of the storm of test_chaos.py over NIXL, where that one runs over what workers of one machine take."""
+
+import asyncio
+
+import pytest
+
+from tests.chaos.soak import assert_kept, soak
+
+SEED = 2
+STORM_S = 60.0
+
+
+@pytest.mark.timeout(300)
+def test_a_storm_over_nixl(capsys: pytest.CaptureFixture[str]) -> None:
+    report = asyncio.run(soak(SEED, STORM_S, lambda text: None, "nixl"))
+    with capsys.disabled():
+        print(f"\n{report}")
+    assert_kept(report)
+    assert report.tally.num_right > 100
