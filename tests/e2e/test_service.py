@@ -209,7 +209,7 @@ def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(mortal: Serv
 
 def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) -> None:
     """Readiness ends at once, the stream is finished, every exit code is 0."""
-    with serving(folder, MODEL, *FLAGS) as server:
+    with serving(folder, MODEL, *FLAGS, "--shutdown-grace-s", str(PATIENCE_S)) as server:
         stream = Stream(server)
         assert stream.begun.wait(PATIENCE_S)
         os.kill(server.popen.pid, signal.SIGTERM)

@@ -103,7 +103,9 @@ class _LocalEndpoint:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._door.setblocking(False)
-            self._door.bind(folder.path(self.card.name))
+            path = folder.path(self.card.name)
+            self._door.bind(path)
+            os.chmod(path, 0o600)
             self._door.listen(_BACKLOG)
         except OSError:
             self.close()
