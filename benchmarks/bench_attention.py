@@ -120,6 +120,7 @@ STEPS = (
     Step("8 rows, 8,192 shared", 2, 4, 128, tuple(Query(line, 8192 + 127, 1) for line in range(8)), 8192),
     Step("8 rows, 8,192 private", 2, 4, 128, tuple(Query(line, 8192 + 127, 1) for line in range(8))),
     Step("extend of 512 at 4,096", 2, 4, 128, (Query(0, 4096, 512),)),
+    Step("prefill of 512", 2, 4, 128, (Query(0, 0, 512),)),
 )
 
 
@@ -193,7 +194,7 @@ def print_rates(machine: Machine, found: dict[str, list[Rate]]) -> None:
     for dtype, lines in found.items():
         for line in lines:
             shares = f"{line.gb_s / machine.read_gb_s:5.0%} {line.gflop_s:7.1f} {line.gflop_s / machine.gflop_s:5.0%}"
-            print(f"{dtype:9} {line.step:26} {line.backend:8} {line.ms:8.2f} ms {line.gb_s:6.1f} {shares}")
+            print(f"{dtype:9} {line.step:26} {line.backend:11} {line.ms:8.2f} ms {line.gb_s:6.1f} {shares}")
 
 
 def main() -> None:

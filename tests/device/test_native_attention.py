@@ -12,7 +12,7 @@ from deltaserve.device.attention import Batch, Query
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
 
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 KV_DTYPES = (
     (DType.FLOAT32, DType.FLOAT32),
     (DType.BFLOAT16, DType.BFLOAT16),
@@ -120,8 +120,13 @@ def test_threads_and_company_change_no_bit(isa: str, num_threads: int) -> None:
         start += query.q_len
 
 
-def test_a_position_has_the_same_bits_in_a_chunk_and_by_itself(isa: str) -> None:
-    world = World(Shape(16, 32, 1, isa=isa), (120,))
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
+@pytest.mark.parametrize(("group_size", "head_dim"), [(2, 16), (4, 64), (1, 40), (7, 96)])
+def test_a_position_has_the_same_bits_in_a_chunk_and_by_itself(
+    isa: str, dtype: DType, kv_dtype: DType, group_size: int, head_dim: int
+) -> None:
+    shape = Shape(16, 32, 1, group_size=group_size, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, isa=isa)
+    world = World(shape, (120,))
     world.fill((60,))
     batch = Batch(world.queries((60,)), 32)
     q = world.random_q(60)

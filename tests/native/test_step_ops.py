@@ -10,7 +10,7 @@ from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.native.native_library import NativeUnavailable
 from tests.native.native_build import compiled_library, native_compute
 
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Of rows and of weights."""
 EPS = 1e-6

@@ -12,7 +12,8 @@ namespace {
 const AttentionKernel* kernel_of(int isa) {
     if (ds_isa_name(isa) == nullptr) return nullptr;
 #if defined(__x86_64__)
-    static constexpr const AttentionKernel* kKernels[] = {&attention_generic, &attention_avx2, &attention_avx512};
+    static constexpr const AttentionKernel* kKernels[] = {&attention_generic, &attention_avx2, &attention_avx512,
+                                                          &attention_avx512_bf16};
 #else
     static constexpr const AttentionKernel* kKernels[] = {&attention_generic};
 #endif

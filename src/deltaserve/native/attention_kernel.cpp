@@ -1,9 +1,10 @@
 // Attention over pages: scores, softmax and values of one block of keys after the other, in place.
 //
-// All arithmetic is float32. A score is the sum of as many chains as a vector has lanes: chain l adds the products of
-// channels l, l + kLanes and so on, and the chains' sums meet in a fixed order. Few rows read keys as they lie, their lanes
-// are chains; for many, keys of a block are laid out anew, their lanes are keys. Weighted values are added from the first
-// key to the last. So neither the number of rows nor the way they go changes a bit.
+// Sums are float32. A score is the sum of as many chains as a vector has lanes: chain l adds the products of
+// channels l, l + kLanes and so on (of pairs of channels, where a lane holds two), and the chains' sums meet in a fixed
+// order. Few rows read keys as they lie, their lanes are chains; for many, keys of a block are laid out anew, their lanes
+// are keys. Weighted values are added from the first key to the last, or from the first pair. So neither the number of rows
+// nor the way they go changes a bit.
 #include "attention_kernel.h"
 #include "vectors.h"
 
@@ -26,6 +27,31 @@ constexpr float kLog2E = 1.44269504f;
 template <int kCount> struct Count {
     static constexpr int value = kCount;
 };
+
+// How a key meets a row and a value a weight. Slots are what a lane holds of a key: a channel, or two of them.
+template <class Element> struct Products {
+    using Key = Element;
+    using Value = Element;
+    using Packed = Products<Float32>;  // where keys and values were made floats
+    static constexpr bool kPairs = false, kPairsInPlace = false;
+    static constexpr int slots(int dim) { return dim; }
+    static DS_INLINE Vec add(Vec of_row, Vec key, Vec sum) { return multiply_add(of_row, key, sum); }
+};
+
+#if defined(__AVX512BF16__)
+// Queries and KV in bfloat16: products of two channels, or of two keys, are added to a sum at once. Weights are rounded to
+// bfloat16, those that are added up as well.
+template <bool kInPlace> struct PairProducts {  // values as they lie, or from pack_value_pairs
+    using Key = Float32;  // two channels: moved, never computed with
+    using Value = BFloat16;
+    using Packed = PairProducts<false>;
+    static constexpr bool kPairs = true, kPairsInPlace = kInPlace;
+    static constexpr int slots(int dim) { return dim / 2; }
+    static DS_INLINE Vec add(Vec of_row, Vec key, Vec sum) {
+        return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)of_row, (__m512bh)key);
+    }
+};
+#endif
 
 DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -149,32 +175,28 @@ struct Lanes {
     int first, end;
 };
 
-DS_INLINE Lanes lanes_of(int first, int end) { return {first / kLanes, (end + kLanes - 1) / kLanes}; }
+template <class P> DS_INLINE Lanes lanes_of(int first, int end) {
+    constexpr int kStep = P::kPairs ? 2 : 1;  // weights become pairs two vectors at a time
+    return {first / (kStep * kLanes) * kStep, (end + kStep * kLanes - 1) / (kStep * kLanes) * kStep};
+}
 
-// A key and its values stay side by side, as floats.
-template <class Element> void unpack_all(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+// Keys stay [key][slot], as floats.
+template <class P> void unpack_keys(Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+    using Key = typename P::Key;
+    const int slots = P::slots(work.head_dim);
     for (int j = block.first; j < block.end; j++) {
         float* key = rows.packed_keys + (int64_t)j * rows.dim;
-        if (next != nullptr) {
-            fetch(next->keys[j], work.head_dim * Element::kBytes);
-            fetch(next->values[j], work.value_dim * Element::kBytes);
-        }
-        unpack<Element>(block.keys[j], work.head_dim, key, rows.dim);
-        if (block.values[j] == block.keys[j]) {  // the values are the first channels of the key
-            block.values[j] = (const uint8_t*)key;
-        } else {
-            float* value = rows.packed_values + (int64_t)j * rows.value_dim;
-            unpack<Element>(block.values[j], work.value_dim, value, rows.value_dim);
-            block.values[j] = (const uint8_t*)value;
-        }
+        if (next != nullptr) fetch(next->keys[j], slots * Key::kBytes);
+        unpack<Key>(block.keys[j], slots, key, rows.dim);
         block.keys[j] = (const uint8_t*)key;
     }
 }
 
 // Keys [first, end) of the block that any of the kRows rows sees.
-template <class Element, int kRows>
-DS_INLINE void score_in_place(const Block& block, const Block* next, int first, int end, const float* q, int dim, float scale,
-                     float* scores) {
+template <class P, int kRows>
+DS_INLINE void score_in_place(const Block& block, const Block* next, int first, int end, const float* q, int dim,
+                              float scale, float* scores) {
+    using Key = typename P::Key;
     constexpr int kKeys = kFewSums / kRows;
     const Vec factor = all(scale);
     for (int j = first / kKeys * kKeys; j < end; j += kKeys) {
@@ -182,15 +204,15 @@ DS_INLINE void score_in_place(const Block& block, const Block* next, int first, 
         for (int k = 0; k < kKeys; k++) {
             const int index = j + k < first ? first : j + k < end ? j + k : end - 1;
             keys[k] = block.keys[index];
-            if (next != nullptr) fetch(next->keys[j + k], dim * Element::kBytes);
+            if (next != nullptr) fetch(next->keys[j + k], dim * Key::kBytes);
         }
         Vec sums[kFewSums] = {};
         for (int d = 0; d < dim; d += kLanes) {
             Vec key[kKeys];
-            for (int k = 0; k < kKeys; k++) key[k] = Element::load(keys[k] + d * Element::kBytes);
+            for (int k = 0; k < kKeys; k++) key[k] = Key::load(keys[k] + d * Key::kBytes);
             for (int r = 0; r < kRows; r++) {
                 const Vec of_row = load(q + r * dim + d);
-                for (int k = 0; k < kKeys; k++) sums[r * kKeys + k] = multiply_add(of_row, key[k], sums[r * kKeys + k]);
+                for (int k = 0; k < kKeys; k++) sums[r * kKeys + k] = P::add(of_row, key[k], sums[r * kKeys + k]);
             }
         }
         float found[kFewSums];
@@ -199,16 +221,18 @@ DS_INLINE void score_in_place(const Block& block, const Block* next, int first, 
     }
 }
 
-// Keys lie [channel][key] from then on: a vector is of one channel of as many keys. Channels of a chain follow each other.
-template <class Element> void pack_keys(const Block& block, const Block* next, const DsWork& work, const Rows& rows) {
-    const Lanes lanes = lanes_of(block.first, block.end);
+// Keys lie [slot][key] from then on: a vector is of one slot of as many keys. Slots of a chain follow each other.
+template <class P> void pack_keys(const Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+    using Key = typename P::Key;
+    const Lanes lanes = lanes_of<P>(block.first, block.end);
+    const int slots = P::slots(work.head_dim);
     const int length = rows.dim / kLanes;  // of a chain
     float* natural = rows.scores;          // [kLanes][padded dim]: memory is read in the order in which it lies
     for (int lane = lanes.first; lane < lanes.end; lane++) {
         for (int i = 0; i < kLanes; i++) {
             const int j = lane * kLanes + i;
-            if (next != nullptr) fetch(next->keys[j], work.head_dim * Element::kBytes);
-            unpack<Element>(block.keys[j], work.head_dim, natural + i * rows.dim, rows.dim);
+            if (next != nullptr) fetch(next->keys[j], slots * Key::kBytes);
+            unpack<Key>(block.keys[j], slots, natural + i * rows.dim, rows.dim);
         }
         for (int step = 0; step < length; step++) {
             Vec v[kLanes];
@@ -230,8 +254,41 @@ template <class Element> void pack_values(Block& block, const Block* next, const
     }
 }
 
+#if defined(__AVX512BF16__)
+// Of 32 channels of two keys: the pairs of the first 16 channels, and of the others.
+alignas(64) const uint16_t kPairOrder[2][32] = {
+    {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41,
+     10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57,
+     26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+
+template <int kHalf> DS_INLINE Vec pairs_of(__m512i first, __m512i second) {
+    return (Vec)_mm512_permutex2var_epi16(first, _mm512_load_si512(kPairOrder[kHalf]), second);
+}
+
+// Values lie [pair of keys][channel] from then on. A pair lies at absolute positions in the block; weights of keys that
+// nobody sees are 0.
+void pack_value_pairs(const Block& block, const Block* next, const DsWork& work, const Rows& rows) {
+    for (int j = block.first / 2 * 2; j < block.end; j += 2) {
+        float* to = rows.packed_values + (int64_t)(j / 2) * rows.value_dim;
+        if (next != nullptr) {
+            fetch(next->values[j], work.value_dim * 2);
+            fetch(next->values[j + 1], work.value_dim * 2);
+        }
+        for (int d = 0; d < work.value_dim; d += 32) {
+            const int64_t seen = least(work.value_dim - d, 32);
+            const __mmask32 mask = seen == 32 ? 0xffffffffu : (1u << seen) - 1;
+            const __m512i first = _mm512_maskz_loadu_epi16(mask, block.values[j] + 2 * d);
+            const __m512i second = _mm512_maskz_loadu_epi16(mask, block.values[j + 1] + 2 * d);
+            store(to + d, pairs_of<0>(first, second));
+            if (seen > 16) store(to + d + 16, pairs_of<1>(first, second));
+        }
+    }
+}
+#endif
+
 // Scores of kVectors vectors of keys: chains one after the other, whose sums meet as the lanes of sums_of do.
-template <int kRows, int kVectors>
+template <class P, int kRows, int kVectors>
 DS_INLINE void score_keys(const float* keys, const float* q, int dim, float scale, float* scores) {
     const int length = dim / kLanes;
     Vec met[kLevels][kRows][kVectors];
@@ -244,7 +301,7 @@ DS_INLINE void score_keys(const float* keys, const float* q, int dim, float scal
             for (int c = 0; c < kVectors; c++) key[c] = load(of_chain + i * kBlockKeys + c * kLanes);
             for (int r = 0; r < kRows; r++) {
                 const Vec of_row = all(q[r * dim + chain * length + i]);
-                for (int c = 0; c < kVectors; c++) sums[r][c] = multiply_add(of_row, key[c], sums[r][c]);
+                for (int c = 0; c < kVectors; c++) sums[r][c] = P::add(of_row, key[c], sums[r][c]);
             }
         }
         int level = 0;
@@ -259,13 +316,13 @@ DS_INLINE void score_keys(const float* keys, const float* q, int dim, float scal
             store(scores + r * kBlockKeys + c * kLanes, met[kLevels - 1][r][c] * all(scale));
 }
 
-template <int kRows>
+template <class P, int kRows>
 void score(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
     int lane = lanes.first;
     const auto of = [&](auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
         for (; lane + kVectors <= lanes.end; lane += kVectors)
-            score_keys<kRows, kVectors>(keys + lane * kLanes, q, dim, scale, scores + lane * kLanes);
+            score_keys<P, kRows, kVectors>(keys + lane * kLanes, q, dim, scale, scores + lane * kLanes);
     };
     of(Count<kTileVectors>{});
     if (kTileVectors > 2) of(Count<2>{});
@@ -285,10 +342,27 @@ template <int kRows> struct Seen {
     int first = kBlockKeys, end = 0;  // of all; first >= end: nothing
 };
 
+// In pairs, weights of a row lie [pair of keys] at the start of its scores.
+template <class P, int kRows> DS_INLINE void pair_weights(float* scores, Lanes lanes, Vec* totals) {
+#if defined(__AVX512BF16__)
+    if (!P::kPairs) return;
+    const Vec ones = (Vec)_mm512_set1_epi32(0x3f803f80);
+    for (int lane = lanes.first; lane < lanes.end; lane += 2)
+        for (int r = 0; r < kRows; r++) {
+            const float* from = scores + r * kBlockKeys + lane * kLanes;
+            const Vec pairs = (Vec)_mm512_cvtne2ps_pbh((__m512)load(from + kLanes), (__m512)load(from));
+            store(scores + r * kBlockKeys + lane / 2 * kLanes, pairs);
+            totals[r] = P::add(pairs, ones, totals[r]);
+        }
+#else
+    (void)scores, (void)lanes, (void)totals;
+#endif
+}
+
 // Scores to weights; `factors` are those of what each row had before.
-template <int kRows>
+template <class P, int kRows>
 DS_INLINE void weigh(float* scores, const Seen<kRows>& seen, float* top, float* sum, float* factors) {
-    const Lanes lanes = lanes_of(seen.first, seen.end);
+    const Lanes lanes = lanes_of<P>(seen.first, seen.end);
     float changes[(kRows + kLanes - 1) / kLanes * kLanes] = {};
     for (int r = 0; r < kRows; r++) {
         float* of_row = scores + r * kBlockKeys;
@@ -307,8 +381,9 @@ DS_INLINE void weigh(float* scores, const Seen<kRows>& seen, float* top, float* 
             float* at = scores + r * kBlockKeys + lane * kLanes;
             const Vec weights = exp2_of(load(at) - all(top[r]));
             store(at, weights);
-            totals[r] = totals[r] + weights;
+            if (!P::kPairs) totals[r] = totals[r] + weights;
         }
+    pair_weights<P, kRows>(scores, lanes, totals);
     for (int r = 0; r < kRows; r += kLanes) store(changes + r, exp2_of(load(changes + r)));
     for (int r = 0; r < kRows; r++) {
         factors[r] = changes[r];
@@ -316,21 +391,44 @@ DS_INLINE void weigh(float* scores, const Seen<kRows>& seen, float* top, float* 
     }
 }
 
-template <class Element, int kRows, int kVectors>
-DS_INLINE void add_channels(const Block& block, const Block* next, int first, int end, const float* weights,
-                            const float* factors, float* values, int value_dim, int d) {
+// Values of a pair of keys, from channel d on.
+template <int kVectors> DS_INLINE void pair_values(const Block& block, int pair, int d, Vec* values) {
+#if defined(__AVX512BF16__)
+    for (int c = 0; c + 1 < kVectors; c += 2) {
+        const __m512i first = _mm512_loadu_si512(block.values[2 * pair] + 2 * (d + c * kLanes));
+        const __m512i second = _mm512_loadu_si512(block.values[2 * pair + 1] + 2 * (d + c * kLanes));
+        values[c] = pairs_of<0>(first, second);
+        values[c + 1] = pairs_of<1>(first, second);
+    }
+#else
+    (void)block, (void)pair, (void)d, (void)values;
+#endif
+}
+
+template <class P, int kRows, int kVectors>
+DS_INLINE void add_channels(const Block& block, const Block* next, int first, int end, const float* pairs,
+                            const float* weights, const float* factors, float* values, int value_dim, int d) {
     Vec sums[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
         for (int c = 0; c < kVectors; c++)
             sums[r][c] = load(values + r * value_dim + d + c * kLanes) * all(factors[r]);
-    for (int j = first; j < end; j++) {
-        if (next != nullptr && d == 0) fetch(next->values[j], value_dim * Element::kBytes);
+    using Value = typename P::Value;
+    constexpr int kStep = P::kPairs ? 2 : 1;
+    for (int j = first / kStep; j < (end + kStep - 1) / kStep; j++) {
         Vec value[kVectors];
-        for (int c = 0; c < kVectors; c++)
-            value[c] = Element::load(block.values[j] + (d + c * kLanes) * Element::kBytes);
+        if (next != nullptr && d == 0 && P::kPairs == P::kPairsInPlace)
+            for (int i = 0; i < kStep; i++) fetch(next->values[j * kStep + i], value_dim * Value::kBytes);
+        if (P::kPairsInPlace) {
+            pair_values<kVectors>(block, j, d, value);
+        } else if (P::kPairs) {
+            for (int c = 0; c < kVectors; c++) value[c] = load(pairs + j * value_dim + d + c * kLanes);
+        } else {
+            for (int c = 0; c < kVectors; c++)
+                value[c] = Value::load(block.values[j] + (d + c * kLanes) * Value::kBytes);
+        }
         for (int r = 0; r < kRows; r++) {
             const Vec weight = all(weights[r * kBlockKeys + j]);
-            for (int c = 0; c < kVectors; c++) sums[r][c] = multiply_add(weight, value[c], sums[r][c]);
+            for (int c = 0; c < kVectors; c++) sums[r][c] = P::add(weight, value[c], sums[r][c]);
         }
     }
     for (int r = 0; r < kRows; r++)
@@ -338,15 +436,15 @@ DS_INLINE void add_channels(const Block& block, const Block* next, int first, in
 }
 
 // Weighted values are added from the first key to the last.
-template <class Element, int kRows>
-void add_values(const Block& block, const Block* next, int first, int end, const float* weights, const float* factors,
-                float* values, int value_dim) {
+template <class P, int kRows>
+void add_values(const Block& block, const Block* next, int first, int end, const float* pairs, const float* weights,
+                const float* factors, float* values, int value_dim) {
     constexpr int kMost = kRows * 8 <= kSums ? 8 : kRows * 4 <= kSums ? 4 : 2;
     int d = 0;
     const auto of = [&](auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
         for (; d + kVectors * kLanes <= value_dim; d += kVectors * kLanes)
-            add_channels<Element, kRows, kVectors>(block, next, first, end, weights, factors, values, value_dim, d);
+            add_channels<P, kRows, kVectors>(block, next, first, end, pairs, weights, factors, values, value_dim, d);
     };
     of(Count<kMost>{});
     if (kMost > 4) of(Count<4>{});
@@ -355,7 +453,7 @@ void add_values(const Block& block, const Block* next, int first, int end, const
 }
 
 // Rows [row, row + kRows) of the task meet a block.
-template <class Element, int kRows, bool kIsFew>
+template <class P, int kRows, bool kIsFew>
 void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
     const Segment& segment = plan.segments[task.segment];
     Seen<kRows> seen;
@@ -372,37 +470,38 @@ void meet(const Block& block, const Block* next, const PlanView& plan, const Tas
     if (seen.first >= seen.end) return;
     const float* q = rows.q + (int64_t)row * rows.dim;
     if (kIsFew)
-        score_in_place<Element, kRows>(block, next, seen.first, seen.end, q, rows.dim, scale, rows.scores);
+        score_in_place<P, kRows>(block, next, seen.first, seen.end, q, rows.dim, scale, rows.scores);
     else
-        score<kRows>(rows.packed_keys, lanes_of(seen.first, seen.end), q, rows.dim, scale, rows.scores);
+        score<P, kRows>(rows.packed_keys, lanes_of<P>(seen.first, seen.end), q, rows.dim, scale, rows.scores);
     float factors[kRows];
-    weigh<kRows>(rows.scores, seen, rows.top + row, rows.sum + row, factors);
-    add_values<Element, kRows>(block, next, seen.first, seen.end, rows.scores, factors,
-                               rows.values + (int64_t)row * rows.value_dim, rows.value_dim);
+    weigh<P, kRows>(rows.scores, seen, rows.top + row, rows.sum + row, factors);
+    add_values<P, kRows>(block, next, seen.first, seen.end, rows.packed_values, rows.scores, factors,
+                         rows.values + (int64_t)row * rows.value_dim, rows.value_dim);
 }
 
 // Few rows: each key meets them as it is read.
-template <class Element>
+template <class P>
 void meet_few(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     int row = 0;
     for (; row + 4 <= task.num_rows; row += 4, next = nullptr)
-        meet<Element, 4, true>(block, next, plan, task, scale, rows, row);
+        meet<P, 4, true>(block, next, plan, task, scale, rows, row);
     for (; row + 2 <= task.num_rows; row += 2, next = nullptr)
-        meet<Element, 2, true>(block, next, plan, task, scale, rows, row);
-    for (; row < task.num_rows; row++, next = nullptr) meet<Element, 1, true>(block, next, plan, task, scale, rows, row);
+        meet<P, 2, true>(block, next, plan, task, scale, rows, row);
+    for (; row < task.num_rows; row++, next = nullptr) meet<P, 1, true>(block, next, plan, task, scale, rows, row);
 }
 
 // Many rows: in as few tiles as hold them, of about the same size.
+template <class P>
 void meet_many(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     static_assert(kTileRows == 6 && kFewRows >= 4, "one case for each size of a tile");
     int row = 0;
     for (int tiles = (task.num_rows + kTileRows - 1) / kTileRows; tiles > 0; tiles--) {
         const int size = (task.num_rows - row + tiles - 1) / tiles;
         switch (size) {
-            case 3: meet<Float32, 3, false>(block, nullptr, plan, task, scale, rows, row); break;
-            case 4: meet<Float32, 4, false>(block, nullptr, plan, task, scale, rows, row); break;
-            case 5: meet<Float32, 5, false>(block, nullptr, plan, task, scale, rows, row); break;
-            default: meet<Float32, 6, false>(block, nullptr, plan, task, scale, rows, row);
+            case 3: meet<P, 3, false>(block, nullptr, plan, task, scale, rows, row); break;
+            case 4: meet<P, 4, false>(block, nullptr, plan, task, scale, rows, row); break;
+            case 5: meet<P, 5, false>(block, nullptr, plan, task, scale, rows, row); break;
+            default: meet<P, 6, false>(block, nullptr, plan, task, scale, rows, row);
         }
         row += size;
     }
@@ -430,18 +529,25 @@ void end_split(const PlanView& plan, const Task& task, const Scratch& scratch, c
     }
 }
 
-void begin_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
+template <class P>
+void read_row(const DsAttend& call, int64_t token, int head, int dim, float* to, int padded_dim) {
+    if (!P::kPairs) return read_query(call, token, head, dim, to, padded_dim);
+    const int64_t from = token * call.q_token_stride + head * call.q_head_stride;
+    unpack<Float32>((const uint8_t*)call.q + 2 * from, P::slots(dim), to, padded_dim);
+}
+
+template <class P> void begin_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
     const Segment& segment = plan.segments[task.segment];
-    const int group = plan.work->group_size;
+    const int group = plan.work->group_size, dim = plan.work->head_dim, length = rows.dim / kLanes;
     for (int row = 0; row < task.num_rows; row++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row) / group];
         const int head = task.head * group + (task.first + row) % group;
         float* q = rows.q + (int64_t)row * rows.dim;
         if (task.num_rows <= kFewRows) {
-            read_query(call, token.token, head, plan.work->head_dim, q, rows.dim);
-        } else {
-            read_query(call, token.token, head, plan.work->head_dim, rows.scores, rows.dim);
-            for (int d = 0; d < rows.dim; d++) q[d % kLanes * (rows.dim / kLanes) + d / kLanes] = rows.scores[d];
+            read_row<P>(call, token.token, head, dim, q, rows.dim);
+        } else {  // as pack_keys has them
+            read_row<P>(call, token.token, head, dim, rows.scores, rows.dim);
+            for (int d = 0; d < rows.dim; d++) q[d % kLanes * length + d / kLanes] = rows.scores[d];
         }
         clear(rows.values + (int64_t)row * rows.value_dim, rows.top + row, rows.sum + row, rows.value_dim);
         clear(rows.total + (int64_t)row * rows.value_dim, rows.total_top + row, rows.total_sum + row, rows.value_dim);
@@ -459,16 +565,39 @@ void end_rows(const PlanView& plan, const DsAttend& call, const Task& task, cons
     }
 }
 
-template <class Element>
+template <class P>
+void meet_all(Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+    using Packed = typename P::Packed;
+    const DsWork& work = *plan.work;
+    const bool is_few = task.num_rows <= kFewRows, fits_keys = P::slots(work.head_dim) == rows.dim;
+    // Several tiles of rows would convert a key again and again.
+    const bool unpacks = !fits_keys || (P::Key::kBytes < 4 && task.num_rows > 4);
+    const bool unpacks_values = work.value_dim != rows.value_dim || (P::Value::kBytes < 4 && task.num_rows > 4);
+    if (!is_few)
+        pack_keys<P>(block, next, work, rows);
+    else if (P::kPairs ? unpacks : unpacks || unpacks_values)
+        unpack_keys<P>(block, next, work, rows);
+#if defined(__AVX512BF16__)
+    if (P::kPairs && !P::kPairsInPlace)
+        pack_value_pairs(block, next, work, rows);
+    else if (!P::kPairs)
+#endif
+    if (unpacks_values || (is_few && unpacks))
+        pack_values<typename P::Value>(block, next, work, rows);
+    if (!is_few)
+        meet_many<Packed>(block, plan, task, scale, rows);
+    else if (P::kPairs ? unpacks : unpacks || unpacks_values)
+        meet_few<Packed>(block, nullptr, plan, task, scale, rows);
+    else
+        meet_few<P>(block, next, plan, task, scale, rows);
+}
+
+template <class P>
 void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
     const DsWork& work = *plan.work;
-    const Rows rows = rows_in(scratch, plan.max_rows, work.head_dim, work.value_dim);
-    const bool is_few = task.num_rows <= kFewRows;
-    const bool fits_vectors = work.head_dim == rows.dim && work.value_dim == rows.value_dim;
-    // Several tiles of rows would convert a key again and again.
-    const bool unpacks = !fits_vectors || (Element::kBytes < 4 && task.num_rows > 4);
+    const Rows rows = rows_in(scratch, plan.max_rows, P::slots(work.head_dim), work.value_dim);
     const float scale = call.scale * kLog2E;
-    begin_rows(plan, call, task, rows);
+    begin_rows<P>(plan, call, task, rows);
     const int64_t segment_end = plan.segments[task.segment].end;
     const int64_t first_split = plan.segments[task.segment].start / work.split_tokens;
     Block blocks[2];
@@ -484,16 +613,7 @@ void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scr
             is_located = end < task.end;
             if (is_located) locate(*next, plan, call, task, end, least(next_end, segment_end));
             const Block* ahead = is_located ? next : nullptr;
-            if (!is_few) {
-                pack_keys<Element>(*block, ahead, work, rows);
-                if (work.value_dim != rows.value_dim || Element::kBytes < 4) pack_values<Element>(*block, ahead, work, rows);
-                meet_many(*block, plan, task, scale, rows);
-            } else if (unpacks) {
-                unpack_all<Element>(*block, ahead, work, rows);
-                meet_few<Float32>(*block, nullptr, plan, task, scale, rows);
-            } else {
-                meet_few<Element>(*block, ahead, plan, task, scale, rows);
-            }
+            meet_all<P>(*block, ahead, plan, task, scale, rows);
             Block* done = block;
             block = next;
             next = done;
@@ -504,11 +624,17 @@ void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scr
 }
 
 void run_task(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
+#if defined(__AVX512BF16__)
+    if (call.kv_type == DS_BFLOAT16 && call.q_type == DS_BFLOAT16 && plan.work->head_dim % 2 == 0)
+        return task.num_rows <= kTileRows && plan.work->head_dim % 32 == 0 && plan.work->value_dim % 32 == 0
+                   ? run<PairProducts<true>>(plan, call, task, scratch)
+                   : run<PairProducts<false>>(plan, call, task, scratch);
+#endif
     switch (call.kv_type) {
-        case DS_FLOAT32: return run<Float32>(plan, call, task, scratch);
-        case DS_BFLOAT16: return run<BFloat16>(plan, call, task, scratch);
-        case DS_FLOAT16: return run<Float16>(plan, call, task, scratch);
-        default: return run<Float8>(plan, call, task, scratch);
+        case DS_FLOAT32: return run<Products<Float32>>(plan, call, task, scratch);
+        case DS_BFLOAT16: return run<Products<BFloat16>>(plan, call, task, scratch);
+        case DS_FLOAT16: return run<Products<Float16>>(plan, call, task, scratch);
+        default: return run<Products<Float8>>(plan, call, task, scratch);
     }
 }
 

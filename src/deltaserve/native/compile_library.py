@@ -24,11 +24,13 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent
 LIBRARY_NAME = "libdeltaserve_native.so"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra")
+AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 KERNEL_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "x86_64": {
         "generic": (),
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
-        "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+        "avx512": AVX512_FLAGS,
+        "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16"),
     },
     "aarch64": {"generic": ()},
 }

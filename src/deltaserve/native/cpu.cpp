@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr const char* kNames[] = {"generic", "avx2", "avx512"};
+constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512_bf16"};
 constexpr int kCount = sizeof(kNames) / sizeof(kNames[0]);
 
 #if defined(__x86_64__)
@@ -12,7 +12,7 @@ bool can_run(int isa) {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return isa == 0 || (isa == 1 && avx2) || (isa == 2 && avx2 && avx512);
+    return isa == 0 || (isa == 1 && avx2) || (isa >= 2 && avx2 && avx512 && (isa == 2 || __builtin_cpu_supports("avx512bf16")));
 }
 #else
 bool can_run(int isa) { return isa == 0; }

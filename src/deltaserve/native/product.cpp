@@ -13,7 +13,8 @@ constexpr int64_t kTaskBytes = 256 * 1024;  // of panels: what takes longer to r
 const ProductKernel* kernel_of(int isa) {
     if (ds_isa_name(isa) == nullptr) return nullptr;
 #if defined(__x86_64__)
-    static constexpr const ProductKernel* kKernels[] = {&product_generic, &product_avx2, &product_avx512};
+    static constexpr const ProductKernel* kKernels[] = {&product_generic, &product_avx2, &product_avx512,
+                                                        &product_avx512_bf16};
 #else
     static constexpr const ProductKernel* kKernels[] = {&product_generic};
 #endif

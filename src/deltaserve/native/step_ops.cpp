@@ -15,7 +15,8 @@ constexpr int64_t kTaskElements = 32768;  // of one thread's rows: what takes it
 const StepOpsKernel* kernel_of(int isa) {
     if (ds_isa_name(isa) == nullptr) return nullptr;
 #if defined(__x86_64__)
-    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic, &step_ops_avx2, &step_ops_avx512};
+    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic, &step_ops_avx2, &step_ops_avx512,
+                                                        &step_ops_avx512_bf16};
 #else
     static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic};
 #endif

@@ -13,6 +13,6 @@ struct StepOpsKernel {
     void (*gate)(const DsGate& call, int64_t first, int64_t end);
 };
 
-extern const StepOpsKernel step_ops_generic, step_ops_avx2, step_ops_avx512;
+extern const StepOpsKernel step_ops_generic, step_ops_avx2, step_ops_avx512, step_ops_avx512_bf16;
 
 }  // namespace deltaserve
