@@ -5,9 +5,9 @@
                                        [--at-once 1 16 64 512] [--json FILE]
     python benchmarks/bench_unequal.py --asking 200 [--shapes P2D1 P1D2]
 
-Real processes on models/recall-micro (2 KV heads, float32), pages of 16 tokens, one compute thread for each rank. Each
-question is asked about a document of its own, so every prompt moves whole, and every generated token is a look-up
-in it: an answer is right or it is not.
+Real processes on models/recall-micro (2 KV heads, float32), pages of 16 tokens, which move by NIXL as between
+machines, one compute thread for each rank. Each question is asked about a document of its own, so every prompt moves
+whole, and every generated token is a look-up in it: an answer is right or it is not.
 
     P2D1     two ranks of prefill, one of decode: --prefill-tp-size 2
     P4D2     each KV head of this model twice on prefill; not with --quick
@@ -94,6 +94,7 @@ class Variant:
     def serving(self) -> AbstractContextManager[Served]:
         flags = ["--device", "cpu", "--page-size", str(PAGE_SIZE), "--num-pages", str(NUM_PAGES), "--num-threads", "1"]
         flags += ["--max-running-requests", str(MAX_RUNNING), "--staging", PATHS.get(self.path, "off")]
+        flags += ["--disaggregation-transfer-backend", "nixl"]
         flags += ["--prefill-tp-size", str(self.prefill), "--decode-tp-size", str(self.decode)]
         return serving(MODEL, *flags, program=PROGRAM if self.path == "scatter" else None)
 
