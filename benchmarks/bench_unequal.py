@@ -160,14 +160,17 @@ def figures_of(summary: BenchSummary) -> Figures:
 
 
 def run_server(variant: Variant, workloads: Sequence[Workload], seed: int) -> dict[Workload, list[Figures]]:
+    """`workloads`: also those that this server does not take, so that all are asked the same."""
     seeds = itertools.count(seed)  # documents that nobody asked about before
     with variant.serving() as served:
         served.wait_ready()
         asyncio.run(ask(served, Workload("concurrency", 4), next(seeds)))  # warm: endpoints, generated code
-        return {
-            workload: [figures_of(asyncio.run(ask(served, workload, next(seeds)))) for _ in range(workload.repeats)]
-            for workload in workloads
-        }
+        found: dict[Workload, list[Figures]] = {}
+        for workload in workloads:
+            own = [next(seeds) for _ in range(workload.repeats)]
+            if variant.takes(workload):
+                found[workload] = [figures_of(asyncio.run(ask(served, workload, one))) for one in own]
+        return found
 
 
 def measure(variants: Sequence[Variant], workloads: Sequence[Workload], rounds: int) -> Found:
@@ -180,7 +183,7 @@ def measure(variants: Sequence[Variant], workloads: Sequence[Workload], rounds: 
             at = f"round {number + 1} of {rounds}, server {index + 1} of {len(variants)}"
             told = f"{time.monotonic() - began:4.0f} s: {at}: {variant.shape} {variant.path}"
             print(told, file=sys.stderr, flush=True)
-            for workload, figures in run_server(variant, list(found[variant]), seed=1000 * number).items():
+            for workload, figures in run_server(variant, workloads, seed=1000 * number).items():
                 found[variant][workload] += figures
     return found
 
