@@ -245,8 +245,8 @@ class SchedulingSettings(Group):
     )
     attention_backend: Literal["auto", "native", "torch"] = option(
         "auto",
-        "what computes attention, norms and small products on the CPU; auto is native where its library was compiled and "
-        "passes its test",
+        "what computes attention, norms and small products on the CPU; auto is native where its library was compiled "
+        "and passes its test",
         commands=COMPUTING,
         use="rare",
     )
