@@ -37,7 +37,7 @@ template <class E, class W> void add_norm_rows(const DsAddNorm& call, int64_t fi
             for (int64_t c = 0; c < dim; c += kLanes) {
                 Vec more = load_some<E>(added, c, dim - c);
                 if (call.after != nullptr)
-                    more = Element<E>::rounded(more * factor * load_some<W>((const uint8_t*)call.after, c, dim - c));
+                    more = E::rounded(more * factor * load_some<W>((const uint8_t*)call.after, c, dim - c));
                 store_some<E>(sums, c, dim - c, load_some<E>(x, c, dim - c) + more);
             }
             x = sums;
@@ -59,8 +59,8 @@ template <class E, class W> struct Head {
     DS_INLINE Vec load(int64_t channel, int64_t count) const {
         const Vec plain = load_some<E>(x, channel, count);
         if (weight == nullptr) return plain;
-        const Vec normed = Element<W>::rounded(plain * factor);
-        return Element<E>::rounded(Element<W>::rounded(normed * load_some<W>(weight, channel, count)));
+        const Vec normed = W::rounded(plain * factor);
+        return E::rounded(W::rounded(normed * load_some<W>(weight, channel, count)));
     }
 };
 
@@ -70,8 +70,8 @@ template <class E, class W> DS_INLINE void turn_head(const DsTurn& call, const H
     const uint8_t* sin = at<E>(call.sin, token * call.turning_dim);
     for (int64_t c = 0; c < half; c += kLanes) {
         const Vec low = head.load(c, half - c), high = head.load(half + c, half - c);
-        const Vec low_part = Element<E>::rounded(low * load_some<E>(cos, c, half - c));
-        const Vec high_part = Element<E>::rounded(high * load_some<E>(cos, half + c, half - c));
+        const Vec low_part = E::rounded(low * load_some<E>(cos, c, half - c));
+        const Vec high_part = E::rounded(high * load_some<E>(cos, half + c, half - c));
         store_some<E>(out, c, half - c, multiply_add(high, load_some<E>(sin, c, half - c), low_part));
         store_some<E>(out, half + c, half - c, multiply_add(low, load_some<E>(sin, half + c, half - c), high_part));
     }
@@ -129,7 +129,7 @@ template <class E, class Activation> void gate_rows(const DsGate& call, int64_t 
         const uint8_t* up = at<E>(call.gate_up, (2 * r + 1) * dim);
         uint8_t* out = at<E>(call.out, r * dim);
         for (int64_t c = 0; c < dim; c += kLanes) {
-            const Vec active = Element<E>::rounded(Activation::of(load_some<E>(gate, c, dim - c)));
+            const Vec active = E::rounded(Activation::of(load_some<E>(gate, c, dim - c)));
             store_some<E>(out, c, dim - c, active * load_some<E>(up, c, dim - c));
         }
     }

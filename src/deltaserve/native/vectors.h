@@ -186,12 +186,14 @@ DS_INLINE Vec exp2_of(Vec x) {
 
 DS_INLINE float exp2_of(float x) { return exp2_of(all(x))[0]; }
 
-// Element types of memory. load: kLanes of them as floats; store: rounded to the nearest, even of two.
+// Element types of memory. load: kLanes of them as floats; store: rounded to the nearest, even of two. rounded: what a store
+// and a load would make of a value.
 
 struct Float32 {
     static constexpr int kBytes = 4;
     static DS_INLINE Vec load(const uint8_t* from) { return load_as<Vec>(from); }
     static DS_INLINE void store(uint8_t* to, Vec v) { memcpy(to, &v, sizeof v); }
+    static DS_INLINE Vec rounded(Vec v) { return v; }
 };
 
 struct BFloat16 {
@@ -206,10 +208,13 @@ struct BFloat16 {
 #endif
     }
     static DS_INLINE void store(uint8_t* to, Vec v) {
-        const WordVec bits = (WordVec)v;
-        const WordVec rounded = v == v ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
-        const ShortVec high = __builtin_convertvector(rounded >> 16, ShortVec);
+        const ShortVec high = __builtin_convertvector((WordVec)rounded(v) >> 16, ShortVec);
         memcpy(to, &high, sizeof high);
+    }
+    static DS_INLINE Vec rounded(Vec v) {
+        const WordVec bits = (WordVec)v;
+        const WordVec nearest = v == v ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+        return (Vec)(nearest & 0xffff0000u);
     }
 };
 
