@@ -20,12 +20,12 @@ from deltaserve.base.ids import PageId, PoolId
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
-from deltaserve.device.native_attention import NativeAttention, NativeCompute
+from deltaserve.device.native_attention import NativeAttention
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
-from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.native.native_library import NativeContext, NativeLibrary, NativeUnavailable
 
 PAGE_SIZE, SPLIT_TOKENS, LONG = 16, 256, 128 * 1024
 KV_HEADS, GROUP_SIZE, HEAD_DIM = 4, 2, 64
@@ -155,8 +155,8 @@ def backends_of(step: Step, dtype: DType) -> dict[str, TorchAttention | NativeAt
         print(f"no native library: {error}")
         return found
     for instruction_set in library.instruction_sets[1:] or library.instruction_sets:
-        compute = NativeCompute(library, instruction_set)
-        found[instruction_set.name] = NativeAttention(pool, tables, heads, compute)
+        context = NativeContext(library, instruction_set)
+        found[instruction_set.name] = NativeAttention(pool, tables, heads, context)
     return found
 
 

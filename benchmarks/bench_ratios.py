@@ -27,6 +27,7 @@ from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.device.attention_choice import open_native
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.models.loader import load_weights
@@ -70,7 +71,7 @@ def matrices(weights: DecoderWeights) -> list[Tensor]:
 def products(weights: DecoderWeights, num_tokens: int, num_logits: int) -> Callable[[], object]:
     """Nothing but a step's matrix products."""
     dtype = weights.embedding.dtype
-    ops = make_step_ops("auto", dtype, weights.embedding.device, 1)
+    ops = make_step_ops(open_native("auto", weights.embedding.device, 1), dtype)
     pairs = [(torch.randn(num_tokens, weight.shape[1]).to(dtype), weight) for weight in matrices(weights)]
     if num_logits:
         pairs.append((torch.randn(num_logits, weights.lm_head.shape[1]).to(dtype), weights.lm_head))

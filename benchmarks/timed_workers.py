@@ -25,6 +25,7 @@ from deltaserve.cache.prefix_cache import PrefixCache
 from deltaserve.cli import serve
 from deltaserve.cli.compose import worker_child
 from deltaserve.cli.main import main
+from deltaserve.device.native_attention import NativeAttention, NativeStep
 from deltaserve.device.state_arena import StateArena
 from deltaserve.device.torch_attention import TorchAttention, TorchStep
 from deltaserve.engine.build import build_worker
@@ -56,8 +57,11 @@ SITES: dict[str, tuple[tuple[Any, str], ...]] = {
         (TorchAttention, "begin_step"),
         (TorchStep, "attend"),
         (TorchStep, "write_kv"),
+        (NativeAttention, "begin_step"),
+        (NativeStep, "attend"),
+        (NativeStep, "write_kv"),
     ),
-    "states: slots of a step": ((TorchAttention, "begin_states"),),
+    "states: slots of a step": ((TorchAttention, "begin_states"), (NativeAttention, "begin_states")),
     "states: read and written": ((StateArena, "load"), (StateArena, "store")),
     "recurrent layers: maps, convolution": ((decoder, "mix_tokens"),),
     "recurrent layers: delta rule": ((delta_net, "extend_state"), (delta_net, "step_states")),

@@ -16,7 +16,7 @@ from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
-from tests.native.native_build import native_compute
+from tests.native.native_build import native_context
 
 POOL = PoolId(0)
 
@@ -87,8 +87,8 @@ class World:
         shape = self.shape
         if shape.isa is None:
             return TorchAttention(self.pool, self.tables, shape.num_heads)
-        compute = native_compute(shape.isa, shape.num_threads)
-        return NativeAttention(self.pool, self.tables, shape.num_heads, compute)
+        context = native_context(shape.isa, shape.num_threads)
+        return NativeAttention(self.pool, self.tables, shape.num_heads, context)
 
     def _random_kv(self, length: int) -> Tensor:
         """[layers, planes, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""

@@ -8,7 +8,7 @@ import torch
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.device import attention_choice
-from deltaserve.device.attention_choice import AttentionChoice, make_attention
+from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.native_attention import NativeAttention
 from deltaserve.device.page_table import PageTable
@@ -21,7 +21,8 @@ from tests.native.native_build import compiled_library
 
 def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> TorchAttention | NativeAttention:
     pool = KvPool(CacheSpec(16, (group,)), (4,), torch.device("cpu"))
-    return make_attention(choice, pool, PageTable(1, 2, 4), num_heads, 1)
+    native = open_native(choice, torch.device("cpu"), 1)
+    return make_attention(choice, native, pool, PageTable(1, 2, 4), num_heads)
 
 
 GROUP = PageGroup("kv", 1, 2, 64, DType.FLOAT32)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from deltaserve.device.native_attention import NativeCompute
 from deltaserve.native.compile_library import LIBRARY_NAME, SOURCES, CannotCompile, compile_library, is_current
-from deltaserve.native.native_library import NativeLibrary
+from deltaserve.native.native_library import NativeContext, NativeLibrary
 
 
 def compiled_library() -> NativeLibrary:
@@ -17,10 +16,10 @@ def compiled_library() -> NativeLibrary:
     return NativeLibrary()
 
 
-def native_compute(isa: str, num_threads: int = 1) -> NativeCompute:
+def native_context(isa: str, num_threads: int = 1) -> NativeContext:
     """Skips the test where the machine cannot run it."""
     library = compiled_library()
     found = next((one for one in library.instruction_sets if one.name == isa), None)
     if found is None:
         pytest.skip(f"this machine has no {isa}")
-    return NativeCompute(library, found, num_threads)
+    return NativeContext(library, found, num_threads)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deltaserve.models.native_ops import NativeOps
 from deltaserve.models.packing import pack, product
-from tests.native.native_build import compiled_library, native_compute
+from tests.native.native_build import compiled_library, native_context
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 SHAPES = ((64, 64), (200, 72), (272, 64), (130, 2), (512, 1536), (96, 1000), (64, 2050))
@@ -15,7 +15,7 @@ SHAPES = ((64, 64), (200, 72), (272, 64), (130, 2), (512, 1536), (96, 1000), (64
 
 @pytest.fixture(params=ISAS)
 def ops(request: pytest.FixtureRequest) -> NativeOps:
-    return NativeOps(native_compute(request.param))
+    return NativeOps(native_context(request.param))
 
 
 def draw(seed: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -45,7 +45,7 @@ def test_products(ops: NativeOps, shape: tuple[int, int], dtype: torch.dtype) ->
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(dtype: torch.dtype) -> None:
     """A matrix of several tasks."""
     isa = compiled_library().instruction_sets[-1].name
-    alone, many = NativeOps(native_compute(isa)), NativeOps(native_compute(isa, 3))
+    alone, many = NativeOps(native_context(isa)), NativeOps(native_context(isa, 3))
     packed, wide = pack(draw(0, dtype, 1000, 1100)), draw(1, dtype, 64, 1200)
     if not is_native(alone, packed):
         pytest.skip(f"{dtype} is multiplied by torch here")

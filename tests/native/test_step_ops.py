@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.base.errors import ConfigError
+from deltaserve.device.attention_choice import open_native
 from deltaserve.models.model_spec import Activation
 from deltaserve.models.native_ops import NativeOps, check_step_ops, make_step_ops
 from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.native.native_library import NativeUnavailable
-from tests.native.native_build import compiled_library, native_compute
+from tests.native.native_build import compiled_library, native_context
 
 ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
@@ -19,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=ISAS)
 def ops(request: pytest.FixtureRequest) -> NativeOps:
-    return NativeOps(native_compute(request.param))
+    return NativeOps(native_context(request.param))
 
 
 class Draw:
@@ -124,7 +126,7 @@ def test_what_is_not_finite_stays_in_its_row(ops: NativeOps, dtype: torch.dtype,
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(types: tuple[torch.dtype, torch.dtype]) -> None:
     """600 rows are several tasks."""
     isa = compiled_library().instruction_sets[-1].name
-    alone, many = NativeOps(native_compute(isa)), NativeOps(native_compute(isa, 3))
+    alone, many = NativeOps(native_context(isa)), NativeOps(native_context(isa, 3))
     draw = Draw(1)
     x, added = (draw(types[0], 600, 256) for _ in range(2))
     weight, head_weight = draw(types[1], 256), draw(types[1], 8, 32)
@@ -149,11 +151,18 @@ def test_no_rows(ops: NativeOps) -> None:
 
 def test_which_ops_serve() -> None:
     compiled_library()
-    assert isinstance(make_step_ops("auto", torch.bfloat16, CPU, 1), NativeOps)
-    assert isinstance(make_step_ops("native", torch.float32, CPU, 1), NativeOps)
-    assert isinstance(make_step_ops("torch", torch.float32, CPU, 1), TorchOps)
-    assert isinstance(make_step_ops("auto", torch.float16, CPU, 1), TorchOps)
-    assert isinstance(make_step_ops("auto", torch.float32, torch.device("meta"), 1), TorchOps)
+    native = open_native("auto", CPU, 1)
+    assert isinstance(make_step_ops(native, torch.bfloat16), NativeOps)
+    assert isinstance(make_step_ops(native, torch.float32), NativeOps)
+    assert isinstance(make_step_ops(native, torch.float16), TorchOps)
+    assert isinstance(make_step_ops(None, torch.float32), TorchOps)
+
+
+def test_native_is_not_opened_where_it_cannot_compute() -> None:
+    assert open_native("torch", CPU, 1) is None
+    assert open_native("auto", torch.device("meta"), 1) is None
+    with pytest.raises(ConfigError, match="native: it computes on the CPU, and the pages are on meta"):
+        open_native("native", torch.device("meta"), 1)
 
 
 class Wrong(TorchOps):

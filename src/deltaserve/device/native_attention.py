@@ -7,7 +7,6 @@ batch, on any number of threads, and whether splits are shared or not.
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from deltaserve.device.tiles import tiled_members
 from deltaserve.device.torch_attention import write_slots
 from deltaserve.device.torch_states import step_states
 from deltaserve.layout.dtype import DType
-from deltaserve.native.native_library import InstructionSet, NativeLibrary
+from deltaserve.native.native_library import NativeContext
 
 _KV_TYPES = {DType.FLOAT32: 0, DType.BFLOAT16: 1, DType.FLOAT16: 2, DType.FP8_E4M3: 3}
 _Q_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -89,29 +88,15 @@ class _Keep(ctypes.Structure):
 class _Functions:
     """Those of native.h that compute attention, with their types."""
 
-    def __init__(self, library: NativeLibrary) -> None:
-        pointer, functions = ctypes.c_void_p, library.functions
-        functions.ds_context_new.restype = functions.ds_plan_new.restype = pointer
-        functions.ds_context_bytes.restype, functions.ds_attend.restype = ctypes.c_int64, ctypes.c_bool
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        pointer = ctypes.c_void_p
+        functions.ds_plan_new.restype, functions.ds_attend.restype = pointer, ctypes.c_bool
         functions.ds_keep.restype, functions.ds_keep.argtypes = ctypes.c_bool, (ctypes.POINTER(_Keep),)
-        functions.ds_context_bytes.argtypes = functions.ds_context_trim.argtypes = (pointer,)
-        functions.ds_context_free.argtypes = functions.ds_plan_free.argtypes = (pointer,)
-        functions.ds_context_new.argtypes = (ctypes.c_int,)
+        functions.ds_plan_free.argtypes = (pointer,)
         functions.ds_plan_new.argtypes = (ctypes.POINTER(_Work), ctypes.c_int)
         functions.ds_attend.argtypes = (pointer, pointer, ctypes.c_int, ctypes.POINTER(_Attend))
-        self.context_new, self.context_free = functions.ds_context_new, functions.ds_context_free
-        self.context_bytes, self.context_trim = functions.ds_context_bytes, functions.ds_context_trim
         self.plan_new, self.plan_free = functions.ds_plan_new, functions.ds_plan_free
         self.attend, self.keep = functions.ds_attend, functions.ds_keep
-
-
-@dataclass(frozen=True, slots=True)
-class NativeCompute:
-    """With what to compute: one of `library.instruction_sets`, the caller's thread and `num_threads` - 1 others."""
-
-    library: NativeLibrary
-    instruction_set: InstructionSet
-    num_threads: int = 1
 
 
 class NativeAttention:
@@ -120,16 +105,12 @@ class NativeAttention:
     For one thread at a time.
     """
 
-    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int, compute: NativeCompute) -> None:
+    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int, context: NativeContext) -> None:
         self._pool = pool
         self._tables = tables
         self._num_heads = num_heads
-        self._compute = compute
-        self._functions = _Functions(compute.library)
-        self._context = self._functions.context_new(compute.num_threads)
-        if not self._context:
-            raise MemoryError("no memory for the threads of attention")
-        weakref.finalize(self, self._functions.context_free, self._context)
+        self._context = context
+        self._functions = _Functions(context.functions)
 
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
         steps = []
@@ -144,11 +125,11 @@ class NativeAttention:
     @property
     def scratch_bytes(self) -> int:
         """Kept between steps."""
-        return int(self._functions.context_bytes(self._context))
+        return self._context.scratch_bytes
 
     def free_scratch(self) -> None:
         """Steps begun before are over."""
-        self._functions.context_trim(self._context)
+        self._context.free_scratch()
 
     def shared_tokens_read(self, batch: Batch) -> int:
         saved = 0
@@ -179,7 +160,7 @@ class NativeAttention:
             head_dim=group.head_dim,
             value_dim=group.value_dim,
         )
-        plan = self._functions.plan_new(ctypes.byref(work), self._compute.num_threads)
+        plan = self._functions.plan_new(ctypes.byref(work), self._context.num_threads)
         if not plan:
             raise MemoryError(f"no memory for a plan of {batch.num_tokens} tokens")
         return int(plan)
@@ -192,8 +173,8 @@ class NativeAttention:
             raise StateError("keys and values of a token for a place outside of the pages")
 
     def compute(self, plan: int, call: _Attend) -> None:
-        isa = self._compute.instruction_set.number
-        if not self._functions.attend(self._context, plan, isa, ctypes.byref(call)):
+        isa = self._context.instruction_set.number
+        if not self._functions.attend(self._context.address, plan, isa, ctypes.byref(call)):
             raise MemoryError("no scratch memory for attention")
 
 

@@ -3,18 +3,15 @@ few rows at the rate at which their matrix can be read."""
 
 import ctypes
 import logging
-import weakref
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention_choice import AttentionChoice
-from deltaserve.device.native_attention import NativeCompute
 from deltaserve.models.model_spec import Activation
 from deltaserve.models.packing import product
 from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
-from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.native.native_library import NativeContext, NativeUnavailable
 
 _log = logging.getLogger(__name__)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -112,24 +109,17 @@ class NativeOps:
     threads.
     """
 
-    def __init__(self, compute: NativeCompute) -> None:
-        functions = compute.library.functions
-        functions.ds_context_new.restype = ctypes.c_void_p
-        functions.ds_context_new.argtypes = (ctypes.c_int,)
-        functions.ds_context_free.argtypes = (ctypes.c_void_p,)
-        self._add_norm = _function(compute.library, "ds_add_norm", _AddNorm)
-        self._turn = _function(compute.library, "ds_turn", _Turn)
-        self._gate = _function(compute.library, "ds_gate", _Gate)
-        self._product = _function(compute.library, "ds_product", _PackedProduct)
-        self._can_multiply = functions.ds_can_multiply
+    def __init__(self, context: NativeContext) -> None:
+        self._add_norm = _function(context, "ds_add_norm", _AddNorm)
+        self._turn = _function(context, "ds_turn", _Turn)
+        self._gate = _function(context, "ds_gate", _Gate)
+        self._product = _function(context, "ds_product", _PackedProduct)
+        self._can_multiply = context.functions.ds_can_multiply
         self._can_multiply.restype = ctypes.c_bool
         self._panels: dict[_Shape, int | None] = {}
         """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
-        self._isa = compute.instruction_set.number
-        self._context = functions.ds_context_new(compute.num_threads)
-        if not self._context:
-            raise MemoryError("no memory for the threads of a step's operators")
-        weakref.finalize(self, functions.ds_context_free, self._context)
+        self._isa = context.instruction_set.number
+        self._context = context
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Few rows natively, in the memory that oneDNN packed; more of them by oneDNN."""
@@ -243,25 +233,24 @@ class NativeOps:
         return out
 
     def _do(self, function: _Function, call: ctypes.Structure) -> None:
-        if not function(self._context, self._isa, ctypes.byref(call)):
+        if not function(self._context.address, self._isa, ctypes.byref(call)):
             raise ValueError(f"{type(call).__name__[1:]}: types that the native library does not compute with")
 
 
-def _function(library: NativeLibrary, name: str, call: type[ctypes.Structure]) -> _Function:
-    found = getattr(library.functions, name)
+def _function(context: NativeContext, name: str, call: type[ctypes.Structure]) -> _Function:
+    found = getattr(context.functions, name)
     found.restype = ctypes.c_bool
     found.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(call))
     made: _Function = found
     return made
 
 
-def make_step_ops(choice: AttentionChoice, dtype: torch.dtype, device: torch.device, num_threads: int) -> StepOps:
-    """Native where attention may be, for the types it knows; torch everywhere else. `dtype`: of the model."""
-    if choice == "torch" or device.type != "cpu" or dtype not in _TYPES:
+def make_step_ops(native: NativeContext | None, dtype: torch.dtype) -> StepOps:
+    """Native for the types that it knows; torch everywhere else. `dtype`: of the model."""
+    if native is None or dtype not in _TYPES:
         return TorchOps()
     try:
-        library = NativeLibrary()
-        ops = NativeOps(NativeCompute(library, library.instruction_sets[-1], num_threads))
+        ops = NativeOps(native)
         check_step_ops(ops, dtype)
     except NativeUnavailable as error:
         _log.info("norms, rotation and gates: torch (%s)", error)

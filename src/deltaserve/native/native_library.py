@@ -1,6 +1,7 @@
-"""Finds and loads the native library of this very source tree, or says why there is none."""
+"""The native library of this very source tree: found and loaded, or why there is none; and what to compute with."""
 
 import ctypes
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,3 +42,35 @@ class NativeLibrary:
         """Those of this machine, the fastest last."""
         names = [(number, self.functions.ds_isa_name(number)) for number in range(self.functions.ds_num_isas())]
         return tuple(InstructionSet(number, name.decode()) for number, name in names if name is not None)
+
+
+class NativeContext:
+    """With what to compute: an instruction set, the caller's thread and `num_threads` - 1 others, and scratch memory.
+
+    For one thread at a time; whatever computes with it may share it.
+    """
+
+    def __init__(self, library: NativeLibrary, instruction_set: InstructionSet, num_threads: int = 1) -> None:
+        """`instruction_set`: one of the library's."""
+        pointer, functions = ctypes.c_void_p, library.functions
+        functions.ds_context_new.restype, functions.ds_context_new.argtypes = pointer, (ctypes.c_int,)
+        functions.ds_context_bytes.restype, functions.ds_context_bytes.argtypes = ctypes.c_int64, (pointer,)
+        functions.ds_context_free.argtypes = functions.ds_context_trim.argtypes = (pointer,)
+        self.functions = functions
+        self.instruction_set = instruction_set
+        self.num_threads = num_threads
+        address = functions.ds_context_new(num_threads)
+        if not address:
+            raise MemoryError("no memory for the threads of the native library")
+        self.address = int(address)
+        """Of the DsContext."""
+        weakref.finalize(self, functions.ds_context_free, self.address)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Kept between steps."""
+        return int(self.functions.ds_context_bytes(self.address))
+
+    def free_scratch(self) -> None:
+        """Steps begun before are over."""
+        self.functions.ds_context_trim(self.address)

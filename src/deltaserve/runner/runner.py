@@ -14,7 +14,7 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError, StateError
 from deltaserve.base.ids import RowId
 from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.device.attention_choice import AttentionChoice, make_attention
+from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.memory_block import Sharing
 from deltaserve.device.page_memory import DeviceMemory
@@ -26,6 +26,7 @@ from deltaserve.models.decoder import Decoder, LastTokens
 from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.native_ops import make_step_ops
+from deltaserve.native.native_library import NativeContext
 from deltaserve.runner.inputs import StepInputs, step_inputs
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
@@ -58,12 +59,20 @@ class TorchExecutor:
     and plans give them every input token by value. Which collectives a step makes follows from its plan alone.
     """
 
-    def __init__(self, decoder: Decoder, cache: CacheSpec, sizes: ExecutorSizes, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: CacheSpec,
+        sizes: ExecutorSizes,
+        device: torch.device,
+        native: NativeContext | None,
+    ) -> None:
+        """`native` None: attention by torch. Raises ConfigError where it cannot be had as `sizes` ask for it."""
         self._shard = decoder.shard
         self.memory = DeviceMemory(cache, sizes.num_pages, device, self._shard, sizes.sharing)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
         self._attention = make_attention(
-            sizes.attention_backend, self.memory.kv, self._tables, decoder.local.num_heads, sizes.num_threads
+            sizes.attention_backend, native, self.memory.kv, self._tables, decoder.local.num_heads
         )
         self._decoder = decoder
         self._device = device
@@ -90,8 +99,9 @@ class TorchExecutor:
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
         weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where, collective.shard)
-        ops = make_step_ops(sizes.attention_backend, weights.embedding.dtype, where, sizes.num_threads)
-        return cls(Decoder(spec, weights, ops, collective), cache, sizes, where)
+        native = open_native(sizes.attention_backend, where, sizes.num_threads)
+        ops = make_step_ops(native, weights.embedding.dtype)
+        return cls(Decoder(spec, weights, ops, collective), cache, sizes, where, native)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
