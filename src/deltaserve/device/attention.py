@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 
@@ -47,6 +49,12 @@ class Batch:
     def tokens_read(self) -> int:
         """KV positions needed, summed over queries (one layer that sees everything)."""
         return sum(query.q_end for query in self.queries)
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """[T] of its tokens, query after query"""
+        lens = np.array([query.q_len for query in self.queries])
+        starts = np.array([query.q_start for query in self.queries])
+        return np.repeat(starts + lens - lens.cumsum(), lens) + np.arange(lens.sum())
 
 
 class StepAttention(Protocol):

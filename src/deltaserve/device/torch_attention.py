@@ -99,7 +99,7 @@ def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace
 def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
     """[T * H] int64: where each token of the step is stored, see KvArena.scatter."""
     page_size = arena.layout.page_size
-    positions = np.concatenate([np.arange(query.q_start, query.q_end) for query in batch.queries])
+    positions = batch.positions()
     lines = np.repeat([query.line for query in batch.queries], [query.q_len for query in batch.queries])
     pages = table[lines, positions // page_size].astype(np.int64)[:, None]  # [T, 1]
     heads = np.arange(arena.layout.num_heads)  # [H]

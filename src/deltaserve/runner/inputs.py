@@ -39,7 +39,7 @@ class Wanted:
 
 def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
     """Resolves input tokens (by value, or what the row drew) and books them in the rows."""
-    tokens = [_item_tokens(item, rows[item.row]) for item in plan.items]
+    tokens = np.concatenate([_item_tokens(item, rows[item.row]) for item in plan.items])
     places = {item.row: index for index, item in enumerate(plan.items)}
     shared = tuple(
         Shared(run.start, run.end, tuple(places[row] for row in run.rows if row in places)) for run in plan.work.shared
@@ -48,17 +48,17 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
     batch = Batch(queries, plan.work.split_tokens, shared)
     return StepInputs(
         batch=batch,
-        tokens=np.concatenate(tokens),
-        positions=np.concatenate([np.arange(query.q_start, query.q_end) for query in queries]),
+        tokens=tokens,
+        positions=batch.positions(),
         wanted=_wanted(plan.items, batch),
     )
 
 
 def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
     lens = [item.q_len if item.wants_prompt_logprobs else int(item.samples) for item in items]
-    if batch.num_tokens - sum(lens) < _WORTH_SKIPPING:
-        lens = [item.q_len for item in items]
     ends = np.cumsum([item.q_len for item in items])
+    if batch.num_tokens - sum(lens) < _WORTH_SKIPPING:
+        return Wanted(batch, np.arange(batch.num_tokens), tuple(ends.tolist()))
     tokens = np.concatenate([np.arange(end - length, end) for end, length in zip(ends, lens, strict=True)])
     read = [index for index, length in enumerate(lens) if length]
     places = {index: place for place, index in enumerate(read)}

@@ -38,7 +38,7 @@ class Row:
         end = start + len(tokens)
         if start > self.num_known:
             raise StateError(f"tokens from {start} on, but only {self.num_known} are known")
-        if end <= self.num_known and np.array_equal(self._tokens[start:end], tokens):
+        if end <= self.num_known and (self._tokens[start:end] == tokens).all():
             return
         if start < self.num_known:
             self._history = None
