@@ -58,7 +58,7 @@ class Bench:
         for line, length in enumerate(lens):
             pages = tuple(PageId(order.pop()) for _ in range(length // PAGE_SIZE))
             self.tables.write(PoolId(0), line, 0, pages)
-        self.backend = TorchAttention(pool, self.tables, KV_HEADS * GROUP_SIZE)
+        self.backend = TorchAttention(pool, self.tables, (KV_HEADS * GROUP_SIZE,))
         self.dtype = torch.bfloat16 if dtype is DType.BFLOAT16 else torch.float32
 
     def step(self, queries: Sequence[Query]) -> Callable[[], object]:
@@ -148,7 +148,7 @@ def backends_of(step: Step, dtype: DType) -> dict[str, TorchAttention | NativeAt
         own = [PageId(order.pop()) for _ in range(count - len(common))]
         tables.write(PoolId(0), line, 0, (*common, *own))
     heads = step.kv_heads * step.group_size
-    found: dict[str, TorchAttention | NativeAttention] = {"torch": TorchAttention(pool, tables, heads)}
+    found: dict[str, TorchAttention | NativeAttention] = {"torch": TorchAttention(pool, tables, (heads,))}
     try:
         library = NativeLibrary()
     except NativeUnavailable as error:
@@ -156,7 +156,7 @@ def backends_of(step: Step, dtype: DType) -> dict[str, TorchAttention | NativeAt
         return found
     for instruction_set in library.instruction_sets[1:] or library.instruction_sets:
         context = NativeContext(library, instruction_set)
-        found[instruction_set.name] = NativeAttention(pool, tables, heads, context)
+        found[instruction_set.name] = NativeAttention(pool, tables, (heads,), context)
     return found
 
 

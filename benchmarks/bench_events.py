@@ -168,7 +168,7 @@ def waiting_at(prefill: EngineCore) -> list[tuple[int, PrefillRoom]]:
 
 
 def answer(plan: StepPlan) -> StepResult:
-    return StepResult(plan.step, tuple(ItemResult(i.row, Sampled(7) if i.samples else None) for i in plan.items))
+    return StepResult(plan.step, tuple(ItemResult(i.row, (Sampled(7),) if i.samples else ()) for i in plan.items))
 
 
 def timed(

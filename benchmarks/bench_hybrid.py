@@ -13,8 +13,9 @@ for prompts that neither has seen. The figures are medians over the turns, ratio
                  once (the seed's load, 8 x 128 of 1,000 + 2,744, scaled): how much of the shared tokens the answers
                  say was cached, from each group's second request on
     equal        the same with equal prompts of 1,200 tokens
-    rate         10 groups x 6, 1,024 shared + 64 own tokens, 8 out, 5 at a time (10,240 + 256 and 128, scaled); then,
-                 with the cache on, as many a second as there were with it off: 5 at a time it runs more rows at once
+    rate         10 groups x 6, 1,024 shared + 64 own tokens, 8 out, 5 at a time (10,240 + 256 and 128, scaled); with
+                 the cache on 5 at a time run more rows at once, so besides with one row at a time, as they run with it
+                 off; and as many a second as there were with it off
     retractions  48 prompts of 64 tokens, 192 out, 16 rows, where the pages hold half of that: as the answers count
                  them, by --num-reserved-decode-tokens (0: no reserve; it adapts from 32 on, from 512 on)
 
@@ -48,10 +49,12 @@ from deltaserve.bench.traffic import ChatTurn, Conversation, TokenRange
 
 MODEL = ROOT / "out" / "bench-hybrid"
 TOKENS = TokenRange(300, 16_000)
-PAGE_SIZE, NUM_PAGES, MAX_RUNNING = 64, 1024, 16
-FLAGS = ("--device", "cpu", "--num-threads", "1", "--max-running-requests", str(MAX_RUNNING))
+PAGE_SIZE, NUM_PAGES, MAX_RUNNING, STATES = 64, 1024, 16, 64
+FLAGS = ("--device", "cpu", "--num-threads", "1")
+ROWS = "--max-running-requests"
 POOL = ("--page-size", str(PAGE_SIZE), "--num-pages", str(NUM_PAGES), "--context-length", "4096")
 CACHE_OFF = ("--disable-radix-cache",)
+ONE_ROW = (ROWS, "1", "--max-mamba-cache-size", str(STATES))
 MODES: dict[str, tuple[str, ...]] = {"unified": ("--disaggregation-mode", "null"), "P/D": ()}
 TIMEOUT_S = 600.0
 NUM_WARM = 4
@@ -140,7 +143,9 @@ def ask(served: Served, conversations: Sequence[Conversation], concurrency: int,
 def servers(*flags: Sequence[str], program: Sequence[str] | None = None) -> Iterator[list[Served]]:
     """Of the model, ready and warm, up together."""
     with ExitStack() as stack:
-        found = [stack.enter_context(serving(MODEL, *FLAGS, *some, program=program)) for some in flags]
+        rows = [() if ROWS in some else (ROWS, str(MAX_RUNNING)) for some in flags]
+        lines = [(*FLAGS, *of_rows, *some) for of_rows, some in zip(rows, flags, strict=True)]
+        found = [stack.enter_context(serving(MODEL, *line, program=program)) for line in lines]
         for served in found:
             served.wait_ready()
             ask(served, Traffic(NUM_WARM, 2, 100, 28, 4).generate(-1)[1], NUM_WARM)
@@ -276,20 +281,32 @@ def shared_prefixes(mode: str, traffic: Traffic, name: str) -> Iterator[Row]:
         yield Row(f"{mode}: {name}, {at}: shared tokens reused", value, MIN_REUSED, value >= MIN_REUSED, told)
 
 
+def _rate_turns(cached: Served, plain: Served, single: Served, seed: int) -> tuple[Turn, Turn, Turn, Turn]:
+    """Cache on, off, on with one row at a time, on at the rate of off: close together, so that load befalls all."""
+    (_, first), (_, second) = RATE.generate(seed), RATE.generate(seed + 500)
+    on, off = ask(cached, first, RATE_CONCURRENCY), ask(plain, first, RATE_CONCURRENCY)
+    alone = ask(single, first, RATE_CONCURRENCY)
+    return on, off, alone, ask(cached, second, RATE_CONCURRENCY, 1 / rate_of(off))
+
+
 def rates(mode: str, rounds: int) -> Iterator[Row]:
-    with servers((*MODES[mode], *POOL), (*MODES[mode], *POOL, *CACHE_OFF)) as both:
-        on, off = in_turns(both, RATE, 2 * rounds, 4000, RATE_CONCURRENCY)
-        paced = [
-            ask(both[0], RATE.generate(4500 + number)[1], RATE_CONCURRENCY, 1 / rate_of(turn))
-            for number, turn in enumerate(off)
-        ]
+    flags = (*MODES[mode], *POOL)
+    with servers(flags, (*flags, *CACHE_OFF), (*flags, *ONE_ROW)) as (cached, plain, single):
+        made = [_rate_turns(cached, plain, single, 4000 + number) for number in range(2 * rounds)]
+    on, off, alone, paced = zip(*made, strict=True)
     value = ratio(on, off, rate_of)
     told = f"{medians(on, rate_of):.2f} / {medians(off, rate_of):.2f} req/s"
     yield Row(f"{mode}: req/s over cache off", value, MIN_RATE, value >= MIN_RATE, told)
+    value = ratio(alone, off, rate_of)
+    told = f"{medians(alone, rate_of):.2f} / {medians(off, rate_of):.2f} req/s"
+    yield Row(f"{mode}: one row at a time: req/s over cache off", value, MIN_RATE, value >= MIN_RATE, told)
     for name, turns, of, bar in (
         ("mean TTFT", on, ttft_of, MAX_TTFT),
         ("p99 TTFT", on, ttft_p99_of, MAX_TAIL),
         ("maximum ITL", on, max_itl_of, MAX_TAIL),
+        ("one row at a time: mean TTFT", alone, ttft_of, MAX_TTFT),
+        ("one row at a time: p99 TTFT", alone, ttft_p99_of, MAX_TAIL),
+        ("one row at a time: maximum ITL", alone, max_itl_of, MAX_TAIL),
         ("at its rate: p99 TTFT", paced, ttft_p99_of, MAX_TAIL),
         ("at its rate: maximum ITL", paced, max_itl_of, MAX_TAIL),
     ):

@@ -30,6 +30,7 @@ from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.device.attention_choice import open_native
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
+from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.loader import load_weights
 from deltaserve.models.native_ops import make_step_ops
 from deltaserve.models.weights import DecoderWeights, Linear
@@ -61,7 +62,7 @@ def show(name: str, times: Times, ratio: Ratio, bar: str) -> None:
     print(f"{name:64} {' | '.join(f'{ms:.1f}' for ms in times.medians):>20} {ratio!s:>14} {bar:>7}")
 
 
-def matrices(weights: DecoderWeights) -> list[Tensor]:
+def matrices(weights: DecoderWeights) -> list[Matrix]:
     """Of the layers, but those of experts."""
     parts = [part for layer in weights.layers for part in (layer.attention, layer.mlp)]
     values = [getattr(part, field.name) for part in parts for field in fields(part)]
@@ -72,6 +73,7 @@ def products(weights: DecoderWeights, num_tokens: int, num_logits: int) -> Calla
     """Nothing but a step's matrix products."""
     dtype = weights.embedding.dtype
     ops = make_step_ops(open_native("auto", weights.embedding.device, 1), dtype)
+    pairs: list[tuple[Tensor, Matrix]]
     pairs = [(torch.randn(num_tokens, weight.shape[1]).to(dtype), weight) for weight in matrices(weights)]
     if num_logits:
         pairs.append((torch.randn(num_logits, weights.lm_head.shape[1]).to(dtype), weights.lm_head))

@@ -123,7 +123,7 @@ class Bench:
 
 
 def answer(plan: StepPlan) -> StepResult:
-    return StepResult(plan.step, tuple(ItemResult(item.row, Sampled(7)) for item in plan.items))
+    return StepResult(plan.step, tuple(ItemResult(item.row, (Sampled(7),)) for item in plan.items))
 
 
 def timed(name: str, calls: int, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Row:

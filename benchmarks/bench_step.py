@@ -21,11 +21,13 @@ from torch import Tensor
 
 from benchmarks.paired import Times, take_turns
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.base.quantization import Quantization
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.packing import pack, product
@@ -99,7 +101,14 @@ class Bench:
     """An executor with all rows open over one line of pages each, for `context` tokens."""
 
     def __init__(
-        self, model: Path, rows: int, dtype: DType | None, device: str, threads: int, context: int = MAX_CONTEXT
+        self,
+        model: Path,
+        rows: int,
+        dtype: DType | None,
+        device: str,
+        threads: int,
+        context: int = MAX_CONTEXT,
+        quantization: Quantization = "auto",
     ) -> None:
         spec = load_spec(model)
         self.spec = replace(spec, dtype=dtype or spec.dtype)
@@ -108,7 +117,7 @@ class Bench:
         self.pages_per_row = cache.num_pages(self.context)
         num_pages = self.pages_per_row * rows
         self.token_bytes = pool_page_bytes(cache)[0] // PAGE_SIZE
-        sizes = ExecutorSizes((num_pages,), rows, self.context, threads)
+        sizes = ExecutorSizes((num_pages,), rows, self.context, threads, quantization=quantization)
         self.executor = TorchExecutor.load(model, self.spec, cache, sizes, device, self.spec.dtype)
         for arena in self.executor.memory.kv.arenas:
             arena.bytes.fill_(0x3C)  # a small number in every dtype; untouched memory would all be one page
@@ -188,7 +197,7 @@ class NativeProducts(TorchOps):
     def __init__(self, ops: StepOps) -> None:
         self._ops = ops
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         return self._ops.product(x, weight, bias)
 
 

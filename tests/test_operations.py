@@ -17,7 +17,7 @@ from deltaserve.server.settings import ServerSettings
 from deltaserve.sim.cluster import Shape, worker_config
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
-ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT, re.MULTILINE))
+ROWS = dict(re.findall(r"^\| `((?:deltaserve|process)_\w+)` \| (.+) \|$", DOCUMENT, re.MULTILINE))
 
 
 def of_the_front() -> dict[str, str]:

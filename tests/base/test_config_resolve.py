@@ -37,7 +37,7 @@ def three_pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
 
 MODEL = ModelFacts(
     dtype="bfloat16",
-    weight_bytes=lambda dtype: 100 * MIB * ITEMSIZE[dtype],
+    weight_bytes=lambda dtype, quantization: 100 * MIB * ITEMSIZE[dtype] // (4 if quantization == "int8" else 1),
     context_len=32_768,
     pools=one_pool,
     scratch_bytes=lambda sizes: sizes.max_rows * MIB,
@@ -75,7 +75,41 @@ def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) ->
     narrow, wide = resolved(model), resolved(model, slow)
     assert (narrow.dtype, narrow.kv_cache_dtype, narrow.widened_from) == (dtype, dtype, None)
     assert (wide.dtype, wide.kv_cache_dtype, wide.widened_from) == ("float32", "float32", dtype)
-    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32") - 32 * MIB
+    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32", "auto") - 32 * MIB
+
+
+def test_matrices_are_codes_where_the_native_library_computes() -> None:
+    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
+    missing = dataclasses.replace(MACHINE, native_problem="not compiled")
+    coded = dataclasses.replace(MODEL, has_codes=True)
+    assert resolved(coded).quantization == "auto"
+    assert resolved().quantization == "none"
+    assert resolved(coded, model={"quantization": "none"}).quantization == "none"
+    without = (
+        resolved(coded, machine=cuda),
+        resolved(coded, machine=missing),
+        resolved(coded, scheduling={"attention_backend": "torch"}),
+        resolved(coded, model={"dtype": "float16"}),
+    )
+    assert {config.quantization for config in without} == {"none"}
+    small = resolved(model={"quantization": "int8"})
+    assert small.kv_bytes > resolved().kv_bytes
+    assert MODEL.weight_bytes("bfloat16", "int8") == 50 * MIB
+
+
+@pytest.mark.parametrize(
+    ("machine", "groups", "why"),
+    [
+        (MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB), {}, "CPUs only, and the device is cuda"),
+        (dataclasses.replace(MACHINE, native_problem="not compiled"), {}, "the native library: not compiled"),
+        (MACHINE, {"scheduling": {"attention_backend": "torch"}}, "which --attention-backend torch leaves out"),
+        (MACHINE, {"model": {"dtype": "float16"}}, "float32 or bfloat16, and --dtype is float16"),
+    ],
+)
+def test_codes_that_were_asked_for_and_cannot_be_had(machine: MachineFacts, groups: dict[str, Any], why: str) -> None:
+    model = {**groups.get("model", {}), "quantization": "a8"}
+    with pytest.raises(ConfigError, match=f"--quantization a8: .*{why}"):
+        resolved(machine=machine, **{**groups, "model": model})
 
 
 def test_a_slow_type_that_was_asked_for_is_used() -> None:
@@ -95,13 +129,46 @@ def test_workers_of_one_machine_share_cores_and_memory() -> None:
 
 @pytest.mark.parametrize(
     ("num_cores", "num_ranks", "num_threads"),
-    [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 3), (4, 2, 1), (8, 1, 7), (8, 2, 3), (64, 2, 31), (2, 5, 1), (64, 100, 1)],
+    [
+        (1, 1, 1),
+        (2, 1, 2),
+        (2, 2, 1),
+        (3, 1, 3),
+        (4, 1, 3),
+        (4, 2, 1),
+        (8, 1, 7),
+        (8, 2, 3),
+        (64, 2, 31),
+        (2, 5, 1),
+        (64, 100, 1),
+    ],
 )
 def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_ranks: int, num_threads: int) -> None:
-    """The threads of a step wait for each other: with one of them off its core all stand still."""
+    """Where cores are many; fewer compute where they have to wait for one."""
     machine = dataclasses.replace(MACHINE, num_cores=num_cores, num_ranks=num_ranks, free_bytes=1 << 40)
+    found, asked = resolved(machine=machine), resolved(machine=machine, scheduling={"num_threads": 5})
+    assert (found.least_threads, found.num_threads) == (1, num_threads)
+    assert (asked.least_threads, asked.num_threads) == (5, 5)
+
+
+def test_ranks_of_a_worker_keep_their_number_of_threads() -> None:
+    model, machine = dataclasses.replace(MODEL, tp_size=2), dataclasses.replace(MACHINE, num_cores=16, num_ranks=2)
+    found = resolved(model, machine)
+    assert (found.least_threads, found.num_threads) == (7, 7)
+
+
+def test_where_nobody_counts_how_long_threads_wait_few_cores_have_one() -> None:
+    blind = dataclasses.replace(MACHINE, num_cores=2, counts_waits=False)
+    assert resolved(machine=blind).num_threads == 1
+    assert resolved(machine=dataclasses.replace(blind, num_cores=8)).num_threads == 7
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "share", "num_threads"), [(16, 2, 10), (16, 1, 5), (4, 2, 2), (4, 1, 1), (2, 2, 1), (2, 1, 1)]
+)
+def test_threads_are_divided_by_role(num_cores: int, share: int, num_threads: int) -> None:
+    machine = dataclasses.replace(MACHINE, num_cores=num_cores, num_ranks=2, core_shares=(share, 3), free_bytes=1 << 40)
     assert resolved(machine=machine).num_threads == num_threads
-    assert resolved(machine=machine, scheduling={"num_threads": 5}).num_threads == 5
 
 
 @pytest.mark.parametrize("free_bytes", [1024 * MIB, 4096 * MIB, 9001 * MIB])
@@ -244,7 +311,9 @@ def test_whatever_resolves_is_consistent(
     assert config.step_len >= config.chunk_len
     if num_pages == "auto":
         step_bytes = config.max_running_requests * MIB
-        assert (config.kv_bytes + MODEL.weight_bytes(config.dtype) + step_bytes) * num_ranks <= machine.free_bytes
+        assert (
+            config.kv_bytes + MODEL.weight_bytes(config.dtype, config.quantization) + step_bytes
+        ) * num_ranks <= machine.free_bytes
 
 
 def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:

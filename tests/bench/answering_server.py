@@ -41,6 +41,8 @@ class AnsweringServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     flushes: int = 0
     authorizations: set[str] = field(default_factory=set)
+    client_ports: set[int] = field(default_factory=set)
+    """Of connections that completions came by."""
     in_flight: int = 0
     most_in_flight: int = 0
 
@@ -61,6 +63,7 @@ class AnsweringServer:
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
         self.authorizations.add(request.headers.get("authorization", ""))
+        self.client_ports |= {request.client.port} if request.client else set()
         refused = not self.manners.takes_lenient_fields and LENIENT_FIELDS & set(body)
         if refused or (not self.manners.takes_ids and not isinstance(body["prompt"], str)):
             return JSONResponse({"error": {"message": "not understood"}}, status_code=400)
@@ -120,6 +123,7 @@ def serving(server: AnsweringServer) -> Iterator[str]:
     """The base URL while a uvicorn thread serves it on a free port."""
     config = uvicorn.Config(server.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off")
     listener = config.bind_socket()
+    listener.listen()  # who connects before the thread serves waits for it
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, args=([listener],))
     thread.start()

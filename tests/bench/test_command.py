@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.bench.command import add_arguments, make_traffic, run, what_ran
+from deltaserve.bench.command import add_arguments, make_traffic, run, what_ran, with_url
 from tests.bench.answering_server import AnsweringServer, Manners, serving
 
 
@@ -133,17 +133,36 @@ def test_each_workload_and_the_names_sglang_gives_its_options() -> None:
 
 
 def test_the_line_of_sglangs_benchmark_runs_and_names_what_it_ignores(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--backend sglang --dataset-name generated-shared-prefix --gsp-num-groups 4 --gsp-prompts-per-group 2"
-    line += " --gsp-system-prompt-len 70 --gsp-question-len 10 --gsp-output-len 4 --gsp-range-ratio 0.5"
+    line = "--backend sglang --host 127.0.0.1 --dataset-name generated-shared-prefix --gsp-num-groups 4"
+    line += " --gsp-prompts-per-group 2 --gsp-system-prompt-len 70 --gsp-question-len 10"
+    line += " --gsp-output-len 4 --gsp-range-ratio 0.5"
     line += " --max-concurrency 8 --request-rate inf --num-prompts 16"
     with serving(AnsweringServer(Manners())) as url:
-        assert run(parse("--base-url", url, *line.split())) == 0
+        assert run(parse("--port", url.rpartition(":")[2], *line.split())) == 0
     told = capsys.readouterr()
     assert told.err.splitlines()[:2] == [
         "bench: --backend sglang is ignored: every server is spoken to as OpenAI's is",
         "bench: --num-prompts 16 is ignored: the workload has 8 conversations",
     ]
     assert "4 groups of 2 prompts, 8 requests in all" in told.out
+
+
+def test_host_and_port_are_another_way_to_write_the_url() -> None:
+    assert with_url(parse()).base_url == "http://127.0.0.1:30000"
+    assert with_url(parse("--port", "8000")).base_url == "http://127.0.0.1:8000"
+    assert with_url(parse("--host", "::1")).base_url == "http://[::1]:30000"
+    assert with_url(parse("--host", "box", "--port", "1")).base_url == "http://box:1"
+    with pytest.raises(ValueError, match="give one of them"):
+        with_url(parse("--base-url", "http://box:1", "--port", "2"))
+
+
+def test_each_request_has_a_connection_of_its_own() -> None:
+    """Some servers close connections that wait, just as the next request comes."""
+    server = AnsweringServer(Manners())
+    load = ["--num-groups", "2", "--prompts-per-group", "3", "--output-len", "2", "--max-concurrency", "1"]
+    with serving(server) as url:
+        assert run(parse("--base-url", url, *load)) == 0
+    assert len(server.client_ports) == len(server.bodies) > 6
 
 
 def test_fewer_prompts_than_the_workload_has() -> None:

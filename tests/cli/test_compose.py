@@ -1,14 +1,16 @@
 """What this machine offers: memory, as the settings' resolution is told, and ports."""
 
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.ids import Role
 from deltaserve.cli import compose
-from deltaserve.cli.compose import free_port, free_ports, machine_facts
+from deltaserve.cli.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings
 from tests.ports import taken
 
 MIB = 1 << 20
@@ -71,6 +73,25 @@ def test_a_gpu_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, to
     with_gpus(monkeypatch, told)
     with pytest.raises(ConfigError, match="nvidia-smi does not tell"):
         machine_facts(Settings(), 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads"),
+    [
+        ({}, (8, 4)),
+        ({"num_threads": 3}, (3, 3)),
+        ({"prefill_num_threads": 6}, (6, 4)),
+        ({"num_threads": 3, "decode_num_threads": 1}, (3, 1)),
+    ],
+)
+def test_prefill_gets_more_threads_than_decode(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, int], threads: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(compose, "usable_cores", lambda *_: 13)
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
+    resolved = resolve_settings(settings, Checkpoint.open(str(model)))
+    assert (resolved[Role.PREFILL].num_threads, resolved[Role.DECODE].num_threads) == threads
 
 
 def test_free_ports_are_different_and_none_that_the_kernel_gives_away() -> None:

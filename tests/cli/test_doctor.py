@@ -1,6 +1,7 @@
 """Each check on this machine, with and without something in its way."""
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from deltaserve.base.config import Settings
+from deltaserve.base.quantization import Quantization
 from deltaserve.cli import doctor_machine, doctor_transfer
 from deltaserve.cli.doctor_admin import admin_places
 from deltaserve.cli.doctor_machine import check_device, check_listeners, check_software
@@ -23,6 +25,9 @@ from deltaserve.cli.doctor_transfer import check_local, check_mooncake, check_tr
 from deltaserve.cli.main import main
 from deltaserve.cli.secrets import read_api_keys
 from deltaserve.cli.settings_merge import load
+from tests.fixtures.tiny_gguf import Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS, Variant
+from tests.native.native_build import compiled_library
 from tests.ports import free_port
 
 
@@ -40,6 +45,26 @@ def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixtu
     for subject in ("python", "library", "cpu", "listener", "transfer", "model", "pages", "tokenizer", "template"):
         assert f"ok    {subject}" in out
     assert out.endswith("nothing stands in the way\n")
+
+
+def test_weights_are_counted_as_they_will_be_kept(tmp_path: Path) -> None:
+    """Of a file in four bits, dequantised and not."""
+    compiled_library()
+    wide = {"vocab_size": 2048, "hidden_size": 256, "num_attention_heads": 16, "intermediate_size": 1024}
+    file, _ = write_gguf(Variant(VARIANTS["llama"].build, wide), tmp_path, Kind.Q4_1)
+
+    def mib(quantization: Quantization) -> int:
+        settings = settings_of(file)
+        settings = settings.model_copy(
+            update={"model": settings.model.model_copy(update={"quantization": quantization, "device": "cpu"})}
+        )
+        (line,) = [line for line in check_model(settings) if line.subject == "pages"]
+        found = re.search(r"; weights (\d+) MiB$", line.text)
+        assert found is not None
+        return int(found[1])
+
+    assert mib("none") == 15
+    assert mib("auto") == mib("a8") == 4
 
 
 def test_a_failure_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

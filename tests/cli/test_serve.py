@@ -9,8 +9,17 @@ import pytest
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontSpec
-from deltaserve.cli.serve import by_config, compose, describe_staging, prepare, tell_pair, tell_resolved
+from deltaserve.cli.serve import (
+    by_config,
+    compose,
+    describe_groups,
+    describe_staging,
+    prepare,
+    tell_pair,
+    tell_resolved,
+)
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
 
@@ -63,7 +72,7 @@ def test_the_line_at_the_start_names_the_pages_of_each_pool(tiny_models: Path) -
     assert f"{full} pages (32 MiB) and {window} of the last 24 tokens (4 MiB) per worker (36 MiB)" in said[0]
 
 
-def of_ranks(model: Path, **parallelism: int) -> Settings:
+def of_ranks(model: Path, **parallelism: object) -> Settings:
     return Settings.model_validate(
         {
             "model": {"model_path": str(model), "device": "cpu"},
@@ -141,6 +150,7 @@ def test_workers_of_both_roles_take_requests_of_one_length(tiny_models: Path) ->
     [
         ({"tp_size": 3}, "--tp-size 3: num_key_value_heads: 4 does not divide over 3 tensor-parallel ranks"),
         ({"tp_size": 2, "decode_tp_size": 16}, "--decode-tp-size 16: num_attention_heads: 8 does not divide over"),
+        ({"tp_size": 2, "ep_size": 2}, "--ep-size 2: this model has no experts"),
         ({"prefill_tp_size": 16}, "--prefill-tp-size 16: num_attention_heads: 8 does not divide over 16"),
     ],
 )
@@ -154,3 +164,45 @@ def test_ranks_over_which_the_model_does_not_divide_are_refused_at_once(
 def test_the_memory_for_staging_is_told(tiny_models: Path) -> None:
     settings = unlike(tiny_models / "llama", "on")
     assert describe_staging(settings) == "staging memory: 64 MiB on each rank, half to send and half to receive (on)"
+
+
+def in_groups(model: Path, dp_size: int, **parallelism: int) -> Settings:
+    return of_ranks(model, dp_size=dp_size, enable_dp_attention=True, **parallelism)
+
+
+def test_decode_workers_that_share_experts_are_made_as_groups(tiny_models: Path, tmp_path: Path) -> None:
+    settings = in_groups(tiny_models / "qwen3_moe", 2, prefill_tp_size=2)
+    disaggregation = settings.disaggregation.model_copy(update={"decode": 2})
+    settings = settings.model_copy(update={"disaggregation": disaggregation})
+    assert describe_groups(settings).startswith(
+        "decode: 2 workers that share experts, 2 times; each step is one of all 2"
+    )
+    children = {child.name: child for child in compose(settings, tmp_path).children}
+    assert [name for name in children if name.startswith("decode")] == [f"decode-{i}" for i in range(4)]
+    groups = [children[f"decode-{i}"].group for i in range(4)]
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+    assert (children["prefill-0"].group, children["front"].group) == (None, None)
+    seats = [read_spec(Path(children[f"decode-{i}"].argv[-1])).expert_seat for i in range(4)]
+    assert [None if seat is None else (seat.member, seat.size) for seat in seats] == [(0, 2), (1, 2)] * 2
+    assert [None if seat is None else seat.meeting_point for seat in seats] == groups
+
+
+def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_models / "qwen3_moe"))
+    whole, part = (checkpoint.facts(num_members=size).weight_bytes("float32", "auto") for size in (1, 4))
+    spec = checkpoint.spec
+    assert spec.moe is not None
+    experts = 3 * spec.moe.intermediate_size * spec.hidden_size * spec.moe.num_experts * spec.num_layers * 4
+    assert whole - part == experts * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "dp_size", "message"),
+    [
+        ("qwen3_moe", 3, "--dp-size 3: 8 experts do not divide over so many workers"),
+        ("llama", 2, "--dp-size 2: this model has no experts"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_at_once(tiny_models: Path, name: str, dp_size: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(in_groups(tiny_models / name, dp_size))

@@ -19,6 +19,7 @@ EXAMPLES: dict[str, str] = {
     "model-path": "models/other",
     "served-model-name": "org/model-7b",
     "dtype": "float32",
+    "quantization": "a8",
     "context-length": "4096",
     "json-model-override-args": '{"rope_theta": 10000.0}',
     "device": "cpu",
@@ -33,6 +34,7 @@ EXAMPLES: dict[str, str] = {
     "max-mamba-cache-size": "100",
     "mamba-ssm-dtype": "bfloat16",
     "mamba-track-interval": "256",
+    "state-eviction": "cost",
     "disable-radix-cache": "true",
     "disable-decode-radix-cache": "true",
     "max-running-requests": "8",
@@ -44,16 +46,29 @@ EXAMPLES: dict[str, str] = {
     "attention-split-tokens": "128",
     "attention-backend": "torch",
     "num-threads": "2",
+    "prefill-num-threads": "3",
+    "decode-num-threads": "1",
+    "itl-target-ms": "25.5",
+    "disable-overlap-schedule": "true",
     "max-queued-requests": "12",
     "default-max-tokens": "2048",
     "stream-interval": "4",
     "request-timeout-s": "60.5",
     "slow-reader-timeout-s": "5.5",
+    "speculative-algorithm": "NGRAM",
+    "speculative-draft-model-path": "models/head",
+    "speculative-policy": "always",
+    "speculative-num-steps": "2",
+    "speculative-num-draft-tokens": "4",
+    "speculative-eagle-topk": "1",
     "tp-size": "2",
     "prefill-tp-size": "4",
     "staging": "auto",
     "staging-memory-mib": "128",
     "decode-tp-size": "2",
+    "ep-size": "1",
+    "dp-size": "2",
+    "enable-dp-attention": "true",
     "prefill": "3",
     "decode": "2",
     "disaggregation-mode": "null",
@@ -84,6 +99,12 @@ EXAMPLES: dict[str, str] = {
     "shutdown-grace-s": "20",
     "state-dir": "state",
 }
+COMPANIONS = {
+    "speculative-draft-model-path": ["--speculative-algorithm", "EAGLE3"],
+    "dp-size": ["--enable-dp-attention"],
+    "enable-dp-attention": ["--dp-size", "2"],
+}
+"""What an option cannot be without."""
 OPTIONS = {option.key: option for option in read_options()}
 
 
@@ -116,13 +137,14 @@ def test_flag_variable_and_file_mean_the_same(key: str, tmp_path: Path) -> None:
     base = [] if key == "model-path" else [M]
     if command == "router" and key != "workers":
         base += ["--workers", "decode@localhost:1"]
+    base += COMPANIONS.get(key, [])
     by_flag = settings_of(command, *base, *([option.flag] if option.is_switch else [option.flag, text]))
     by_variable = settings_of(command, *base, environ={option.env: text})
     path = tmp_path / "config.yaml"
     path.write_text(f"{key}: {text}" if key != "json-model-override-args" else f"{key}: '{text}'")
     by_file = settings_of(command, *base, "--config", str(path))
     assert by_flag == by_variable == by_file
-    assert str(value_of(by_flag, option)).lower() in (text, f"{text}.0")
+    assert str(value_of(by_flag, option)).lower() in (text.lower(), f"{text}.0")
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -206,9 +228,9 @@ def test_foreign_flags_are_nobody_elses() -> None:
 @pytest.mark.parametrize("alias", ALIASES)
 def test_other_words_for_a_flag_are_accepted_in_all_forms(alias: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(f"{alias}: 2")
-    for argv in ([f"--{alias}", "2"], ["--config", str(file)]):
-        assert settings_of("serve", M, *argv).parallelism.tp_size == 2
+    file.write_text(f"{alias}: 1")
+    for argv in ([f"--{alias}", "1"], ["--config", str(file)]):
+        assert value_of(settings_of("serve", M, *argv), OPTIONS[ALIASES[alias]]) == 1
 
 
 def test_a_switch_that_changes_nothing_says_so() -> None:

@@ -1,5 +1,6 @@
 """Random batches over a page pool, and attention computed the plain way, for tests on any device."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.device.attention import Batch, Query, Shared
+from deltaserve.device.attention import AttentionBackend, Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.native_attention import NativeAttention
@@ -43,6 +44,7 @@ class Shape:
     """Of the native library; None: torch computes."""
     num_threads: int = 1
     """Of the native library."""
+    uses_triton: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -83,12 +85,16 @@ class World:
         for row in range(1, len(lens)):
             self.kv[row][:, :, : self.common[row]] = self.kv[0][:, :, : self.common[row]]
 
-    def _backend(self) -> TorchAttention | NativeAttention:
+    def _backend(self) -> AttentionBackend:
         shape = self.shape
+        if shape.uses_triton:
+            kernels = importlib.import_module("deltaserve.device.triton_attention")  # where triton can be had
+            backend: AttentionBackend = kernels.TritonAttention(self.pool, self.tables, (shape.num_heads,))
+            return backend
         if shape.isa is None:
-            return TorchAttention(self.pool, self.tables, shape.num_heads)
+            return TorchAttention(self.pool, self.tables, (shape.num_heads,))
         context = native_context(shape.isa, shape.num_threads)
-        return NativeAttention(self.pool, self.tables, shape.num_heads, context)
+        return NativeAttention(self.pool, self.tables, (shape.num_heads,), context)
 
     def _random_kv(self, length: int) -> Tensor:
         """[layers, planes, length, H, D] as it reads back from the pool: rounded to the pool's dtype."""

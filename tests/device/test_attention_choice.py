@@ -8,6 +8,7 @@ import torch
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.device import attention_choice
+from deltaserve.device.attention import AttentionBackend
 from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.native_attention import NativeAttention
@@ -16,13 +17,14 @@ from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from tests.device.triton_process import interpreting_process, needs_triton, run_in
 from tests.native.native_build import compiled_library
 
 
-def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> TorchAttention | NativeAttention:
+def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> AttentionBackend:
     pool = KvPool(CacheSpec(16, (group,)), (4,), torch.device("cpu"))
     native = open_native(choice, torch.device("cpu"), 1)
-    return make_attention(choice, native, pool, PageTable(1, 2, 4), num_heads)
+    return make_attention(choice, native, pool, PageTable(1, 2, 4), (num_heads,))
 
 
 GROUP = PageGroup("kv", 1, 2, 64, DType.FLOAT32)
@@ -59,7 +61,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 def test_a_library_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_library()
-    monkeypatch.setattr(attention_choice, "_TOLERANCE", -1.0)
+    monkeypatch.setattr(attention_choice, "_TOLERANCES", {torch.float32: -1.0})
     assert isinstance(make("auto", GROUP), TorchAttention)
     with pytest.raises(ConfigError, match=r"self-test on \w+ differs from torch"):
         make("native", GROUP)
@@ -69,3 +71,36 @@ def test_a_missing_file_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention_choice, "NativeLibrary", lambda: NativeLibrary(tmp_path / "none.so"))
     with pytest.raises(ConfigError, match="not compiled"):
         make("native", GROUP)
+
+
+@needs_triton
+def test_triton_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--attention-backend triton: it computes on GPUs, and the pages are on cpu"):
+        make("triton", GROUP)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_choice, "_KERNELS", "a_module_that_nobody_has")
+    with pytest.raises(ConfigError, match=r"--attention-backend triton: No module named .*deltaserve\[triton\]"):
+        make("triton", GROUP)
+
+
+def check_interpreted() -> None:
+    """Kernels that compute something else, or nothing, are not used."""
+    for dtype in DType:
+        for group in (PageGroup("kv", 3, 2, 64, dtype), PageGroup("kv", 3, 1, 40, dtype, planes=1, latent_dim=32)):
+            assert type(make("triton", group, 4)).__name__ == "TritonAttention"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention_choice, "_TOLERANCES", {torch.float32: -1.0})
+        with pytest.raises(ConfigError, match="backend triton: its self-test on cpu differs from torch by"):
+            make("triton", GROUP)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("deltaserve.device.triton_attention.partial_results", None)
+        with pytest.raises(ConfigError, match="backend triton: its self-test ends with TypeError: 'NoneType'"):
+            make("triton", GROUP)
+
+
+@needs_triton
+def test_triton_passes_its_test_for_every_type() -> None:
+    for process in interpreting_process():
+        run_in(process, check_interpreted)

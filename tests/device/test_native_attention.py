@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from deltaserve.device.attention import Batch, Query
+from deltaserve.device.native_attention import NativeAttention
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
+from tests.native.native_build import native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 KV_DTYPES = (
     (DType.FLOAT32, DType.FLOAT32),
     (DType.BFLOAT16, DType.BFLOAT16),
@@ -118,6 +120,25 @@ def test_threads_and_company_change_no_bit(isa: str, num_threads: int) -> None:
         rows = slice(start, start + query.q_len)
         assert torch.equal(alone.run(Batch((query,), 32), 0, q[rows]), want[rows])
         start += query.q_len
+
+
+def test_another_number_of_threads_in_each_step_changes_no_bit(isa: str) -> None:
+    """Those that were left out of steps take part again; some steps are too short for more than one."""
+    lens, q_lens = (3000, 200, 77), (1, 1, 77)
+    worlds = [World(Shape(16, 32, 1, isa=isa), lens) for _ in range(2)]
+    for world in worlds:
+        world.fill(q_lens)
+    alone, many = worlds
+    context = native_context(isa, 5)
+    many.backend = NativeAttention(many.pool, many.tables, (many.shape.num_heads,), context)
+    batch = Batch(alone.queries(q_lens), 32)
+    short = Batch(alone.queries(q_lens)[1:2], 32)
+    q = alone.random_q(batch.num_tokens)
+    want, want_short = alone.run(batch, 0, q), alone.run(short, 0, q[:1])
+    for num_threads in (5, 1, 2, 5, 3, 1, 4, 9, 5):
+        context.use_threads(num_threads)
+        assert torch.equal(many.run(short, 0, q[:1]), want_short)
+        assert torch.equal(many.run(batch, 0, q), want)
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)

@@ -20,7 +20,7 @@ def test_it_writes_what_torch_writes(kv_dtype: DType, dtype: torch.dtype) -> Non
     shape = Shape(16, 32, 2, kv_heads=3, head_dim=20, kv_dtype=kv_dtype, isa="generic")
     native, plain = World(shape, LENS), World(shape, LENS)
     batch = Batch(native.queries(Q_LENS), 32)
-    oracle = TorchAttention(plain.pool, plain.tables, shape.num_heads).begin_step(batch)[0]
+    oracle = TorchAttention(plain.pool, plain.tables, (shape.num_heads,)).begin_step(batch)[0]
     rows = torch.randn(batch.num_tokens, 8, 20, generator=torch.Generator().manual_seed(0)).to(dtype)
     keys, values = rows[:, 1:4], rows[:, 4:7]  # as one product makes them
     columns = values.transpose(1, 2).contiguous().transpose(1, 2)  # channels apart

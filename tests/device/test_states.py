@@ -72,7 +72,7 @@ class Step:
     def __init__(self) -> None:
         self.memory = memory()
         self.tables = PageTable(CACHE.num_pools, 3, 8)
-        self.attention = TorchAttention(self.memory.kv, self.tables, 1)
+        self.attention = TorchAttention(self.memory.kv, self.tables, (1,))
         for slot in range(NUM_SLOTS):
             self.ssm.store(0, torch.tensor([slot]), (torch.full((1, 4, 1, 20), float(slot)),))
 

@@ -15,10 +15,13 @@ from tests.e2e.server import PATIENCE_S, ROOT, Json, Server, serving
 MODEL = ROOT / "models" / "recall-micro"
 
 
-@pytest.mark.parametrize("count", [128, 256])
-def test_every_answer_is_right_and_nothing_is_held(folder: Path, count: int) -> None:
+GUESSING = ["--speculative-algorithm", "NGRAM"]
+
+
+@pytest.mark.parametrize(("count", "flags"), [(128, []), (256, []), (256, GUESSING)], ids=["128", "256", "256-NGRAM"])
+def test_every_answer_is_right_and_nothing_is_held(folder: Path, count: int, flags: list[str]) -> None:
     """All are sent at once; 32 run at a time, the others wait."""
-    with serving(folder, MODEL) as server:
+    with serving(folder, MODEL, *flags) as server:
         parser = ArgumentParser("bench")
         add_arguments(parser)
         load = ["--num-documents", "8", "--conversations-per-document", str(count // 8), "--num-turns", "1"]
@@ -30,6 +33,8 @@ def test_every_answer_is_right_and_nothing_is_held(folder: Path, count: int) -> 
         assert summary["peak_concurrency"] == count
         assert summary["tokens_right"] == summary["tokens_expected"] > 0
         server.wait_quiet()
+        decode = next(values for name, values in server.metrics().items() if "decode" in name)
+        assert (decode.get("deltaserve_drafts_verified_total", 0) > 0) is bool(flags)
 
 
 def test_chats_of_drawn_lengths_about_a_few_documents(folder: Path) -> None:

@@ -21,14 +21,16 @@ from tests.runner.world import TOLERANCE
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
 RANKS = (1, 2, 4)
 OVER_NIXL = ("--disaggregation-transfer-backend", "nixl")
+OVER_MOONCAKE = ("--disaggregation-transfer-backend", "mooncake")
 PATHS = {
     "direct": (*OVER_NIXL, "--staging", "off"),
     "staged": (*OVER_NIXL, "--staging", "on"),
     "auto": (*OVER_NIXL, "--staging", "auto"),
-    "mooncake": ("--disaggregation-transfer-backend", "mooncake"),
+    "mooncake": (*OVER_MOONCAKE, "--staging", "off"),
+    "mooncake-staged": (*OVER_MOONCAKE, "--staging", "on"),
 }
-"""Of the pages, from prefill to decode. Over Mooncake there is no staging: its notifications do not prove that bytes
-are there."""
+"""Of the pages, from prefill to decode."""
+STAGED = ("staged", "mooncake-staged")
 PAGES = ((16, 16), (1, 1), (16, 64), (64, 16))
 """Tokens in a page of prefill and of decode."""
 TOLERANCES = {"float32": TOLERANCE, "bfloat16": 0.02, "fp8_e4m3": 0.3}
@@ -80,11 +82,11 @@ class Launch(NamedTuple):
     @property
     def must_stage(self) -> bool:
         """`auto` may, between unequal ranks, too."""
-        if self.path not in ("staged", "auto"):
+        if self.path not in (*STAGED, "auto"):
             return False
         is_recut = len(set(self.pages)) > 1 or self.kv_dtype != "float32"
         has_ranges = self.prefill_ranks != self.decode_ranks and self.family not in REPLICATED
-        return is_recut or (self.path == "staged" and has_ranges)
+        return is_recut or (self.path in STAGED and has_ranges)
 
 
 FACTORS = (FAMILIES, RANKS, RANKS, (True, False), tuple(PATHS), PAGES, tuple(TOLERANCES))
@@ -102,7 +104,7 @@ def is_allowed(row: Row) -> bool:
     (instance/fitting.py). And only of llama is it known what rounding does to answers: other tiny models choose other
     experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
     launch = Launch(*row)  # type: ignore[arg-type]
-    return launch.kv_dtype == "float32" or (launch.path in ("staged", "auto") and launch.family == "llama")
+    return launch.kv_dtype == "float32" or (launch.path in (*STAGED, "auto") and launch.family == "llama")
 
 
 LAUNCHES = [
@@ -124,7 +126,7 @@ def test_every_two_values_that_may_meet_do() -> None:
     [pytest.param(launch, id=launch.name, marks=() if launch in QUICK else pytest.mark.slow) for launch in LAUNCHES],
 )
 def test_answers_are_those_of_transformers(tiny_models: Path, folder: Path, launch: Launch) -> None:
-    if launch.path == "mooncake":
+    if launch.path.startswith("mooncake"):
         need_mooncake()
     model = tiny_models / launch.family
     with serving(folder, model, *launch.flags) as server:

@@ -231,3 +231,21 @@ def test_a_stopped_child_is_told_of_and_left_alone(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert server.wait_for("Ended", "decode-0")["code"] == -signal.SIGKILL
         server.wait_for("IsReady", "decode-0")
+
+
+def test_children_of_a_group_end_and_start_together(tmp_path: Path) -> None:
+    """Those that do not see by themselves that one has ended are killed; nobody starts before all are gone."""
+    members = [child(f"decode-{i}", "stubborn", "DECODE") | {"group": "g"} for i in range(3)]
+    with running(tmp_path, [*members, PREFILL], first_delay_s=0.01, hurried_s=0.3) as server:
+        server.wait_for("AllReady")
+        os.kill(server.pid("decode-1"), signal.SIGKILL)
+        ended = [server.wait_for("Ended") for _ in members]  # the last two in either order
+        assert {said["name"] for said in ended} == {member["name"] for member in members}
+        assert all(said["code"] == -signal.SIGKILL for said in ended)
+        server.wait_for("AllReady")
+        assert {name: len(pids) for name, pids in server.pids.items()} == {
+            "decode-0": 2,
+            "decode-1": 2,
+            "decode-2": 2,
+            "prefill-0": 1,
+        }

@@ -180,7 +180,7 @@ def break_step(duo: Duo, name: PeerName, outcome: ItemOutcome, when: Callable[[S
         result = execute(plan)
         if not when(plan):
             return result
-        return StepResult(plan.step, tuple(ItemResult(item.row, None, outcome) for item in result.items))
+        return StepResult(plan.step, tuple(ItemResult(item.row, (), outcome) for item in result.items))
 
     worker.executor.execute = broken  # type: ignore[method-assign]
 

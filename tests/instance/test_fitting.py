@@ -1,5 +1,6 @@
 """What may differ between two workers that move pages, and the words for what may not."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from deltaserve.instance.api import InstanceConfig
 from deltaserve.instance.fitting import terms_of, unfitting
 from deltaserve.instance.parts import facts_of
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import PageTerms
+from deltaserve.layout.spec import CacheSpec, PageGroup, PageTerms
 from deltaserve.sim.cluster import Shape, worker_config
 from deltaserve.wire.messages import Facts, Hello
 from tests.instance.duo import DECODE, PREFILL
@@ -78,3 +79,15 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_what_computed_the_pages_may_not_differ() -> None:
     other = replace(config(), compat=(("model", "another"),))
     assert problems(config(), other) == ["model: ours stamp model, theirs another"]
+
+
+def test_a_draft_head_may_be_on_one_side_alone_or_be_another() -> None:
+    ours = config()
+    own = PageGroup("draft", 1, 1, 8, DType.FLOAT32, is_for_guesses=True)
+    drafting = replace(ours, cache=CacheSpec(16, (*ours.cache.groups, own)))
+    other = replace(ours, cache=CacheSpec(16, (*ours.cache.groups, replace(own, name="draft-0123"))))
+    for one, two in itertools.permutations((ours, drafting, other), 2):
+        assert problems(one, two) == []
+        theirs = one.cache.under(terms_of(one.cache, facts_of(two)))
+        assert theirs.groups == ours.cache.groups
+    assert drafting.cache.under(terms_of(drafting.cache, facts_of(drafting))) == drafting.cache

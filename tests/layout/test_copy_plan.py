@@ -334,6 +334,23 @@ def test_no_pair_of_ranks_is_left_out(num_writers: int, num_readers: int) -> Non
     assert all(plan.writers_of(reader) for reader in range(num_readers))
 
 
+@pytest.mark.parametrize(("num_writers", "num_readers"), [(1, 1), (2, 1), (1, 2)])
+def test_what_one_side_keeps_for_guesses_does_not_move(num_writers: int, num_readers: int) -> None:
+    draft = PageGroup("draft", 1, 2, 8, DType.FLOAT32, is_for_guesses=True)
+    plain, drafting = CacheSpec(16, (FULL,)), CacheSpec(16, (FULL, draft))
+    for src, dst in ((plain, drafting), (drafting, plain)):
+        plan = plan_cache(src, num_writers, dst, num_readers)
+        for writer, reader in itertools.product(range(num_writers), range(num_readers)):
+            route = plan.route("draft", writer, reader)
+            assert route.has_nothing
+            assert not route.is_recut
+            assert route.src_slices == route.dst_slices == ()
+        assert plan.pairs == plan_cache(plain, num_writers, plain, num_readers).pairs
+    assert not plan_cache(drafting, 1, drafting, 1).route("draft", 0, 0).has_nothing
+    with pytest.raises(ValueError, match="different page groups"):
+        plan_cache(plain, 1, CacheSpec(16, (FULL, PageGroup("more", 1, 2, 8, DType.FLOAT32))), 1)
+
+
 def test_what_may_differ_and_what_may_not() -> None:
     ours = CacheSpec(16, (FULL,))
     fp8 = PageGroup("full", 2, 4, 8, DType.FP8_E4M3)

@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_fp8_blocks(VARIANTS["qwen3"], tmp_path_factory.mktemp("blocks"), (24, 40))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "minimax_m2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "minimax_m2", "deepseek_v3", "qwen3_next", "qwen3_5_moe"])
 def test_generation(tmp_path: Path, name: str) -> None:
     """transformers computes with the values; blocks as large as published ones, and parts of them."""
     folder, plain = write_fp8_blocks(VARIANTS[name], tmp_path, (128, 128))
@@ -65,7 +65,7 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
     folder, plain_folder = write_mxfp4(VARIANTS["gpt_oss"], tmp_path)
     source, plain = open_source(folder), load_file(plain_folder / "model.safetensors")
     assert isinstance(source, QuantisedFolder)
-    values = {header.name: read() for header, read in dequantised(source)}
+    values = {weight.header.name: weight.values() for weight in dequantised(source)}
     assert values.keys() == plain.keys()
     for name, value in values.items():
         assert torch.equal(value.float(), plain[name]), name
@@ -106,7 +106,7 @@ def test_values_have_the_bits_of_a_product_in_float64(folders: tuple[Path, Path]
 def check_bits(folder: Path, plain_folder: Path) -> None:
     source, plain = open_source(folder), load_file(plain_folder / "model.safetensors")
     assert isinstance(source, QuantisedFolder)
-    values = {header.name: read() for header, read in dequantised(source)}
+    values = {weight.header.name: weight.values() for weight in dequantised(source)}
     assert values.keys() == plain.keys()
     for name, value in values.items():
         assert value.dtype == torch.float32

@@ -11,10 +11,12 @@ from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.loader import load_weights
-from deltaserve.models.shard_rules import Divided, FirstRank, OneOf
-from deltaserve.models.tensors import rank_weight_bytes, tensor_parts
+from deltaserve.models.shard_rules import Divided, ExpertPlacement, FirstRank, OneOf
+from deltaserve.models.tensors import tensor_parts
+from deltaserve.models.weight_bytes import rank_weight_bytes
 from deltaserve.models.weights import AttentionWeights, DecoderWeights, DenseWeights, allocate
 from tests.fixtures.tiny_models import VARIANTS
+from tests.models.plain_matrix import plain
 
 META = torch.device("meta")
 
@@ -48,11 +50,22 @@ def test_what_some_ranks_do_not_hold() -> None:
             assert rule.shape((5, 2), shard) == ((5, 2) if rank == holder else (0, 2))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_element_has_its_place_and_is_counted(tiny_models: Path, name: str, size: int) -> None:
+PLACED = [
+    *(pytest.param(name, size, None, id=f"{name}-{size}") for name in VARIANTS for size in (1, 2, 4)),
+    *(
+        pytest.param(name, size, ep_size, id=f"{name}-{size}-ep{ep_size}")
+        for name in ("qwen3_moe", "qwen3_moe_fused", "deepseek_v3", "gpt_oss")
+        for size, ep_size in ((2, 1), (4, 2), (4, 1))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "ep_size"), PLACED)
+def test_every_element_has_its_place_and_is_counted(
+    tiny_models: Path, name: str, size: int, ep_size: int | None
+) -> None:
     """The pieces fill what is allocated; ranks hold all of it together, once or on each."""
-    spec = load_spec(tiny_models / name)
+    spec = load_spec(tiny_models / name).placed(ExpertPlacement(ep_size))
     seen = {part: torch.zeros(value.shape, dtype=torch.int32) for part, value in tensor_parts(spec).items()}
     for rank in range(size):
         shard = Shard(rank, size)
@@ -76,20 +89,22 @@ def test_every_element_has_its_place_and_is_counted(tiny_models: Path, name: str
 def test_ranks_hold_their_slices(tiny_models: Path) -> None:
     whole, ranks = load(tiny_models / "llama"), [load(tiny_models / "llama", Shard(rank, 4)) for rank in range(4)]
     assert torch.equal(torch.cat([rank.embedding for rank in ranks]), whole.embedding)
-    assert torch.equal(torch.cat([rank.lm_head for rank in ranks]), whole.lm_head)
+    assert torch.equal(torch.cat([plain(rank.lm_head) for rank in ranks]), plain(whole.lm_head))
     for index, rank in enumerate(ranks):
         ours, theirs = rank.layers[1], whole.layers[1]
         assert isinstance(ours.attention, AttentionWeights)
         assert isinstance(theirs.attention, AttentionWeights)
-        qkv, all_qkv = ours.attention.qkv.weight, theirs.attention.qkv.weight
+        qkv, all_qkv = plain(ours.attention.qkv.weight), plain(theirs.attention.qkv.weight)
         (q, k, v), (all_q, all_k, all_v) = qkv.tensor_split((32, 48)), all_qkv.tensor_split((128, 192))
         assert torch.equal(q, all_q[32 * index : 32 * (index + 1)])
         assert torch.equal(k, all_k[16 * index : 16 * (index + 1)])
         assert torch.equal(v, all_v[16 * index : 16 * (index + 1)])
-        assert torch.equal(ours.attention.out.weight, theirs.attention.out.weight[:, 32 * index : 32 * (index + 1)])
+        out, all_out = plain(ours.attention.out.weight), plain(theirs.attention.out.weight)
+        assert torch.equal(out, all_out[:, 32 * index : 32 * (index + 1)])
         assert isinstance(ours.mlp, DenseWeights)
         assert isinstance(theirs.mlp, DenseWeights)
-        assert torch.equal(ours.mlp.gate_up.weight[24:], theirs.mlp.gate_up.weight[96:][24 * index : 24 * (index + 1)])
+        gate_up, all_gate_up = plain(ours.mlp.gate_up.weight), plain(theirs.mlp.gate_up.weight)
+        assert torch.equal(gate_up[24:], all_gate_up[96:][24 * index : 24 * (index + 1)])
         assert torch.equal(ours.mlp_norm, theirs.mlp_norm)
 
 
@@ -139,3 +154,29 @@ def test_a_rank_computes_its_share(tiny_models: Path) -> None:
     local = spec.local(Shard(3, 4))
     assert (local.num_heads, local.num_kv_heads, local.vocab_size, local.intermediate_size) == (2, 1, 272, 24)
     assert spec.local(Shard(7, 8)).num_kv_heads == 1
+
+
+def test_groups_of_ranks_hold_experts_whole_and_their_ranks_parts() -> None:
+    def cuts(placement: ExpertPlacement, num_experts: int, size: int) -> list[tuple[range, int]]:
+        """The experts of each rank, and how many ranks share one."""
+        shards = [Shard(rank, size) for rank in range(size)]
+        return [(placement.held(num_experts, s), placement.cut(num_experts, s).inner.size) for s in shards]
+
+    assert cuts(ExpertPlacement(), 8, 2) == [(range(4), 1), (range(4, 8), 1)]
+    assert cuts(ExpertPlacement(), 7, 2) == [(range(7), 2)] * 2
+    assert cuts(ExpertPlacement(2), 8, 4) == [(range(4), 2), (range(4), 2), (range(4, 8), 2), (range(4, 8), 2)]
+    assert cuts(ExpertPlacement(1), 8, 2) == [(range(8), 2)] * 2
+    assert cuts(ExpertPlacement(4), 8, 1) == [(range(8), 1)]
+
+
+@pytest.mark.parametrize(
+    ("ep_size", "size", "message"),
+    [(3, 4, "--ep-size 3: must divide the 4 ranks"), (4, 4, "--ep-size 4: 6 experts do not divide")],
+)
+def test_groups_that_do_not_divide_are_refused(tiny_models: Path, ep_size: int, size: int, message: str) -> None:
+    spec = load_spec(tiny_models / "qwen3_moe").placed(ExpertPlacement(ep_size))
+    assert spec.moe is not None
+    with pytest.raises(ConfigError, match=message):
+        replace(spec.moe, num_experts=6).local(Shard(0, size))
+    with pytest.raises(ConfigError, match="this model has no experts"):
+        load_spec(tiny_models / "llama").placed(ExpertPlacement(ep_size))

@@ -132,6 +132,32 @@ bool check_gate(Random& random, const Machine& machine, int type) {
     return is_near("gate", out, want, 1);
 }
 
+bool check_peaks(Random& random, const Machine& machine) {
+    const int64_t rows = pick(random, 0, 5), dim = pick(random, 1, 300), stride = dim + pick(random, 0, 3);
+    Array x = draw(random, DS_FLOAT32, rows ? (rows - 1) * stride + dim : 0);
+    for (int64_t i = 0; i < x.count() && pick(random, 0, 1); i++) x.set(i, (float)pick(random, -3, 3));
+    std::vector<bool> finite(rows, true);
+    for (int64_t r = 0; r < rows; r++)
+        if (pick(random, 0, 3) == 0) {
+            x.set(r * stride + pick(random, 0, dim - 1), pick(random, 0, 1) ? NAN : pick(random, 0, 1) ? INFINITY : -INFINITY);
+            finite[r] = false;
+        }
+    std::vector<int64_t> indexes(rows);
+    std::vector<uint8_t> got(rows);
+    const DsPeaks call = {rows, dim, (const float*)x.data(), stride, indexes.data(), got.data()};
+    if (!ds_peaks(machine.context, machine.isa, &call)) return false;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t best = 0;
+        for (int64_t c = 1; c < dim; c++)
+            if (x[r * stride + c] > x[r * stride + best]) best = c;
+        if (got[r] != finite[r] || (finite[r] && indexes[r] != best)) {
+            fprintf(stderr, "peaks: row %ld is %d, largest at %ld, expected %ld\n", (long)r, got[r], (long)indexes[r], (long)best);
+            return false;
+        }
+    }
+    return true;
+}
+
 bool check_product(Random& random, const Machine& machine, int type) {
     if (!ds_can_multiply(machine.isa, type)) return true;
     const int64_t rows = pick(random, 0, 64), columns = pick(random, 1, 200), step = type == DS_FLOAT32 ? 1 : 2;
@@ -154,12 +180,85 @@ bool check_product(Random& random, const Machine& machine, int type) {
     return is_near("product", out, want, sqrt((double)depth));
 }
 
+double half_value(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, rest = bits & 1023;
+    const double size = exponent ? ldexp(1024 + rest, exponent - 25) : ldexp(rest, -24);
+    return bits >> 15 ? -size : size;
+}
+
+bool check_blocks(Random& random, const Machine& machine, int type) {
+    const int64_t rows = pick(random, 0, pick(random, 0, 3) ? 20 : 300), columns = pick(random, 1, 100);
+    const int64_t depth = 32 * pick(random, 1, pick(random, 0, 3) ? 5 : 20), stride = depth + pick(random, 0, 9);
+    const int bits = pick(random, 0, 1) ? 4 : 8, run_len = pick(random, 0, 1) ? 16 : 32;
+    const int scale_type = pick(random, 0, 1) ? DS_FLOAT16 : DS_FLOAT32, has_offsets = (int)pick(random, 0, 1);
+    const int zero = has_offsets ? 0 : 1 << (bits - 1), scale_size = scale_type == DS_FLOAT16 ? 2 : 4;
+    const int64_t panels = (columns + 31) / 32, runs = depth / run_len, scale_bytes = 32 * scale_size;
+    const int64_t start = scale_bytes * (1 + has_offsets), size = start + 32 * run_len * bits / 8;
+    std::vector<uint8_t> packed(panels * runs * size);
+    std::vector<double> weight(columns * depth);
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t run = 0; run < runs; run++) {
+            uint8_t* at = packed.data() + (panel * runs + run) * size;
+            for (int64_t i = start; i < size; i++) at[i] = (uint8_t)pick(random, 0, 255);
+            for (int64_t column = 0; column < 32; column++) {
+                double of[2] = {};
+                for (int i = 0; i < 1 + has_offsets; i++) {
+                    uint8_t* to = at + i * scale_bytes + column * scale_size;
+                    const uint16_t half = (uint16_t)(pick(random, 0, 1) << 15 | pick(random, 0x2000, 0x2fff));
+                    const float full = (float)half_value(half);
+                    memcpy(to, scale_size == 2 ? (const void*)&half : (const void*)&full, scale_size);
+                    of[i] = full;
+                }
+                for (int64_t k = 0; k < run_len && panel * 32 + column < columns; k++) {
+                    const int64_t word = bits == 8 ? k / 4 : k / 8;
+                    const int byte = at[start + (word * 32 + column) * 4 + k % 4];
+                    const int code = bits == 8 ? byte : byte >> (k % 8 < 4 ? 0 : 4) & 15;
+                    weight[(panel * 32 + column) * depth + run * run_len + k] = of[0] * (code - zero) + of[1];
+                }
+            }
+        }
+    Array x = draw(random, type, rows ? (rows - 1) * stride + depth : 0), bias = draw(random, type, columns);
+    const bool has_bias = pick(random, 0, 1), rounds = pick(random, 0, 1);
+    const int64_t out_stride = columns + pick(random, 0, 4);
+    Array out(type, rows ? (rows - 1) * out_stride + columns : 0);
+    const DsBlocks blocks = {bits, run_len, scale_type, zero, has_offsets, columns, depth, packed.data()};
+    const DsBlockProduct call = {type, rounds, rows, x.data(), stride, blocks, has_bias ? bias.data() : nullptr,
+                                 out.data(), out_stride};
+    if (!ds_block_product(machine.context, machine.isa, &call)) return false;
+    for (int64_t r = 0; r < rows; r++) {
+        std::vector<double> values(depth);
+        for (int64_t k = 0; k < depth; k += 32) {
+            float most = 0;
+            for (int64_t j = k; j < k + 32; j++) most = std::max(most, (float)fabs(x[r * stride + j]));
+            const float factor = 127.f / most;
+            for (int64_t j = k; j < k + 32; j++) {
+                const float value = (float)x[r * stride + j];
+                values[j] = rounds ? nearbyintf(value * factor) * (double)(most / 127.f) : value;
+            }
+        }
+        for (int64_t c = 0; c < columns; c++) {
+            double want = has_bias ? bias[c] : 0, sizes = fabs(want);
+            for (int64_t k = 0; k < depth; k++) {
+                want += values[k] * weight[c * depth + k];
+                sizes += fabs(values[k] * weight[c * depth + k]);
+            }
+            const double tolerance = (type == DS_FLOAT32 ? 1e-6 : 1e-2) * sizes + 1e-6, got = out[r * out_stride + c];
+            if (!(fabs(got - want) <= tolerance)) {
+                fprintf(stderr, "blocks: %g at %ld, %ld, expected %g\n", got, (long)r, (long)c, want);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 bool check(uint64_t seed, const Machine& machine) {
     Random random(seed);
     const int type = (int)pick(random, DS_FLOAT32, DS_BFLOAT16);
     const int weight_type = pick(random, 0, 1) ? (int)DS_FLOAT32 : type;
     return check_norm(random, machine, type, weight_type) && check_turn(random, machine, type, weight_type) &&
-           check_gate(random, machine, type) && check_product(random, machine, type);
+           check_gate(random, machine, type) && check_product(random, machine, type) &&
+           check_blocks(random, machine, type) && check_peaks(random, machine);
 }
 
 }  // namespace

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.native_ops import NativeOps
 from deltaserve.models.packing import pack, product
 from tests.native.native_build import compiled_library, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 SHAPES = ((64, 64), (200, 72), (272, 64), (130, 2), (512, 1536), (96, 1000), (64, 2050))
 """[out, in]: whole panels and not, one and several blocks of the sum."""
 
@@ -55,8 +56,9 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(dtype: torch.dtyp
         assert torch.equal(alone.product(x[first:end], packed), whole[first:end])
 
 
-def is_native(ops: NativeOps, packed: Tensor) -> bool:
+def is_native(ops: NativeOps, packed: Matrix) -> bool:
     """Where torch computes instead, every other test here holds too."""
+    assert isinstance(packed, Tensor)
     ops.product(torch.zeros(1, packed.shape[1], dtype=packed.dtype), packed)
     return any(ops._panels.values())
 

@@ -12,7 +12,7 @@ from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.native.native_library import NativeUnavailable
 from tests.native.native_build import compiled_library, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_bf16")
+ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Of rows and of weights."""
 EPS = 1e-6
@@ -141,6 +141,24 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(types: tuple[torc
     for first, end in ((0, 600), (17, 18), (300, 333)):
         for part, all_rows in zip(results(alone, first, end), whole, strict=True):
             assert torch.equal(part, all_rows[first:end])
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 15, 16, 17, 64, 200, 1003])
+@torch.inference_mode()
+def test_peaks(ops: NativeOps, vocab: int) -> None:
+    """Equal values among them: the first counts."""
+    logits = Draw(vocab)(torch.float32, 40, vocab + 2)[:, 1:-1].round(decimals=1)
+    logits[3] = -7.0
+    logits[4, vocab // 2] = 1e38
+    got, want = ops.peaks(logits), TorchOps().peaks(logits)
+    assert (got.finite, got.indexes) == (want.finite, want.indexes)
+    assert want.indexes == logits.argmax(-1).tolist()
+    for row, bad in enumerate((float("nan"), float("inf"), -float("inf"))):
+        for place in {0, vocab // 2, vocab - 1}:
+            spoilt = logits.clone()
+            spoilt[row, place] = bad
+            for found in (ops.peaks(spoilt), TorchOps().peaks(spoilt)):
+                assert [index for index, is_finite in enumerate(found.finite) if not is_finite] == [row]
 
 
 def test_no_rows(ops: NativeOps) -> None:

@@ -5,11 +5,12 @@ one, its ranks as threads. So what is checked are the answers, against transform
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from deltaserve.base.extents import Region
@@ -22,12 +23,16 @@ from deltaserve.instance.api import InstanceConfig, InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.models.checkpoint_config import HeadFrom, load_spec
 from deltaserve.models.collective import ThreadCollective
+from deltaserve.models.expert_group import ExpertMesh, Partners
+from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.request.client import Generation
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
+from deltaserve.sim.expert_rounds import Plans, SimExpertGroup
 from deltaserve.sim.process import Answer, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRank
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
@@ -38,10 +43,15 @@ from deltaserve.transport.loopback import Fabric, Fate, Part
 from deltaserve.wire.messages import RegionInfo
 from tests.runner.world import COLLECTIVE_TIMEOUT_S, TOLERANCE, reference_logprobs
 
-PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
+PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName("unified-0")
 NUM_TOP = 5
 _STAGING_BYTES = 1 << 20
 _STAGING_REGION = RegionId(99)
+
+
+def member_name(index: int) -> PeerName:
+    """Of a decode worker."""
+    return PeerName(f"decode-{index}")
 
 
 class TorchRanks:
@@ -52,15 +62,27 @@ class TorchRanks:
         """The simulator tells of its rows here."""
         self.executors = executors
         self._threads = [ThreadPoolExecutor(1) for _ in executors]
+        self._of_round: Future[StepResult] | None = None
 
     def launch(self, plan: StepPlan) -> None:
         """Nothing is computed beside the world."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        steps = [t.submit(rank.execute, plan) for t, rank in zip(self._threads, self.executors, strict=True)]
+        if self._of_round is not None:
+            steps, self._of_round = [self._of_round], None
+        else:
+            steps = [t.submit(rank.execute, plan) for t, rank in zip(self._threads, self.executors, strict=True)]
         wait(steps)
         first, *_ = [step.result() for step in steps]
-        return first
+        return replace(first, seconds=0.0)  # what is planned does not depend on this machine's load
+
+    def take_part(self, plan: StepPlan | None) -> Future[Any]:
+        """In a round of an expert group; `execute` gives the result afterwards."""
+        (thread,), (rank,) = self._threads, self.executors
+        if plan is None:
+            return thread.submit(rank.accompany)
+        self._of_round = thread.submit(rank.execute, plan)
+        return self._of_round
 
     def close(self) -> None:
         for thread in self._threads:
@@ -70,12 +92,19 @@ class TorchRanks:
 class TorchWorker(SimWorker):
     """A worker of the simulated world whose ranks hold and compute a real model."""
 
-    def __init__(self, world: World, config: InstanceConfig, folder: Path, staging: StagingMode | None) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: InstanceConfig,
+        folder: Path,
+        spec: ModelSpec,
+        staging: StagingMode | None,
+        mesh: ExpertMesh | None = None,
+    ) -> None:
         super().__init__(world, config, url_of(config.name), stall_s=60.0)
-        spec = load_spec(folder)
         sizes = ExecutorSizes(config.num_pages, config.max_running_requests, config.max_context_len)
         executors = [
-            TorchExecutor.load(folder, spec, config.cache, sizes, collective=collective)
+            TorchExecutor.load(folder, spec, config.cache, sizes, partners=Partners(collective, mesh))
             for collective in ThreadCollective.group(config.tp_size, COLLECTIVE_TIMEOUT_S)
         ]
         self.computing = TorchRanks(executors)
@@ -132,6 +161,18 @@ class Setup:
     decode_extend_len: int = 4
     conditional_prefill: bool = False
     decode_cache: bool = True
+    reference: Path | None = None
+    """What transformers computes with; None: the same folder."""
+    drafting: tuple[Role, ...] = ()
+    """Workers that have the model's draft head."""
+    draft_folder: Path | None = None
+    """Of the head; None: it is among the model's own weights."""
+    num_drafts: int = 3
+    """Of a head, in a step of decode."""
+    is_unified: bool = False
+    """One worker does both."""
+    members: int = 1
+    """Decode workers that share experts."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +183,9 @@ class Served:
     decode_cached_len: int
     prefill_cached_len: int
     transferred_bytes: int
+    num_rounds: int = 0
+    num_accepted: int = 0
+    """Guesses, over all rounds."""
 
 
 class Product:
@@ -163,8 +207,8 @@ class Product:
         )
         self._tolerance = tolerance
         self._is_rounded = tolerance > TOLERANCE
+        self._reference = setup.reference or folder
         self._folder = folder
-        spec = load_spec(folder)
         half = Part(0.001, 1)
         self.world = World(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
         page_size, decode_page_size = (of_role[role].size for role in (Role.PREFILL, Role.DECODE))
@@ -183,24 +227,61 @@ class Product:
         self.worst = 0.0
         """Difference of a log-probability from that of transformers."""
         members = []
-        for name, role, ranks in ((PREFILL, Role.PREFILL, prefill_ranks), (DECODE, Role.DECODE, decode_ranks)):
+        self.group = SimExpertGroup(setup.members, self._compute_round)
+        self.joint_rounds = 0
+        """Rounds in which several members had something to compute."""
+        meshes = ExpertMesh.group(setup.members, COLLECTIVE_TIMEOUT_S) if setup.members > 1 else (None,)
+        workers = [(PREFILL, Role.PREFILL, prefill_ranks)]
+        workers += [(member_name(index), Role.DECODE, decode_ranks) for index in range(setup.members)]
+        if setup.is_unified:
+            workers = [(UNIFIED, Role.UNIFIED, decode_ranks)]
+            of_role[Role.UNIFIED] = of_role[Role.DECODE]
+        for name, role, ranks in workers:
             config = worker_config(
                 replace(shape, radix_cache=setup.decode_cache or role is Role.PREFILL), name, role, 1
             )
-            cache = spec.cache_spec(of_role[role].size, of_role[role].dtype)
-            config = replace(
-                config,
-                cache=cache,
-                num_pages=_num_pages(cache, setup),
-                vocab_size=spec.vocab_size,
-                tp_size=ranks,
-                has_staging=staging is not None,
-            )
-            TorchWorker(self.world, config, folder, staging)
-            members.append(member_of(name, role))
+            config = replace(config, tp_size=ranks, has_staging=staging is not None)
+            mesh = meshes[int(name.rpartition("-")[2])] if role is Role.DECODE else None
+            self._start(config, of_role[role], setup, staging, mesh)
+            members.append(member_of(name, role, shares_experts=setup.members > 1))
         self.front = SimFront(self.world, front_config(shape, members, 1))
-        self.world.run(until=5.0, done=lambda: self.front.core.ready() is None)
+        self.world.run(until=5.0, done=lambda: all(worker.takes_rooms for worker in self.front.core.workers))
         assert self.front.core.ready() is None, self.front.core.ready()
+
+    def _compute_round(self, plans: Plans) -> None:
+        """All members at once."""
+        self.joint_rounds += sum(plan is not None for plan in plans.values()) > 1
+        parts = [self.worker(name).computing.take_part(plan) for name, plan in plans.items()]
+        wait(parts)
+        for part in parts:
+            part.result()
+
+    def _start(
+        self,
+        config: InstanceConfig,
+        pages: Pages,
+        setup: Setup,
+        staging: StagingMode | None,
+        mesh: ExpertMesh | None,
+    ) -> None:
+        is_drafting = config.role in setup.drafting
+        spec = load_spec(self._folder, head=HeadFrom(setup.draft_folder) if is_drafting else None)
+        if mesh is not None:
+            spec = spec.placed(ExpertPlacement(member=mesh.member))
+        cache = spec.cache_spec(pages.size, pages.dtype)
+        options = msgspec.structs.replace(
+            config.options,
+            max_drafts=setup.num_drafts if is_drafting else 0,
+            draft_policy="always",
+            steps_ahead=int(config.tp_size == 1),
+        )
+        config = replace(
+            config, options=options, cache=cache, num_pages=_num_pages(cache, setup), vocab_size=spec.vocab_size
+        )
+        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh)
+        if mesh is not None:
+            worker.expert_group = self.group
+            self.group.admit(worker)
 
     def worker(self, name: PeerName) -> TorchWorker:
         worker = self.world.workers[name]
@@ -229,7 +310,7 @@ class Product:
         assert answer.ends == 1
         assert answer.error is None, answer.error
         tokens = [*prompt, *answer.tokens]
-        lines = reference_logprobs(self._folder, tokens)[len(prompt) - 1 : -1]  # [output, V]
+        lines = reference_logprobs(self._reference, tokens)[len(prompt) - 1 : -1]  # [output, V]
         assert len(answer.logprobs) == len(answer.tokens)
         for line, token, told in zip(lines, answer.tokens, answer.logprobs, strict=True):
             assert token == line.argmax().item() or (
@@ -242,7 +323,8 @@ class Product:
         assert answer.last.usage is not None
         usage = answer.last.usage
         hits = usage.decode_cached_len, usage.prefill_cached_len
-        return Served(tuple(answer.tokens), *hits, usage.transferred_bytes)
+        guessed = usage.num_rounds, usage.num_accepted
+        return Served(tuple(answer.tokens), *hits, usage.transferred_bytes, *guessed)
 
     def close(self) -> None:
         """Everything was given back."""

@@ -8,7 +8,9 @@ import pytest
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.layout.shard import Shard
 from deltaserve.transfer.staging import StagingMode
-from tests.product.in_process import DECODE, PREFILL, Pages, Product
+from tests.fixtures.tiny_models import VARIANTS
+from tests.fixtures.tiny_quantised import write_fp8_blocks
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
 from tests.runner.world import random_tokens
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -50,6 +52,20 @@ def test_answers_are_those_of_transformers(
     is_staged = staging is not None and prefill_ranks != decode_ranks
     assert (product.worker(PREFILL).count("staged_writes") > 0) is is_staged
     assert product.worker(DECODE).count("writes_failed") == 0
+    product.close()
+
+
+@pytest.mark.parametrize("staging", [StagingMode.ON, pytest.param(None, marks=pytest.mark.slow)])
+def test_weights_of_8_bits_between_unequal_ranks(tmp_path: Path, staging: StagingMode | None) -> None:
+    """More ranks than heads of KV on prefill. transformers computes with what the weights are worth."""
+    folder, plain = write_fp8_blocks(VARIANTS["qwen3_5_moe"], tmp_path, (128, 128))
+    product = Product(folder, 4, 2, Pages(64), staging, setup=Setup(reference=plain))
+    prompt = random_tokens(137, 1)
+    (cold,) = product.serve(prompt)
+    whole, fork = product.serve(prompt, [*prompt[:70], *random_tokens(21, 2)])
+    assert whole.tokens == cold.tokens
+    assert (whole.decode_cached_len, fork.decode_cached_len) == (128, 64)
+    assert (product.worker(PREFILL).count("staged_writes") > 0) is (staging is not None)
     product.close()
 
 

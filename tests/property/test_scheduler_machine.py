@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace, PageId, PoolId, RowId
+from deltaserve.base.ids import Namespace, PageId, PoolId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.needs import Needs
-from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenOf, TokenValues
 from deltaserve.sched.queue import TryOutcome
 from deltaserve.sched.sched_config import SchedConfig
 from deltaserve.wire.messages import CacheUse
@@ -43,6 +44,10 @@ def configs(draw: st.DrawFn) -> SchedConfig:
         radix_cache=draw(st.sampled_from([True, True, False])),
         state_chunk_len=draw(st.integers(1, 6)),
         state_interval_len=draw(st.sampled_from([None, None, 1, 8])),
+        max_drafts=draw(st.sampled_from([0, 0, 1, 5])),
+        num_ahead=draw(st.integers(0, 1)),
+        step_target_s=draw(st.sampled_from([None, None, 2.0])),
+        drafts_take_places=draw(st.booleans()),
     )
 
 
@@ -70,8 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.coming: dict[Request, tuple[list[range], tuple[list[PageId], ...]]] = {}
         """Granted: per pool, which page indexes are on their way, and into which pages."""
         self.landed: list[Request] = []
-        self.in_flight: StepPlan | None = None
-        self.ended_in_flight: dict[RowId, Request] = {}
+        self.in_flight: list[StepPlan] = []
+        """The one that computes, the one planned behind it."""
+        self.ended_in_flight: list[Request] = []
 
     def most(self, kept: Retention) -> int:
         """Pages of the longest request."""
@@ -183,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ steps
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: not self.in_flight)
     @rule()
     def plan(self) -> None:
         before = {r: r.num_computed for r in self.scheduler.running}
@@ -193,9 +199,43 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not len(self.scheduler.running)
             return
         self.bench.tables.apply(plan)
-        self.in_flight, self.ended_in_flight = plan, {}
+        self.in_flight.append(plan)
         self.check_items(plan, before)
+        running = {r.row for r in self.scheduler.running}
+        assert self.bench.tables.rows.keys() == running
         self.check_tables(plan)
+
+    @precondition(lambda self: len(self.in_flight) == 1)
+    @rule()
+    def plan_behind(self) -> None:
+        """A second step, whose rows go on behind what the first one will draw. Nobody makes way for it."""
+        (first,) = self.in_flight
+        if not self.scheduler.steps.has_work():
+            self.no_more_plans()
+            return
+        assert all(item.is_decode and not item.num_drafts for item in first.items)
+        running = [r for r in self.scheduler.running if r not in self.ended_in_flight]
+        plan = self.scheduler.steps.plan()
+        assert not self.scheduler.running.has_retracted
+        if plan is None:
+            return
+        self.in_flight.append(plan)
+        named, by_row = {item.row for item in first.items}, {r.row: r for r in running}
+        for item in plan.items:
+            request = by_row[item.row]
+            if item.row not in named:
+                assert item.q_start == request.num_computed
+                continue
+            assert item.inputs == TokenOf(first.step)
+            assert (item.q_start, item.q_len, item.samples) == (request.num_tokens, 1, True)
+            assert request.num_tokens + 1 < request.max_len, "behind a last token"
+
+    def no_more_plans(self) -> None:
+        try:
+            self.scheduler.steps.plan()
+        except StateError:
+            return
+        raise AssertionError("a plan before the commit of the last one")
 
     def resume(self) -> None:
         for request in self.scheduler.running.take_retracted():
@@ -211,10 +251,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = by_row[item.row]
             missing = request.num_tokens - request.num_computed
             assert item.q_start == request.num_computed == before[request]
-            assert item.samples == (item.q_len == missing)
+            assert item.samples == (item.num_known == missing)
             assert isinstance(item.inputs, TokenValues)
-            first, end = item.q_start * 4, (item.q_start + item.q_len) * 4
-            assert item.inputs.tokens == bytes(request.tokens[first:end])
+            first, end = item.q_start * 4, (item.q_start + item.num_known) * 4
+            drafts = request.guesses.drafts[: item.num_drafts * 4]
+            assert item.inputs.tokens == bytes(request.tokens[first:end]) + drafts
+            self.check_drafts(item, request)
             if missing > 1:
                 num_extended += item.q_len
                 assert item.q_len <= self.config.chunk_len
@@ -223,16 +265,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         decoding = {r.row for r in self.scheduler.running if r.num_tokens - r.num_computed == 1}
         assert decoding <= {item.row for item in plan.items}, "a decode row is left out"
 
+    def check_drafts(self, item: PlanItem, request: Request) -> None:
+        """Guesses stand behind a last token alone, none beyond the answer's end or a place where a state is kept."""
+        assert item.num_drafts <= self.config.max_drafts
+        if self.config.drafts_take_places and item.wanted_drafts:
+            assert item.samples
+            end = item.q_start + item.q_len + item.wanted_drafts  # of what a head writes if all guesses are right
+            assert end <= request.max_len
+            for index, kept in enumerate(self.bench.cache.retentions):
+                held = held_pages(request, PoolId(index))
+                assert kept.lifetime is Lifetime.STATE or held.keys() >= {(end - 1) // self.config.page_size}
+        elif not self.config.drafts_take_places:
+            assert item.wanted_drafts <= (self.config.max_drafts if item.samples else 0)
+        if not item.num_drafts:
+            return
+        end = item.q_start + item.q_len
+        assert item.is_decode
+        assert end < request.max_len
+        if self.scheduler.running.checkpoints is not None:
+            assert item.q_start // self.config.grid_len == (end - 1) // self.config.grid_len
+
     def check_tables(self, plan: StepPlan) -> None:
-        """The executor's tables are the scheduler's, for every row; runs are true; positions have a page."""
-        tables = self.bench.tables
-        running = {r.row: r for r in self.scheduler.running if r.row is not None}
-        assert tables.rows.keys() == running.keys()
+        """The executor's tables are the scheduler's, for every row computed; runs are true; positions have a page."""
+        tables, computed = self.bench.tables, {item.row for item in plan.items}
+        running = {r.row: r for r in self.scheduler.running if r.row in computed and r.row is not None}
         lines = {row: page_lists(self.bench, request) for row, request in running.items()}
         for row, request in running.items():
             for mine, theirs in zip(tables.rows[row], lines[row], strict=True):
                 assert all(page is None or mine[index] == page for index, page in enumerate(theirs))
-            assert tables.tokens[row] == request.tokens[: len(tables.tokens[row])]
+            if request not in self.ended_in_flight:
+                assert tables.tokens[row] == request.tokens[: len(tables.tokens[row])]
         q_starts = {item.row: item.q_start for item in plan.items}
         for item in plan.items:
             self.check_pages(running[item.row], item.q_start, item.q_start + item.q_len)
@@ -240,7 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         shared = {row: lines[row] for row in q_starts}
         split = self.config.split_tokens
         check_runs(plan.work.shared, shared, q_starts, self.config.page_size, split)
-        decoding = {i.row: running[i.row] for i in plan.items if i.samples and i.q_len == 1}
+        decoding = {i.row: running[i.row] for i in plan.items if i.is_decode}
         leased = {row: r.lease.num_tokens if r.lease else 0 for row, r in decoding.items()}
         possible = possible_positions({row: lines[row] for row in decoding}, leased, self.config.page_size, split)
         assert shared_positions(plan.work.shared) == possible, "rows share less, or more, than their leases"
@@ -253,29 +315,54 @@ class SchedulerMachine(RuleBasedStateMachine):
             first = (end - 1) // size if kept.lifetime is Lifetime.STATE else kept.first_needed(start, size)
             assert held.keys() >= set(range(first, -(-end // size)))
             assert len(held) == request.num_held(PoolId(index))
-            assert len(held) <= kept.most_pages(request.num_tokens, self.config.chunk_len, size)
+            places = self.config.max_drafts if self.config.drafts_take_places else 0
+            most_len = request.num_tokens + self.config.max_drafts + places
+            chunk_len = self.config.chunk_len + 2 * places + self.config.num_ahead * size
+            assert len(held) <= kept.most_pages(most_len, chunk_len, size)
 
-    @precondition(lambda self: self.in_flight is not None)
-    @rule(token=st.integers(0, 2))
-    def commit(self, token: int) -> None:
-        plan, self.in_flight = self.in_flight, None
-        assert plan is not None
-        results = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
-        progress = self.scheduler.steps.commit(StepResult(plan.step, results))
-        ended = set(self.ended_in_flight.values())
-        assert not ended & {p.request for p in progress}
-        for request in ended:
+    @precondition(lambda self: self.in_flight)
+    @rule(token=st.integers(0, 2), num_right=st.integers(0, 5), seconds=st.sampled_from([0.0, 1.0, 3.0]))
+    def commit(self, token: int, num_right: int, seconds: float) -> None:
+        """A third of the time is that of a draft head."""
+        plan = self.in_flight.pop(0)
+        results = tuple(self.result(item, token, num_right) for item in plan.items)
+        for item, result in zip(plan.items, results, strict=True):
+            self.bench.tables.settle(item, max(0, len(result.drawn) - 1))
+            if result.drawn:
+                self.bench.tables.draw(plan.step, item.row, result.drawn[-1].token)
+        progress = self.scheduler.steps.commit(
+            StepResult(plan.step, results, seconds=seconds, draft_seconds=seconds / 3)
+        )
+        assert not {p.request for p in progress}.intersection(self.ended_in_flight)
+        for request in [r for r in self.ended_in_flight if not self.scheduler.steps.is_in_flight(r)]:
             assert (request.row, request.lease, request.owned) == (None, None, ())
+            self.ended_in_flight.remove(request)
         planned = {item.row: item for item in plan.items}
-        for item in progress:
-            request = item.request
+        for did in progress:
+            request = did.request
             assert request.row is not None
             done = planned[request.row]
-            assert (item.computed_from, request.num_computed) == (done.q_start, done.q_start + done.q_len)
-            self.scheduler.running.share_step(request, item.computed_from)
+            right = max(0, len(did.drawn) - 1)
+            assert (did.computed_from, request.num_computed) == (done.q_start, done.q_start + done.num_known + right)
+            if done.samples:
+                assert request.num_computed == request.num_tokens - 1
+            self.scheduler.running.share_step(request, is_extend=did.is_extend)
             if request.output_len >= request.sampling.max_tokens:
+                assert not self.scheduler.steps.is_in_flight(request)
                 self.scheduler.finish(request)
                 self.live.remove(request)
+        for behind in self.in_flight:
+            self.bench.tables.apply(behind)
+            self.check_tables(behind)
+
+    def result(self, item: PlanItem, token: int, num_right: int) -> ItemResult:
+        """The first `num_right` guesses are right, as far as there are so many; then `token`."""
+        if not item.samples:
+            return ItemResult(item.row)
+        drafts = unpack_u32(self.bench.tables.inputs(item)[item.num_known * 4 :])
+        drawn = (*drafts[:num_right], token)
+        guesses = pack_u32([(token + place) % 3 for place in range(item.wanted_drafts)])
+        return ItemResult(item.row, tuple(map(Sampled, drawn)), drafts=guesses)
 
     # ------------------------------------------------------------ endings
 
@@ -290,8 +377,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if request in self.landed:
             self.landed.remove(request)
         under_way = self.scheduler.steps.is_in_flight(request)
-        if under_way and request.row is not None:
-            self.ended_in_flight[request.row] = request
+        if under_way:
+            self.ended_in_flight.append(request)
         owned = [len(pages) for pages in request.owned]
         (self.scheduler.finish if keeps else self.scheduler.discard)(request)
         if under_way:
@@ -299,7 +386,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert (request.row, request.lease, request.owned) == (None, None, ())
 
-    @precondition(lambda self: self.in_flight is None and self.computed())
+    @precondition(lambda self: not self.in_flight and self.computed())
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """As prefill does: the prompt is computed, its pages are still to be sent."""
@@ -316,22 +403,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def sent(self) -> None:
         self.scheduler.finish(self.left.pop())
 
-    @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def no_second_plan(self) -> None:
-        try:
-            self.scheduler.steps.plan()
-        except StateError:
-            return
-        raise AssertionError("a plan before the commit of the last one")
-
     # ------------------------------------------------------------ what always holds
 
     @invariant()
     def books_agree(self) -> None:
         self.scheduler.running.check_integrity()
         self.bench.cache.check_integrity()
-        holders = [*self.live, *self.left, *self.ended_in_flight.values()]
+        holders = [*self.live, *self.left, *self.ended_in_flight]
         for index, pool in enumerate(self.bench.pools):
             owned = [page for r in holders if r.owned for page in r.owned[index]]
             owned += [page for _, pages in self.coming.values() for page in pages[index]]
@@ -347,8 +425,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         while self.left:
             self.sent()
-        if self.in_flight is not None:
-            self.commit(1)
+        while self.in_flight:
+            self.commit(1, 1, 0.0)
         for _ in range(2000):
             if not self.live:
                 break
@@ -357,8 +435,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             for request in list(self.coming):
                 self.land_one(request, 1)
             self.plan()
-            if self.in_flight is not None:
-                self.commit(1)
+            while self.in_flight:
+                if len(self.in_flight) == 1:
+                    self.plan_behind()
+                self.commit(1, 1, 0.0)
         assert not self.live, "a request is stuck"
         self.bench.check_empty()
 

@@ -23,12 +23,12 @@ def test_lengths_follow_the_tokens() -> None:
 
 def test_truncate_forgets_tokens_and_what_was_computed_of_them() -> None:
     request = make_request(range(6), max_tokens=3)
-    request.num_computed = 6
+    request.num_computed = request.num_finite = 6
     request.truncate(4)
-    assert (request.num_tokens, request.num_computed) == (4, 4)
-    request.num_computed = 2
+    assert (request.num_tokens, request.num_computed, request.num_finite) == (4, 4, 4)
+    request.num_computed = request.num_finite = 2
     request.truncate(3)
-    assert (request.num_tokens, request.num_computed) == (3, 2)
+    assert (request.num_tokens, request.num_computed, request.num_finite) == (3, 2, 2)
 
 
 @pytest.mark.parametrize("pool", [0, 1])

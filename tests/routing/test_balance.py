@@ -133,3 +133,12 @@ def test_round_robin_gives_unified_workers_their_turn_too() -> None:
 def test_every_policy_serves_a_single_candidate(name: str) -> None:
     only = workers([prefill("p0", 1e9)], [decode("d0", 1e6)])
     assert names(POLICIES[name]().choose(PROMPT, only, PRICES).pair) == ("p0", "d0")
+
+
+def test_a_member_of_a_group_keeps_its_conversations_and_is_left_when_it_is_full_of_them() -> None:
+    """Where moving a prompt costs next to nothing, too: elsewhere the fewer rooms decide."""
+    cheap = Prices(kv_bytes_per_token=1, transfer_bytes_per_s=4e9)
+    for is_in_group, rooms, expected in ((True, 5.0, "d1"), (True, 20.0, "d0"), (False, 5.0, "d0")):
+        sides = [replace(decode(name, count), is_in_group=is_in_group) for name, count in (("d0", 3.0), ("d1", rooms))]
+        pair = LowestTtft().choose(PROMPT, workers([prefill("p0")], sides, {"d1": 6400}), cheap).pair
+        assert names(pair)[1] == expected

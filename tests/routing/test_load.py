@@ -1,5 +1,7 @@
 """Reports of workers made comparable."""
 
+from dataclasses import replace
+
 import pytest
 
 from deltaserve.base.ids import PeerName
@@ -36,6 +38,16 @@ def report(
     return LoadReport(
         PeerName("w"), status, age_s, 6400, 8, own_tokens, own_rooms, own_output_tokens, unseen or Unseen()
     )
+
+
+def test_members_of_a_group_take_equally_long_steps() -> None:
+    steps = (0.01, 0.03, 0.05)
+    reports = [replace(report(status(step_s=s)), worker=PeerName(f"w{s}")) for s in steps]
+    alone = decode_loads(reports, ASSUMED)
+    assert [(load.step_s, load.is_in_group) for load in alone] == [(0.01, False), (0.03, False), (0.05, False)]
+    reports[:2] = [replace(one, group="g") for one in reports[:2]]
+    grouped = decode_loads(reports, ASSUMED)
+    assert [(load.step_s, load.is_in_group) for load in grouped] == [(0.02, True), (0.02, True), (0.05, False)]
 
 
 def waiting(status: Status) -> float:

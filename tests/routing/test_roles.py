@@ -1,5 +1,7 @@
 """A worker's role is what it says, when that is what it was configured as or may have become."""
 
+from dataclasses import replace
+
 import pytest
 
 from deltaserve.base.ids import PeerName, Role
@@ -146,3 +148,12 @@ def test_a_worker_of_another_configuration_is_refused(role: str, configured: str
     cluster = Cluster()
     cluster.say("decode-0", Hello(role=role, compat=COMPAT, facts=facts(), configured_role=configured))
     assert words in (cluster.front.ready() or "")
+
+
+def test_a_member_of_an_expert_group_keeps_its_role() -> None:
+    cluster = trio()
+    worker = cluster.front.workers.get(PeerName("decode-0"))
+    assert worker is not None
+    worker.member = replace(worker.member, group="experts-0")
+    with pytest.raises(RoleRefused, match="decode-0 shares experts with other decode workers"):
+        ask(cluster, "decode-0", Role.PREFILL)

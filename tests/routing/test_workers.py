@@ -1,5 +1,7 @@
 """The registry: greeting, refusing, losing and finding workers again."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from deltaserve.base.keys import seed_check
 from deltaserve.peer.link import Dial, HangUp
 from deltaserve.routing.events import Member
 from deltaserve.wire.messages import Envelope, Events, Facts, Heartbeat, Hello, Status
-from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, member_somewhere, status
+from tests.routing.cluster import COMPAT, FRONT_BOOT, Cluster, facts, generation, member, member_somewhere, room, status
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -340,3 +342,29 @@ def test_a_report_that_makes_no_sense_is_not_used(changes: dict[str, object]) ->
         cluster.say(name, msgspec.structs.replace(status(), **changes))
     assert cluster.submit(1).prefill is not None
     assert cluster.front.workers.get(PeerName("decode-0")).status == status()  # type: ignore[union-attr]
+
+
+def in_group(name: str) -> Member:
+    """Decode workers share experts."""
+    return replace(member(name), group="experts" if name.startswith("decode") else None)
+
+
+def test_no_room_goes_to_an_expert_group_of_which_one_is_missing() -> None:
+    """Its others are about to end: a room that one death has failed must not fail once more with each of them."""
+    names = ("prefill-0", "decode-0", "decode-1", "decode-2")
+    cluster = Cluster(names, in_group)
+    for name in names[:-1]:
+        cluster.hello(name)
+    assert cluster.front.ready() == "decode-2: starting or unreachable"
+    cluster.hello("decode-2")
+    assert cluster.front.ready() is None
+    cluster.submit(1)
+    (holder,) = [name for name in names if cluster.submits(name)]
+    cluster.die(holder)
+    assert sum(len(cluster.submits(name)) for name in names) == 1
+    assert room(1) not in cluster.ends
+    for name in names[1:]:
+        cluster.die(name)
+        cluster.reboot(name)
+        cluster.hello(name)
+    assert sum(len(cluster.submits(name)) for name in names) == 2

@@ -12,6 +12,7 @@ from torch import Tensor
 from deltaserve.base.ids import RowId
 from deltaserve.layout.dtype import DType
 from deltaserve.sched.plan import SharedRun
+from tests.device.triton_process import interpreting_process, needs_triton, run_in
 from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.runner.world import (
     Driver,
@@ -34,10 +35,26 @@ class TorchDriver(Driver):
     attention = "torch"
 
 
+class TritonDriver(Driver):
+    attention = "triton"
+
+
 @pytest.mark.parametrize("driver", [Driver, TorchDriver])
 @pytest.mark.parametrize("name", FLOAT32)
 def test_generation(tiny_models: Path, name: str, driver: type[Driver]) -> None:
     check_generation(driver(tiny_models / name), tiny_models / name)
+
+
+def check_triton(path: Path) -> None:
+    check_generation(TritonDriver(path), path, num_decode=3)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_generation_with_kernels_for_gpus(tiny_models: Path, name: str) -> None:
+    """By Triton's interpreter: windows and sinks, layers that see everything, latents."""
+    for process in interpreting_process():
+        run_in(process, check_triton, tiny_models / name)
 
 
 def test_a_checkpoint_in_bfloat16_computed_in_float32(tiny_models: Path) -> None:
@@ -133,7 +150,7 @@ def test_sharing_on_and_off_gives_equal_bits(tiny_models: Path, name: str) -> No
     alone = driver.step(items)
     rows = tuple(RowId(row) for row in range(20))
     together = driver.step(items, [SharedRun(0, 64, rows), SharedRun(64, 96, rows[3:])])
-    assert [item.sampled for item in together.items] == [item.sampled for item in alone.items]
+    assert [item.drawn for item in together.items] == [item.drawn for item in alone.items]
     assert (together.tokens_read, together.shared_tokens_read) == (alone.tokens_read, 64 * 19 + 32 * 16)
     assert alone.shared_tokens_read == 0
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import gguf
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ThreadCollective
 from deltaserve.models.rank_mesh import CollectiveError
+from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.sched.plan import (
     ItemOutcome,
     PageUpdate,
@@ -75,6 +77,18 @@ def test_generation_with_experts_that_do_not_divide(tmp_path: Path, name: str) -
     check_generation(RankDriver(folder, tp_size=4), folder)
 
 
+@pytest.mark.parametrize(("tp_size", "ep_size"), [(2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss"])
+def test_generation_with_groups_of_ranks_for_experts(tiny_models: Path, name: str, tp_size: int, ep_size: int) -> None:
+    driver = RankDriver(tiny_models / name, tp_size, placement=ExpertPlacement(ep_size))
+    check_generation(driver, tiny_models / name)
+
+
+def test_generation_of_8_bit_weights_with_groups_of_ranks_for_experts(tmp_path: Path) -> None:
+    quantised, values = write_fp8_blocks(VARIANTS["qwen3_next"], tmp_path, (128, 128))
+    check_generation(RankDriver(quantised, 2, placement=ExpertPlacement(2)), values)
+
+
 def test_generation_with_an_output_matrix_of_its_own_though_tied(tiny_models: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_models / "qwen3", tmp_path / "qwen3")
     tensors = load_file(folder / "model.safetensors")
@@ -105,8 +119,29 @@ def test_sharing_on_and_off_gives_equal_bits(tiny_models: Path, name: str) -> No
     items = [PlanItem(RowId(row), 101, 1, TokenValues(pack_u32([row])), True) for row in range(6)]
     alone = driver.step(items)
     together = driver.step(items, [SharedRun(0, 96, tuple(RowId(row) for row in range(6)))])
-    assert [item.sampled for item in together.items] == [item.sampled for item in alone.items]
+    assert [item.drawn for item in together.items] == [item.drawn for item in alone.items]
     assert together.shared_tokens_read == 96 * 5
+
+
+def test_guesses_that_only_the_first_rank_finds_right(tiny_models: Path) -> None:
+    """The next item begins behind them on all ranks, whatever the others knew of the row."""
+    driver, path = RankDriver(tiny_models / "llama", tp_size=2), tiny_models / "llama"
+    prompt = random_tokens(40, 6)
+    driver.open(0, prompt, msgspec.structs.replace(GREEDY, max_tokens=64))
+    (result,) = driver.step([extend(0, prompt, 0, 40)]).items
+    text = [*prompt, result.drawn[0].token]
+    for wrong in (0, 1, 2):
+        guesses: list[int] = []
+        for _ in range(2):
+            guesses.append(int(reference_logprobs(path, [*text, *guesses])[-1].argmax()))
+        if wrong < 2:
+            guesses[wrong] = (guesses[wrong] + 1) % 256
+        inputs = TokenValues(pack_u32([text[-1], *guesses]))
+        (result,) = driver.step([PlanItem(RowId(0), len(text) - 1, 3, inputs, True, num_drafts=2)]).items
+        assert len(result.drawn) == 1 + wrong
+        want = reference_logprobs(path, [*text, *guesses])
+        assert [sampled.token for sampled in result.drawn] == want[len(text) - 1 :][: 1 + wrong].argmax(-1).tolist()
+        text += [sampled.token for sampled in result.drawn]
 
 
 def test_logits_that_are_not_finite_leave_the_ranks_in_step(tiny_models: Path) -> None:
@@ -119,7 +154,7 @@ def test_logits_that_are_not_finite_leave_the_ranks_in_step(tiny_models: Path) -
     page, size = driver.pages[0][0], arena.layout.page_bytes
     arena.bytes[page * size : (page + 1) * size] = 0xFF  # NaN
     (bad,) = driver.step([extend(0, prompt, 16, 200)]).items
-    assert (bad.outcome, bad.sampled, bad.prompt_logprobs) == (ItemOutcome.NOT_FINITE, None, ())
+    assert (bad.outcome, bad.drawn, bad.prompt_logprobs) == (ItemOutcome.NOT_FINITE, (), ())
     driver.open(1, prompt)
     (good,) = driver.step([extend(1, prompt, 0, 200)], closes=[0]).items
     assert_same(drawn_distribution(good), reference_logprobs(tiny_models / "llama", prompt)[-1])

@@ -62,8 +62,8 @@ def test_only_asked_items_draw(driver: Driver) -> None:
     driver.open(1, prompt)
     plain = PlanItem(RowId(1), 0, 20, TokenValues(pack_u32(prompt)), samples=False)
     first, second = driver.step([plain, extend(0, prompt, 0, 20)]).items
-    assert (first.row, first.sampled, first.outcome, first.prompt_logprobs) == (1, None, ItemOutcome.COMPUTED, ())
-    assert second.sampled is not None
+    assert (first.row, first.drawn, first.outcome, first.prompt_logprobs) == (1, (), ItemOutcome.COMPUTED, ())
+    assert second.drawn
     assert len(second.prompt_logprobs) == 19
 
 
@@ -81,12 +81,12 @@ def test_the_last_layer_computes_what_is_read(driver: Driver, tiny_models: Path)
         return PlanItem(RowId(row), start, end - start, tokens, samples=end == len(prompts[row]))
 
     nothing = driver.step([silent(0, 0, 120), silent(1, 0, 70)]).items
-    assert [item.sampled for item in nothing] == [None, None]
+    assert [item.drawn for item in nothing] == [(), ()]
     mixed = driver.step([silent(1, 70, 150), silent(0, 120, 160), extend(3, prompts[0], 0, 120), silent(2, 0, 90)])
     last = driver.step([silent(0, 160, 200), extend(3, prompts[0], 120, 200)])
     for result, prompt in ((mixed.items[0], prompts[1]), (mixed.items[3], prompts[2]), (last.items[0], prompts[0])):
         assert_same(drawn_distribution(result), reference_logprobs(path, prompt)[-1])
-    assert mixed.items[1].sampled is None
+    assert not mixed.items[1].drawn
     parts = [distribution(logprobs) for item in (mixed.items[2], last.items[1]) for logprobs in item.prompt_logprobs]
     assert_same(torch.stack(parts), reference_logprobs(path, prompts[0])[:-1])
 
@@ -109,7 +109,7 @@ def test_rows_that_share_keep_their_bits_beside_a_chunk_of_which_nothing_is_read
     items = [rows[0], chunk, *rows[1:]]
     alone = driver.step(items)
     together = driver.step(items, [SharedRun(0, 96, tuple(RowId(row) for row in range(4)))])
-    assert [item.sampled for item in together.items] == [item.sampled for item in alone.items]
+    assert [item.drawn for item in together.items] == [item.drawn for item in alone.items]
     assert together.shared_tokens_read == 3 * 96
 
 
@@ -163,8 +163,8 @@ def test_nan_ends_its_own_row_only(driver: Driver) -> None:
     arena.bytes[page * size : (page + 1) * size] = 0xFF  # NaN
     good, bad = driver.step([extend(row, [*prompts[row], 3], 40, 41) for row in range(2)]).items
     assert good.outcome is ItemOutcome.COMPUTED
-    assert good.sampled is not None
-    assert (bad.outcome, bad.sampled) == (ItemOutcome.NOT_FINITE, None)
+    assert good.drawn
+    assert (bad.outcome, bad.drawn) == (ItemOutcome.NOT_FINITE, ())
     dropped = PlanItem(RowId(1), 41, 1, TokenOf(StepIndex(driver.steps - 1)), True)  # planned before the result
     again = driver.step([driver.decode(0, 41), dropped]).items
     assert [item.outcome for item in again] == [ItemOutcome.COMPUTED, ItemOutcome.NOT_FINITE]
@@ -178,9 +178,9 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_executor(
         driver.open(row, prompt)
     outside = [*prompts[1][:39], 10**6]  # no row of the embedding
     failed = driver.step([extend(0, prompts[0], 0, 40), extend(1, outside, 0, 40)])
-    assert [(item.row, item.outcome, item.sampled) for item in failed.items] == [
-        (0, ItemOutcome.FAILED, None),
-        (1, ItemOutcome.FAILED, None),
+    assert [(item.row, item.outcome, item.drawn) for item in failed.items] == [
+        (0, ItemOutcome.FAILED, ()),
+        (1, ItemOutcome.FAILED, ()),
     ]
     assert "step 0 of 80 tokens failed: its requests end" in caplog.text
     driver.step([], closes=[0, 1])
@@ -220,8 +220,7 @@ def test_pages_moved_to_another_executor_continue_the_request(tiny_models: Path)
 def test_logprobs_are_logs(driver: Driver) -> None:
     prompt = random_tokens(10, 9)
     driver.open(0, prompt, params(logprobs=2))
-    sampled = driver.step([extend(0, prompt, 0, 10)]).items[0].sampled
-    assert sampled is not None
+    (sampled,) = driver.step([extend(0, prompt, 0, 10)]).items[0].drawn
     assert sampled.logprobs is not None
     assert len(sampled.logprobs.top) == 2
     assert 0 < math.exp(sampled.logprobs.logprob) < 1

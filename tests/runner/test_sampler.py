@@ -208,6 +208,24 @@ def test_logit_bias_and_min_tokens() -> None:
     assert sample(logits.clone(), [biased_stop])[0].token != 7
 
 
+def test_what_is_known_to_be_the_largest_is_taken_where_no_rule_changes_logits() -> None:
+    """Named here is another token, to see who takes it."""
+    logits = random_logits(1)
+    best, named = int(logits.argmax()), [int(logits.argmin())]
+    greedy: dict[str, Any] = {"temperature": 0.0}
+
+    def token(**rules: Any) -> int:
+        return sample(logits.clone(), [row(position=1, **rules)], named)[0].token
+
+    assert token(**greedy) == named[0]
+    assert token(**greedy, stop_token_ids=(best,)) == named[0]
+    assert token(**greedy, stop_token_ids=(named[0],), min_tokens=3) == best
+    assert token(**greedy, logit_bias=((named[0], -1.0),)) == best
+    assert token(temperature=1.0, top_k=1) == best
+    draws = sample(torch.cat((logits, logits)), [row(**greedy), row(temperature=1.0, top_k=1)], named * 2)
+    assert [draw.token for draw in draws] == [named[0], best]
+
+
 EXTREMES: list[dict[str, Any]] = [
     *({"temperature": t} for t in (1e-9, 1e-30, 1e-38, 1e-45, 5e-324)),
     {"temperature": 1.0, "repetition_penalty": 5e-324},

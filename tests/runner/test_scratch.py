@@ -11,10 +11,11 @@ from deltaserve.device.attention import Batch, Query
 from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.runner.scratch import LOGPROB_POSITIONS, attention_bytes, scratch_bytes
+from deltaserve.runner.scratch import LOGPROB_POSITIONS, attention_bytes, kernel_bytes, scratch_bytes
 from tests.device.attention_world import Shape, World
+from tests.device.triton_process import interpreting_process, needs_triton, run_in
 
-SIZES = StepSizes("cpu", max_rows=40, step_len=512, context_len=4096, split_tokens=64, page_size=16)
+SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
 
 
 @pytest.fixture
@@ -68,6 +69,24 @@ def test_attention_over_windows_keeps_no_more_than_is_counted(
     world = World(shape, lens)
     world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
     assert 0 < world.backend.scratch_bytes <= attention_bytes(replace(spec, layers=layers), SIZES)
+
+
+def check_kernels(spec: ModelSpec) -> None:
+    sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
+    steps = (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64]))
+    for window_len in (None, 100):
+        for lens, q_lens in steps:
+            shape = Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len, uses_triton=True)
+            world = World(shape, lens)
+            world.fill(q_lens)
+            world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
+            assert 0 < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) <= attention_bytes(spec, sizes)
+
+
+@needs_triton
+def test_kernels_for_gpus_keep_no_more_than_is_counted(spec: ModelSpec) -> None:
+    for process in interpreting_process():
+        run_in(process, check_kernels, spec)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -13,12 +13,16 @@ import transformers
 from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.base.quantization import Quantization
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.attention_choice import AttentionChoice
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ALONE, Collective, ThreadCollective
+from deltaserve.models.expert_group import ExpertGroup, Partners
+from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import (
     ItemResult,
@@ -50,6 +54,10 @@ class Driver:
 
     state_dtype = DType.FLOAT32
     attention: AttentionChoice = "auto"
+    expert_group: ExpertGroup | None = None
+    quantization: Quantization = "auto"
+    least_likely = 0.0
+    """Of guesses."""
 
     def __init__(
         self,
@@ -61,14 +69,16 @@ class Driver:
         device: str = "cpu",
         dtype: DType | None = None,
     ) -> None:
-        spec = load_spec(path)
+        spec = self.model(path)
         cache_spec = spec.cache_spec(page_size, kv_dtype or dtype or spec.dtype, self.state_dtype)
         num_pages = num_pages or 1024 // page_size
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
+        sizes = replace(sizes, quantization=self.quantization)
 
         def load(collective: Collective) -> TorchExecutor:
-            return TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype, collective)
+            partners = Partners(collective, self.expert_group)
+            return TorchExecutor.load(path, spec, cache_spec, sizes, device, dtype, partners)
 
         self.executor = load(ALONE)
         self._load = load
@@ -83,6 +93,9 @@ class Driver:
         self._opens: list[RowOpen] = []
         self._updates: list[PageUpdate] = []
         self.steps = 0
+
+    def model(self, path: Path) -> ModelSpec:
+        return load_spec(path)
 
     def open(
         self,
@@ -112,6 +125,7 @@ class Driver:
             tuple(self._opens),
             (*self._updates, *self._free_behind(items)),
             tuple(RowId(row) for row in closes),
+            self.least_likely,
         )
         self._opens, self._updates = [], []
         self.steps += 1
@@ -146,13 +160,24 @@ class Driver:
 class RankDriver(Driver):
     """Of several ranks of one worker, each in a thread of its own."""
 
-    def __init__(self, path: Path, tp_size: int, page_size: int = 16, dtype: DType | None = None) -> None:
-        super().__init__(path, page_size, dtype=dtype)
+    def __init__(
+        self,
+        path: Path,
+        tp_size: int,
+        page_size: int = 16,
+        dtype: DType | None = None,
+        placement: ExpertPlacement = ExpertPlacement(),
+    ) -> None:
+        self._placement = placement
+        Driver.__init__(self, path, page_size, dtype=dtype)
         self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, COLLECTIVE_TIMEOUT_S)]
         for rank in self.ranks:
             self._spoil(rank)
         self._threads = [ThreadPoolExecutor(1) for _ in self.ranks]
         self._drawn: dict[RowId, int] = {}
+
+    def model(self, path: Path) -> ModelSpec:
+        return load_spec(path).placed(self._placement)
 
     def run(self, plan: StepPlan) -> StepResult:
         """The first rank's result. Input tokens reach all ranks by value; the others draw none."""
@@ -160,8 +185,8 @@ class RankDriver(Driver):
         steps = [thread.submit(rank.execute, plan) for thread, rank in zip(self._threads, self.ranks, strict=True)]
         wait(steps)
         first, *others = (step.result() for step in steps)
-        assert all(not item.sampled and not item.prompt_logprobs for result in others for item in result.items)
-        self._drawn |= {item.row: item.sampled.token for item in first.items if item.sampled is not None}
+        assert all(not item.drawn and not item.prompt_logprobs for result in others for item in result.items)
+        self._drawn |= {item.row: item.drawn[-1].token for item in first.items if item.drawn}
         return first
 
     def _by_value(self, item: PlanItem) -> PlanItem:
@@ -177,8 +202,8 @@ def extend(row: int, tokens: Sequence[int], start: int, end: int, samples: bool 
 
 
 def drawn(result: ItemResult) -> int:
-    assert result.sampled is not None
-    return result.sampled.token
+    (sampled,) = result.drawn
+    return sampled.token
 
 
 def distribution(logprobs: TokenLogprobs | None) -> Tensor:
@@ -191,8 +216,8 @@ def distribution(logprobs: TokenLogprobs | None) -> Tensor:
 
 def drawn_distribution(result: ItemResult) -> Tensor:
     """[V]"""
-    assert result.sampled is not None
-    return distribution(result.sampled.logprobs)
+    (sampled,) = result.drawn
+    return distribution(sampled.logprobs)
 
 
 @cache
@@ -233,7 +258,7 @@ def check_generation(driver: Driver, path: Path, num_decode: int = 10) -> None:
         result = driver.step([extend(row, prompts[row], start, end) for row, start, end in chunks])
         for item in result.items:
             prompt_parts[item.row] += [distribution(logprobs) for logprobs in item.prompt_logprobs]
-            if item.sampled is not None:
+            if item.drawn:
                 outputs[item.row].append(drawn(item))
                 drawn_parts[item.row].append(drawn_distribution(item))
     # Row 1 has drawn its first token three steps ago, so decode starts from values.

@@ -9,7 +9,7 @@ from deltaserve.cache.pages import PageState
 from deltaserve.request.request import Origin, Request
 from deltaserve.sched.needs import Needs
 from deltaserve.sched.plan import StepResult
-from deltaserve.sched.queue import TryOutcome
+from deltaserve.sched.queue import MAX_WAIT_S, TryOutcome
 from deltaserve.sched.waiting import Claim
 from deltaserve.wire.messages import CacheUse
 from tests.cache.toys import LONG_WINDOW
@@ -262,7 +262,7 @@ def test_the_oldest_extend_goes_on_at_half_the_pace_beside_any_number_of_short_o
         bench.add(*(make_request([1000 + 100 * num_steps + 10 * i, 1], max_tokens=1) for i in range(8)))
         _, progress = bench.step()
         for item in progress:
-            if item.request is not long and item.sampled is not None:
+            if item.request is not long and item.drawn:
                 bench.scheduler.finish(item.request)
         num_steps += 1
     assert num_steps <= 12  # 90 tokens, 8 a step
@@ -408,6 +408,31 @@ def test_memory_that_waiting_requests_hold_is_not_spare() -> None:
     bench.scheduler.waiting.look_again()
     assert bench.scheduler.waiting.admit(0.0) == [request]
     assert bench.scheduler.waiting.holders.take_yielded() == [holder]
+
+
+def test_nobody_is_computed_ahead_while_one_that_is_asked_for_stalls_the_queue() -> None:
+    """Not even those that came before it: two of them in turn would keep it out for ever."""
+    bench = Bench(config(), num_pages=(6,))
+    first, second = (make_request(range(n, n + 9), max_tokens=1, arrival=n / 100) for n in (0, 20))
+    asked_for = make_request(range(40, 60), max_tokens=1, arrival=1.0)
+    for request in (first, second, asked_for):
+        request.is_urgent = True
+
+    class ByRequest(Keeper):
+        def claim(self, request: Request, cached_len: int) -> Claim:
+            return Claim.FULL if request is asked_for else Claim.SPARE
+
+    bench.scheduler.waiting.gatekeeper = ByRequest(Claim.SPARE)
+    waiting = bench.scheduler.waiting
+    bench.add(first, asked_for)
+    assert waiting.admit(0.0) == [first]
+    assert waiting.admit(MAX_WAIT_S) == []
+    bench.add(second)
+    assert waiting.admit(MAX_WAIT_S + 0.1) == []
+    bench.scheduler.finish(first)
+    assert waiting.admit(MAX_WAIT_S + 0.2) == [asked_for]
+    bench.scheduler.finish(asked_for)
+    assert waiting.admit(MAX_WAIT_S + 0.3) == [second]
 
 
 def test_nothing_is_tried_again_while_nothing_has_changed() -> None:

@@ -28,14 +28,16 @@ def bench_of(num_states: int = NUM_STATES, num_pages: int = 6000) -> Bench:
     return Bench(sizes, (num_pages, num_states), (KEEP_ALL, Retention(Lifetime.STATE)))
 
 
-def groups(private_len: int) -> list[list[Request]]:
+def groups(
+    private_len: int, num_each: int = NUM_EACH, shared_len: int = SHARED_LEN, page_size: int = PAGE
+) -> list[list[Request]]:
     """Per group its requests; they come in turns, one of each group."""
     made: list[list[Request]] = [[] for _ in range(NUM_GROUPS)]
-    for number in range(NUM_EACH):
+    for number in range(num_each):
         for group, requests in enumerate(made):
-            shared = [group * 10_000 + i for i in range(SHARED_LEN)]
-            private = [1_000_000 + (group * NUM_EACH + number) * 1_000 + i for i in range(private_len)]
-            requests.append(make_request([*shared, *private], 1 + number % 3, arrival=number, page_size=PAGE))
+            shared = [group * 10_000 + i for i in range(shared_len)]
+            private = [1_000_000 + (group * num_each + number) * 10_000 + i for i in range(private_len)]
+            requests.append(make_request([*shared, *private], 1 + number % 3, arrival=number, page_size=page_size))
     return made
 
 
@@ -63,10 +65,10 @@ def serve(bench: Bench, made: Sequence[Sequence[Request]], concurrency: int, nui
     bench.check_empty()
 
 
-def reused(bench: Bench, made: Sequence[Sequence[Request]]) -> float:
+def reused(bench: Bench, made: Sequence[Sequence[Request]], shared_len: int = SHARED_LEN) -> float:
     """Of the shared tokens, from each group's second request on."""
-    taken = [min(SHARED_LEN, bench.started[request]) for requests in made for request in requests[1:]]
-    return sum(taken) / (SHARED_LEN * len(taken))
+    taken = [min(shared_len, bench.started[request]) for requests in made for request in requests[1:]]
+    return sum(taken) / (shared_len * len(taken))
 
 
 @pytest.mark.parametrize("concurrency", [1, 5, NUM_GROUPS * NUM_EACH])
@@ -77,6 +79,18 @@ def test_shared_tokens_are_reused(concurrency: int) -> None:
     at_most = 2 if concurrency < NUM_GROUPS else 1
     in_full = [sum(bench.started[r] < GRID * (SHARED_LEN // GRID) for r in requests) for requests in made]
     assert max(in_full) <= at_most, "requests of a group that computed what is shared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 5, 1024])
+@pytest.mark.parametrize("private_len", [2744, 0])
+def test_the_public_load(concurrency: int, private_len: int) -> None:
+    """8 groups x 128 of 1,000 shared tokens and 2,744 own ones, and as many equal prompts, as SGLang's #11214 sends."""
+    sizes = config(page_size=64, state_chunk_len=64, max_running=64, chunk_len=16_384, step_len=16_384)
+    bench = Bench(sizes, (12_000, 256), (KEEP_ALL, Retention(Lifetime.STATE)))
+    made = groups(private_len, num_each=128, shared_len=1000, page_size=64)
+    serve(bench, made, concurrency)
+    assert reused(bench, made, shared_len=1000) >= 0.9
 
 
 @pytest.mark.parametrize("concurrency", [1, 5, NUM_GROUPS * NUM_EACH])

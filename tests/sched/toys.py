@@ -1,10 +1,10 @@
 """A scheduler over a small cache, requests spelled as token ids, and an executor that only keeps page tables."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId
+from deltaserve.base.ids import Namespace, PageId, PoolId, Room, RowId, StepIndex
 from deltaserve.base.keys import extend_keys, seed_key
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.sampling import SamplingParams
@@ -65,6 +65,7 @@ class Tables:
     page_size: int
     rows: dict[RowId, list[list[PageId | None]]] = field(default_factory=dict)
     tokens: dict[RowId, bytearray] = field(default_factory=dict)
+    drawn: dict[RowId, tuple[StepIndex, int]] = field(default_factory=dict)
     states: dict[tuple[int, PageId], bytes] = field(default_factory=dict)
     """(pool, slot) |-> the tokens that the state in it has taken in."""
 
@@ -82,26 +83,54 @@ class Tables:
             table.extend([None] * hole)
             table[update.first_index : update.first_index + len(update.pages)] = update.pages
         for item in plan.items:
-            assert isinstance(item.inputs, TokenValues)
-            assert token_len(item.inputs.tokens) == item.q_len > 0
+            inputs = self.inputs(item)
+            assert token_len(inputs) == item.q_len > 0
             tokens = self.tokens[item.row]
             assert len(tokens) >= item.q_start * 4, "inputs leave a hole"
-            tokens[item.q_start * 4 : (item.q_start + item.q_len) * 4] = item.inputs.tokens
-            self.compute_states(item)
+            known = inputs[: item.num_known * 4]
+            tokens[item.q_start * 4 : (item.q_start + item.num_known) * 4] = known
+            self.compute_states(item, item.q_start + item.num_known)
 
-    def compute_states(self, item: PlanItem) -> None:
-        """Go on from the state before the item, which must be that of exactly those tokens."""
+    def inputs(self, item: PlanItem) -> bytes:
+        """Packed; one that was planned before it was drawn is what the row has drawn in that step."""
+        if isinstance(item.inputs, TokenValues):
+            return item.inputs.tokens
+        step, token = self.drawn[item.row]
+        assert step == item.inputs.step, "a token of another step"
+        return pack_u32([token])
+
+    def draw(self, step: StepIndex, row: RowId, token: int) -> None:
+        """The last token that a row draws in a step."""
+        self.drawn[row] = step, token
+
+    def settle(self, item: PlanItem, num_right: int) -> None:
+        """So many guesses of the item are right: its state has taken them in, too."""
+        end = item.q_start + item.num_known + num_right
+        tokens = self.tokens[item.row]
+        tokens[item.q_start * 4 : end * 4] = self.inputs(item)[: (item.num_known + num_right) * 4]
+        for pool, slot in self.written(item):
+            self.states[pool, slot] = bytes(tokens[: end * 4])
+
+    def written(self, item: PlanItem) -> Iterator[tuple[int, PageId]]:
+        """(pool, slot) of the states that an item leaves."""
+        for pool, kept in enumerate(self.retentions):
+            if kept.lifetime is Lifetime.STATE:
+                slot = self.rows[item.row][pool][(item.q_start + item.q_len - 1) // self.page_size]
+                assert slot is not None
+                yield pool, slot
+
+    def compute_states(self, item: PlanItem, end: int) -> None:
+        """Go on from the state before the item, which must be that of exactly those tokens, to position `end`."""
         table, tokens, size = self.rows[item.row], self.tokens[item.row], self.page_size
-        end = item.q_start + item.q_len
         for pool, kept in enumerate(self.retentions):
             if kept.lifetime is not Lifetime.STATE:
                 continue
-            read, written = (None if at < 0 else table[pool][at // size] for at in (item.q_start - 1, end - 1))
             if item.q_start:
+                read = table[pool][(item.q_start - 1) // size]
                 assert read is not None
                 assert self.states[pool, read] == tokens[: item.q_start * 4], "a foreign state"
-            assert written is not None
-            self.states[pool, written] = bytes(tokens[: end * 4])
+        for pool, slot in self.written(item):
+            self.states[pool, slot] = bytes(tokens[: end * 4])
 
 
 class Bench:
@@ -142,9 +171,9 @@ class Bench:
         self.tables.apply(plan)
         return plan
 
-    def commit(self, plan: StepPlan, token: int = 7) -> list[StepProgress]:
-        items = tuple(ItemResult(i.row, Sampled(token) if i.samples else None) for i in plan.items)
-        progress = self.scheduler.steps.commit(StepResult(plan.step, items))
+    def commit(self, plan: StepPlan, token: int = 7, seconds: float = 0.0) -> list[StepProgress]:
+        items = tuple(ItemResult(i.row, (Sampled(token),) if i.samples else ()) for i in plan.items)
+        progress = self.scheduler.steps.commit(StepResult(plan.step, items, seconds=seconds))
         for item in progress:
             self.scheduler.running.share_computed(item.request)
         self.scheduler.running.check_integrity()
@@ -163,7 +192,7 @@ class Bench:
         self.scheduler.running.check_integrity()
 
 
-def config(**changes: int | bool) -> SchedConfig:
+def config(**changes: float) -> SchedConfig:
     """A small configuration: page 4, four rows, chunks of 8, steps of 16."""
     base = SchedConfig(
         page_size=4, max_running=4, chunk_len=8, step_len=16, split_tokens=8, reserve_len=0, state_chunk_len=4

@@ -45,6 +45,8 @@ _CHECKS = "deltaserve.instance.checks"
 _WAITING = "deltaserve.sched.waiting"
 _RUNNING = "deltaserve.sched.running"
 _STEPS = "deltaserve.sched.steps"
+_SPECULATION = "deltaserve.sched.speculation"
+_ROUNDS = "deltaserve.sched.rounds"
 _FRONT = "deltaserve.routing.front_core"
 _WORKERS = "deltaserve.routing.workers"
 _TABLE = "deltaserve.peer.table"
@@ -198,8 +200,22 @@ MUTANTS = (
         "freed_under_a_step",
         "C11",
         _STEPS,
-        "        if self.is_in_flight(request):\n            self._ended_in_flight",
-        "        if False:\n            self._ended_in_flight",
+        "        if self.is_in_flight(request):\n            self._ending",
+        "        if False:\n            self._ending",
+    ),
+    Mutant(  # at the commit of the step that ended it, while the next one reads and writes its pages
+        "freed_under_the_next_step",
+        "C11",
+        _STEPS,
+        "for request in [r for r in self._ending if not self.is_in_flight(r)]:",
+        "for request in list(self._ending):",
+    ),
+    Mutant(
+        "no_page_behind_a_step",
+        "C11",
+        _STEPS,
+        "lacking = needs.of_places(request, 1) if",
+        "lacking = needs.of_places(request, 0) if",
     ),
     Mutant(
         "retracted_keeps_count",
@@ -462,6 +478,16 @@ MUTANTS = (
         "if p < 2 and self.available(PoolId(p)) < need + left)",
     ),
     Mutant(
+        "convolution_cut_contiguously",
+        "T3",
+        _PLAN,
+        "        return cls(group.blocks, group.page_len(page_size), group.dtype, num_ranks)\n",
+        "        blocks = group.blocks\n"
+        "        if len(blocks) > 1:\n"
+        "            blocks = (HeadBlock(blocks[0].num_heads, blocks[0].num_rows, sum(b.row_width for b in blocks)),)\n"
+        "        return cls(blocks, group.page_len(page_size), group.dtype, num_ranks)\n",
+    ),
+    Mutant(
         "state_filed_where_its_step_began",
         "H3",
         _STEPS,
@@ -670,14 +696,14 @@ MUTANTS = (
         "T7",
         _STAGING,
         "            if moved is None:\n"
-        "                self._incoming.popleft()\n"
+        "                self._incoming.remove(incoming)\n"
         "                self._give_back(incoming.key)\n"
         "                self._scattered(incoming, heard)\n",
         "            if self.receiving.lease_of(incoming.key) is not None:\n"
         "                self._give_back(incoming.key)\n"
         "                self._scattered(incoming, heard)\n"
         "            if moved is None:\n"
-        "                self._incoming.popleft()\n",
+        "                self._incoming.remove(incoming)\n",
     ),
     Mutant(
         "staged_lease_leaks",
@@ -706,12 +732,12 @@ MUTANTS = (
         "T7",
         _STAGING,
         "            if moved is None:\n"
-        "                self._incoming.popleft()\n"
+        "                self._incoming.remove(incoming)\n"
         "                self._give_back(incoming.key)\n",
         "            if self.receiving.lease_of(incoming.key) is not None:\n"
         "                self._give_back(incoming.key)\n"
         "            if moved is None:\n"
-        "                self._incoming.popleft()\n",
+        "                self._incoming.remove(incoming)\n",
     ),
     Mutant(
         "done_when_written",
@@ -734,6 +760,20 @@ MUTANTS = (
         _RING,
         "(self._ranges and self._reaches_into(lease, self._ranges[0]))",
         "False",
+    ),
+    Mutant(
+        "refused_lease_is_lent_again_unfenced",
+        "A20",
+        _STAGING,
+        "        if self._proves:\n            self._give_back(key)\n",
+        "        self._give_back(key)\n",
+    ),
+    Mutant(
+        "announced_bytes_are_scattered_unread",
+        "A20",
+        _STAGING,
+        "has_landed = self._memory.checksum(lease.offset, incoming.num_bytes) == incoming.data.checksum",
+        "has_landed = True",
     ),
     Mutant("late_ask_keeps_a_lease", "T20", _STAGING, "elif isinstance(frame, StageLease):", "elif False:"),
     Mutant(
@@ -758,5 +798,43 @@ MUTANTS = (
         _LOOPBACK,
         "endpoint.over_at = self.now\n",
         "endpoint.over_at = self.now + 10.0\n",
+    ),
+    # guesses at the next tokens
+    Mutant(
+        "wrong_guess_counts_as_computed",
+        "S1",
+        _STEPS,
+        "request.num_in_state = planned.q_start + planned.num_known + num_right\n",
+        "request.num_in_state = planned.q_start + planned.q_len\n",
+    ),
+    Mutant(
+        "stop_inside_a_round_is_overrun",
+        "S2",
+        _SPECULATION,
+        "if not is_right or finish_of(params, first_output + place + 1, sampled.token) is not None:",
+        "if not is_right:",
+    ),
+    Mutant("state_is_not_stepped_back", "S3", _STEPS, "self._running.step_back(request)", "pass"),
+    Mutant(
+        "guess_without_a_page",
+        "S4",
+        _STEPS,
+        "chosen[request] = min(num_drafts, running.needs.room_behind(request))",
+        "chosen[request] = num_drafts",
+    ),
+    # workers that share experts
+    Mutant(
+        "idle_member_skips_the_exchange",
+        "E1",
+        _ROUNDS,
+        "return RoundPart.NONE if has_begun and self._is_resting else None",
+        "return None",
+    ),
+    Mutant(
+        "member_never_says_that_it_rests",
+        "E1",
+        _ROUNDS,
+        "        self._is_resting = True\n\n    def next_part",
+        "        pass\n\n    def next_part",
     ),
 )

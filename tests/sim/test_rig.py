@@ -47,7 +47,10 @@ KEPT_SEEDS = {
     61000180: "padded writes to staging memory lasted longer on a slow network than anybody waits for a write",
     867: "a reader that was stopped and went on earlier than it was to copied nothing until then",
     51006978: "requests that were retracted were carried again by a slow network for longer than the judge waited",
+    90013968: "an endpoint that all ranks had opened, of a peer that had another role by then, was taken for pending",
     4206864: "a slow network carried so many requests for longer than the judge waits",
+    41000055240: "ranks that hear each other late copied staged pages of 31 requests for longer than the judge waited",
+    40000001960: "pages in quarantine left too little, and the judge looked for stranded workers once",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 

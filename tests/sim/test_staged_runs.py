@@ -36,7 +36,7 @@ def test_a_tenth_of_the_runs_has_staging_memory() -> None:
     drawn = [draw_knobs(seed).shape for seed in range(2000)]
     staged = [shape for shape in drawn if shape.prefill_staging_bytes]
     assert 120 < len(staged) < 280
-    assert all(shape.prefill_ranks != shape.decode_ranks for shape in staged)
+    assert all(shape.prefill_ranks != shape.decode_ranks or shape.shares_experts for shape in staged)
     assert any(shape.decode_staging_bytes == 0 for shape in staged)
 
 

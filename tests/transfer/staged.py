@@ -15,6 +15,7 @@ from deltaserve.layout.staged_route import StagedRoute
 from deltaserve.transfer.commands import ExpectPages
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, StagedTransport, Staging, StagingConfig, StagingMode
+from deltaserve.transport.base import Evidence
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.wire.messages import RegionInfo
 from tests.transfer.ranked import HeadMemory, RankedWorker
@@ -56,6 +57,7 @@ class StagedWorker(RankedWorker):
     """Every rank has `num_bytes` of staging memory."""
 
     window_bytes = WINDOW_BYTES
+    evidence = Evidence.COMPLETION
 
     def __init__(
         self,
@@ -77,7 +79,8 @@ class StagedWorker(RankedWorker):
     ) -> None:
         memory = HeadMemory(cache, shard, num_pages)
         buffer = bytearray(self._staging_bytes)
-        transport = LoopbackTransport(name, fabric, {**memory.arenas, STAGING_REGION: buffer})
+        regions_of_rank = {**memory.arenas, STAGING_REGION: buffer}
+        transport = LoopbackTransport(name, fabric, regions_of_rank, evidence=self.evidence)
         infos = []
         regions = [*memory.arenas.items(), (STAGING_REGION, buffer)]
         for (id, data), component in zip(regions, [*(g.name for g in cache.groups), STAGING], strict=True):

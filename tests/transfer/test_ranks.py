@@ -315,6 +315,15 @@ def test_reports_of_a_slow_rank_from_before_a_fence_are_dropped() -> None:
     assert group.num_pending == 1, "the endpoint that is being opened"
 
 
+def test_an_endpoint_that_all_ranks_have_opened_waits_for_nobody() -> None:
+    group = RankGroup(2)
+    group.fan_out(OpenEndpoint(P, 1))
+    for rank in range(2):
+        assert group.num_pending == 1
+        group.reduce(rank, EndpointOpened(P, 1, end(rank)))
+    assert group.num_pending == 0
+
+
 def test_a_fence_ends_what_ranks_were_verifying() -> None:
     group = RankGroup(2)
     checks = tuple(PageCheck(RankPair(0, reader), PoolId(0), 0, (PageId(1),), b"abcd") for reader in (0, 1))

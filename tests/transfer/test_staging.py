@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from random import Random
 
 import pytest
@@ -32,8 +33,8 @@ from deltaserve.transfer.coverage import Coverage, Landing
 from deltaserve.transfer.ring import ALIGNMENT, RingLease, StagingTooSmall
 from deltaserve.transfer.staged_grants import PlanVerdict, StagedGrants
 from deltaserve.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
-from deltaserve.transport.base import FenceResult
-from deltaserve.transport.loopback import Fate
+from deltaserve.transport.base import Evidence, FenceResult
+from deltaserve.transport.loopback import Fate, Part, Posted
 from deltaserve.wire.messages import Drain
 from deltaserve.wire.staged_frames import StageAsk, StagedData, StagedPages, StageFrame, StageReserve, encode_stage
 from tests.transfer.ranked import RankedWorker
@@ -224,6 +225,70 @@ def test_nothing_is_scattered_after_a_fence_and_its_leases_are_free(seed: int) -
     for _ in range(20):
         scene.turn()
     assert scene.writer.is_unstaged
+
+
+class UnprovenWorker(StagedWorker):
+    evidence = Evidence.CONTENTS
+
+
+class UnprovenScene(StagedScene):
+    """Completions and notifications prove nothing."""
+
+    def worker(self, name: PeerName, num_ranks: int) -> RankedWorker:
+        return UnprovenWorker(name, self.fabric, self.cache, num_ranks, self._bytes[name], self._mode, self.chance)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_writers", "num_readers"), [(1, 2), (2, 1), (4, 2)])
+def test_bytes_that_come_after_what_announces_them_are_waited_for(
+    num_writers: int, num_readers: int, seed: int
+) -> None:
+    """In parts, and after their writer was told that they are there."""
+    scene, chance = UnprovenScene(num_writers, num_readers, seed=seed), Random(seed)
+
+    def fate(posted: Posted) -> Fate:
+        late_s = chance.uniform(0.0, 3.0)
+        return Fate(lands=(Part(late_s, posted.num_copies // 2), Part(2 * late_s)))
+
+    scene.fabric.policy = fate
+    transfer(scene)
+    assert scene.writer.count("staged_writes") > 0
+    assert scene.writer.count("staging_fallbacks") == scene.reader.count("staging_refused") == 0
+    assert scene.writer.is_unstaged
+    assert scene.reader.is_unstaged
+
+
+def test_bytes_that_never_come_are_not_scattered_and_nobody_gets_their_lease_before_the_fence() -> None:
+    scene = UnprovenScene(1, 2)
+    fill(scene)
+    before = contents(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+    scene.fabric.policy = lambda posted: Fate(lands=() if posted.num_copies else (Part(0.0),))
+    scene.post(0, 0, SRC[:2], DST[:2])
+    while not scene.reader.count("staging_refused"):
+        scene.turn()
+    for _ in range(5):
+        scene.turn()
+    assert contents(scene) == before
+    assert not any(isinstance(report, Landed | ChunkSent) for report in (*scene.heard, *scene.said))
+    assert not scene.reader.is_unstaged
+    scene.reader_does(FencePeer(P))
+    assert scene.reader.is_unstaged
+
+
+def test_one_whose_bytes_are_late_holds_up_no_other() -> None:
+    scene, bulk = UnprovenScene(1, 2), count()
+    fill(scene)
+    scene.writer_does(OpenGate(D, TICKET))
+
+    def fate(posted: Posted) -> Fate:
+        return Fate(lands=() if posted.num_copies and not next(bulk) else (Part(0.0),))
+
+    scene.fabric.policy = fate
+    scene.post(0, 0, SRC[:2], DST[:2])
+    scene.post(1, 2, SRC[2:4], DST[2:4])
+    assert [scene.until_heard(Landed).done.chunk for _ in range(2)] == [0, 1]  # of the other rank
+    assert scene.reader.count("staging_refused") == 0
 
 
 def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:

@@ -29,7 +29,8 @@ import msgspec
 import psutil
 import pytest
 
-from deltaserve.base.ids import RegionId
+from deltaserve.base.extents import Region
+from deltaserve.base.ids import PeerName, RegionId
 from deltaserve.transport.base import FenceResult, RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_frames import TOKEN_BYTES, EngineCard, FarEngine, decode_card, encode_card
@@ -37,7 +38,7 @@ from deltaserve.transport.mooncake_notices import NoticeSender
 from deltaserve.transport.mooncake_options import MooncakeOptions, version_problem
 from deltaserve.transport.mooncake_process import EngineProcess
 from tests.fixtures.mooncake_engines import need_mooncake
-from tests.transport.worlds import GIVE_UP_S, MooncakeWorld, Side, copy, finish, join, receive, until
+from tests.transport.worlds import GIVE_UP_S, REGION, MooncakeWorld, Side, copy, finish, join, receive, until
 
 MIB = 1 << 20
 WINDOW = 32 * MIB
@@ -308,3 +309,17 @@ def test_engines_end_with_the_transport_and_with_its_process() -> None:
 
 def listening_ports(engine: EngineProcess) -> set[int]:
     return {entry.laddr.port for entry in psutil.Process(engine.pid).net_connections("tcp") if entry.status == "LISTEN"}
+
+
+def test_whose_memory_it_is_may_close_its_descriptor() -> None:
+    """Engines are started later, and inherit one."""
+    need_mooncake()
+    file = os.memfd_create("pages")
+    os.ftruncate(file, MIB)
+    transport = MooncakeTransport(MooncakeOptions())
+    transport.register(Region(REGION, 1 << 20, MIB, "cpu", file))
+    os.close(file)
+    assert REGION in decode_card(transport.open(PeerName("d"))).bases
+    before = len(os.listdir("/proc/self/fd"))
+    transport.close()
+    assert len(os.listdir("/proc/self/fd")) < before

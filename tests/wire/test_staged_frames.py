@@ -25,6 +25,7 @@ FRAMES: list[StageFrame] = [
     StageLease(write=1, round=2, offset=256),
     StageRefusal(write=1, reason="no memory"),
     StagedData(write=1, round=2, offset=256, ticket=3, reader_boot=4, writer_boot=5, parts=(PAGES,), note=b"done"),
+    StagedData(write=1, round=0, offset=0, ticket=3, reader_boot=4, writer_boot=5, parts=(), note=b"", checksum=7),
     StageAck(write=1),
     StageRelease(write=1),
 ]

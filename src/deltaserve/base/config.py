@@ -9,8 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from deltaserve.base.quantization import Quantization
+
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
+MAX_WORKERS = 64
+"""Of a role."""
 STATES_PER_ROW = 4
 """Slots of recurrent states for each request that runs: the state that it goes on from, the one it writes, and as many
 that are kept for later ones."""
@@ -36,7 +40,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
 Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
 Threads = Annotated[int, Field(ge=1, le=1024, description="an integer from 1 to 1024")]
-Workers = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
+Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS, description=f"an integer from 1 to {MAX_WORKERS}")]
 Ranks = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
 PageSize = Annotated[
     int,
@@ -44,9 +48,12 @@ PageSize = Annotated[
     AfterValidator(_power_of_two),
 ]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
+Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
+"""Guesses that one row may have verified in a step: with its last token they are a short extend."""
 StagingMemory = Annotated[int, Field(ge=1, le=512, description="an integer from 1 to 512")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
 Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
+Milliseconds = Annotated[float, Field(gt=0, le=60_000, description="milliseconds, above 0 and at most 60000")]
 Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
 Text = Annotated[str, Field(min_length=1, max_length=4096, description="a text of 1 to 4096 characters")]
 Name = Annotated[
@@ -126,6 +133,14 @@ class ModelSettings(Group):
         "auto",
         "type of weights and activations; auto is the checkpoint's own, float32 on a CPU that multiplies it slowly",
     )
+    quantization: Quantization = option(
+        "auto",
+        "on a CPU: auto computes with quantized matrices of GGUF files, and int8 and int4 ones of folders, as they are "
+        "stored; none dequantizes them when they are loaded; int8 rounds all other matrices to 8 bits, too; a8 also "
+        "what they are multiplied with",
+        commands=COMPUTING,
+        use="rare",
+    )
     context_length: Count | Auto = option(
         "auto",
         "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less",
@@ -193,6 +208,13 @@ class MemorySettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    state_eviction: Literal["lru", "cost"] = option(
+        "lru",
+        "which recurrent state goes first where there is no room: the least recently used one, or of those used least "
+        "recently the one that costs fewest tokens to compute again",
+        commands=COMPUTING,
+        use="rare",
+    )
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
     )
@@ -243,17 +265,38 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
-    attention_backend: Literal["auto", "native", "torch"] = option(
+    attention_backend: Literal["auto", "native", "torch", "triton"] = option(
         "auto",
-        "what computes attention, norms and small products on the CPU; auto is native where its library was compiled "
-        "and passes its test",
+        "what computes attention and, on a CPU, norms and small products; auto is native on a CPU and triton on a GPU "
+        "where they are there and pass their test, or else torch",
         commands=COMPUTING,
         use="rare",
     )
     num_threads: Threads | Auto = option(
         "auto",
-        "compute threads of a rank; auto is 1 below 4 cores, else it divides all but one among the ranks here",
+        "compute threads of a rank; auto divides the cores (of 4 and more all but one) among the ranks here, and fewer "
+        "compute while they wait for cores; a prefill rank of `serve` gets twice as many as a decode rank, whose steps "
+        "wait for memory",
         commands=COMPUTING,
+    )
+    itl_target_ms: Milliseconds | None = option(
+        None,
+        "longest time between two tokens of a request (ITL) that is aimed at: as many requests run at once, and as "
+        "much of prompts is computed beside them, as measured steps allow; by default as many as fit",
+        commands=DECODING,
+        use="rare",
+    )
+    disable_overlap_schedule: bool = option(
+        False,
+        "plan a step when the one before it is over, not while it computes; steps of prompts always are",
+        commands=COMPUTING,
+        use="rare",
+    )
+    prefill_num_threads: Threads | None = option(
+        None, "compute threads of a prefill rank; by default --num-threads", commands=("serve",), use="rare"
+    )
+    decode_num_threads: Threads | None = option(
+        None, "compute threads of a decode rank; by default --num-threads", commands=("serve",), use="rare"
     )
     max_queued_requests: Count = option(1024, "requests that may wait for their first token; more get 429")
     default_max_tokens: Count | None = option(
@@ -276,6 +319,39 @@ class SchedulingSettings(Group):
     )
 
 
+class SpeculationSettings(Group):
+    title: ClassVar[str] = "speculative decoding"
+
+    speculative_algorithm: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = option(
+        "off",
+        "NGRAM: guess that text goes on as it did before in prompt and answer, and verify several tokens in one step. "
+        "NEXTN: guess by the head that DeepSeek V3, Qwen3-Next and Qwen3.5 bring (MTP). EAGLE3: by a head in a folder "
+        "of its own. EAGLE: one or the other. "
+        "Answers stay the same; how many are verified follows from how often they are right and from what a step costs",
+        commands=COMPUTING,
+    )
+    speculative_draft_model_path: Text | None = option(
+        None, "folder of an EAGLE-3 head", commands=COMPUTING, use="rare"
+    )
+    speculative_num_steps: Drafts = option(3, "tokens guessed ahead, at most", commands=DECODING, use="rare")
+    speculative_policy: Literal["adaptive", "always"] = option(
+        "adaptive",
+        "how many tokens are guessed and verified: as many as pay, by how often guesses are right and what steps take, "
+        "or always all of them",
+        commands=DECODING,
+        use="rare",
+    )
+    speculative_num_draft_tokens: Drafts | None = option(
+        None,
+        "the same, counted with the token before them: --speculative-num-steps and one more",
+        commands=DECODING,
+        use="rare",
+    )
+    speculative_eagle_topk: Count = option(
+        1, "guesses for each place; more than 1 is not built", commands=DECODING, use="rare"
+    )
+
+
 class ParallelSettings(Group):
     title: ClassVar[str] = "parallelism"
 
@@ -289,6 +365,23 @@ class ParallelSettings(Group):
     )
     decode_tp_size: Ranks | None = option(
         None, "ranks of a decode worker; by default --tp-size", commands=("serve",), use="rare"
+    )
+    ep_size: Ranks | Auto = option(
+        "auto",
+        "groups of a worker's ranks: each group holds its experts whole, each rank a part of each; 1 cuts every expert "
+        "over all ranks. auto: a group for each rank where the experts divide, else 1",
+        commands=COMPUTING,
+        use="rare",
+    )
+    dp_size: Ranks = option(
+        1,
+        "with --enable-dp-attention: decode workers that share the experts of one model. Each has all heads, requests "
+        "and a cache of its own; --decode says how many such groups there are",
+        commands=COMPUTING,
+        use="rare",
+    )
+    enable_dp_attention: bool = option(
+        False, "decode is done by groups of --dp-size workers that share experts", commands=COMPUTING, use="rare"
     )
 
 
@@ -330,7 +423,7 @@ class DisaggregationSettings(Group):
         "off",
         "between workers of unequal --tp-size, gather what goes to a rank, write it at once, and scatter it there; "
         "auto: where that is cheaper than a write for each page. Pages of unequal size always go so, and only so KV of "
-        "another type. A peer without it is written to directly, and every one by mooncake",
+        "another type. A peer without it is written to directly",
         commands=COMPUTING,
         use="rare",
     )
@@ -442,6 +535,7 @@ class Settings(Group):
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     parallelism: ParallelSettings = ParallelSettings()
     disaggregation: DisaggregationSettings = DisaggregationSettings()
     network: NetworkSettings = NetworkSettings()

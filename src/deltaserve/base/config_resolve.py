@@ -9,6 +9,7 @@ from deltaserve.base.config import STATES_PER_ROW, USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.base.quantization import Quantization
 
 Device = Literal["cpu", "cuda"]
 Backend = Literal["local", "nixl", "mooncake"]
@@ -40,8 +41,8 @@ class ModelFacts:
 
     dtype: str
     """Of the weights, as in --dtype."""
-    weight_bytes: Callable[[str], int]
-    """dtype |-> bytes of all weights that a rank loads."""
+    weight_bytes: Callable[[str, Quantization], int]
+    """(dtype, quantization) |-> bytes of all weights that a rank loads."""
     context_len: int
     pools: Callable[[int, str], tuple[PoolFacts, ...]]
     """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
@@ -49,6 +50,8 @@ class ModelFacts:
     """Memory of one step beside weights and pages, at most."""
     tp_size: int = 1
     """Ranks of a worker. All bytes here are of one rank."""
+    has_codes: bool = False
+    """Its files have matrices that can be computed with as they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,15 @@ class MachineFacts:
     """Of the device's memory, swap included: more can never be there. None: unknown."""
     slow_dtypes: frozenset[str] = frozenset()
     """Types, as in --dtype, that this device multiplies several times slower than float32."""
+    native_problem: str | None = None
+    """Why the native library cannot compute here; None: it can."""
+    counts_waits: bool = True
+    """Its kernel tells how long threads wait for a core."""
     is_one_serve: bool = False
     """Its workers have no peer elsewhere, and can read each other's memory."""
+    core_shares: tuple[int, int] = (1, 0)
+    """Of the cores for computing: a rank of this worker gets the first number of parts where all ranks get the second;
+    0: each gets one."""
 
     @property
     def num_on_device(self) -> int:
@@ -82,6 +92,8 @@ class ResolvedConfig:
 
     device: Device
     dtype: str
+    quantization: Quantization
+    """As in --quantization: "auto" only where there are codes, and the native library computes."""
     kv_cache_dtype: str
     page_size: int
     num_pages: tuple[int, ...]
@@ -97,6 +109,8 @@ class ResolvedConfig:
     """Ranks of a worker."""
     num_threads: int
     """Of a rank."""
+    least_threads: int
+    """So many compute where more would wait for cores."""
     num_cores: int
     """Of this machine, as far as this process may use them."""
     num_devices: int
@@ -115,6 +129,7 @@ class ResolvedConfig:
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
+_FIRST_ATTENTION = {"cpu": "native where its library is", "cuda": "triton where it passes its test"}
 _TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
 _MEAN_SHARE = 0.25
 """Of the longest context, the mean prefix: a guess, which only the split between FULL pages and the others goes by."""
@@ -187,6 +202,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
             "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
         )
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
+    quantization = _quantization(settings, model, device, dtype, machine)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
@@ -197,16 +213,20 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     if settings.memory.num_pages == "auto":
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
-        step = StepSizes(device, max_running, step_len, wanted_len, split_tokens, page_size)
-        affordable = _affordable_pages(settings, model, machine, (step, dtype), pools)
+        step = StepSizes(
+            device, max_running * (1 + max_drafts(settings)), step_len, wanted_len, split_tokens, page_size
+        )
+        affordable = _affordable_pages(settings, model, machine, (step, dtype, quantization), pools)
         num_pages = min(useful, affordable)
     else:
         num_pages = settings.memory.num_pages
-        _check_room(num_pages, pools, model.weight_bytes(dtype), machine)
+        _check_room(num_pages, pools, model.weight_bytes(dtype, quantization), machine)
     context_len = _context_len(settings, wanted_len, num_pages * page_size)
+    num_threads = _num_threads(settings, machine)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
+        quantization=quantization,
         kv_cache_dtype=kv_dtype,
         page_size=page_size,
         num_pages=pools.num_pages(num_pages),
@@ -216,7 +236,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         step_len=_step_len(settings, chunk_len),
         split_tokens=_split_tokens(settings, page_size),
         tp_size=model.tp_size,
-        num_threads=_num_threads(settings, machine),
+        num_threads=num_threads,
+        least_threads=_least_threads(settings, model.tp_size, num_threads),
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
         transfer_backend=_transfer_backend(settings, device, machine),
@@ -226,6 +247,12 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         shortened_from=wanted_len if context_len < wanted_len else None,
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
+
+
+def max_drafts(settings: Settings) -> int:
+    """Guesses behind a row's last token in one step."""
+    asked = settings.speculation
+    return 0 if asked.speculative_algorithm == "off" else asked.speculative_num_steps
 
 
 def of_one_context(configs: Mapping[Role, ResolvedConfig]) -> dict[Role, ResolvedConfig]:
@@ -245,6 +272,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "disaggregation_mode": mode,
         "dtype": resolved.dtype,
         "context_length": resolved.context_len,
+        "quantization": "as stored" if resolved.quantization == "auto" else resolved.quantization,
         "device": resolved.device,
         "page_size": resolved.page_size,
         "num_pages": resolved.num_pages[0],
@@ -255,7 +283,8 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
         "num_threads": resolved.num_threads,
-        "attention_backend": "native where its library is, or else torch" if resolved.device == "cpu" else "torch",
+        "ep_size": "a group for each rank where the experts divide, or else 1",
+        "attention_backend": f"{_FIRST_ATTENTION[resolved.device]}, or else torch",
         "disaggregation_transfer_backend": resolved.transfer_backend,
         "transfer_tls": resolved.transfer_tls,
     }
@@ -292,6 +321,32 @@ def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
 def _token_bytes(pools: Iterable[PoolFacts], page_size: int) -> float:
     """Of the pools that keep every token; a window or a state weighs the same for a prompt of any length."""
     return sum(pool.page_bytes for pool in pools if pool.retention == KEEP_ALL) / page_size
+
+
+_CODE_DTYPES = ("float32", "bfloat16")
+"""Of models whose matrices may be codes."""
+
+
+def _quantization(
+    settings: Settings, model: ModelFacts, device: Device, dtype: str, machine: MachineFacts
+) -> Quantization:
+    """As ResolvedConfig has it."""
+    asked = settings.model.quantization
+    if asked == "none" or (asked == "auto" and not model.has_codes):
+        return "none"
+    problem = None
+    if device != "cpu":
+        problem = f"computed on CPUs only, and the device is {device}"
+    elif settings.scheduling.attention_backend in ("torch", "triton"):
+        left_out = f"which --attention-backend {settings.scheduling.attention_backend} leaves out"
+        problem = f"computed by the native library, {left_out}"
+    elif dtype not in _CODE_DTYPES:
+        problem = f"computed with activations in {' or '.join(_CODE_DTYPES)}, and --dtype is {dtype}"
+    elif machine.native_problem is not None:
+        problem = f"computed by the native library: {machine.native_problem}"
+    if problem is not None and asked != "auto":
+        raise ConfigError(f"--quantization {asked}: {problem}")
+    return asked if problem is None else "none"
 
 
 def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozenset()) -> tuple[str, str]:
@@ -343,11 +398,21 @@ def _split_tokens(settings: Settings, page_size: int) -> int:
 
 
 def _num_threads(settings: Settings, machine: MachineFacts) -> int:
-    """Threads of a step wait for each other: one that does not get its core at once stops all of them. So a core is
-    left to the front and whatever else runs, and where cores are few there is one thread.
+    """Threads of a step wait for each other: one that does not get its core at once stops all. So a core is left to the
+    front and whatever else runs. Where cores are few that would be a large part of them: none is left, and fewer
+    threads compute while they wait for cores; where nobody would know that they wait, there is one.
     """
-    few = machine.num_cores < _MANY_CORES
-    return _or_auto(settings.scheduling.num_threads, 1 if few else max(1, (machine.num_cores - 1) // machine.num_ranks))
+    own, of_all = machine.core_shares
+    is_few = machine.num_cores < _MANY_CORES
+    own_cores = (machine.num_cores - (not is_few)) * own // (of_all or machine.num_ranks)
+    most = own_cores if machine.counts_waits or not is_few else 1
+    return _or_auto(settings.scheduling.num_threads, max(1, most))
+
+
+def _least_threads(settings: Settings, tp_size: int, num_threads: int) -> int:
+    """Ranks of a worker wait for each other whatever their threads do, and come to the same numbers, to the bit, by the
+    same number of them."""
+    return _or_auto(settings.scheduling.num_threads, 1 if tp_size == 1 else num_threads)
 
 
 def _transfer_backend(settings: Settings, device: Device, machine: MachineFacts) -> Backend:
@@ -402,17 +467,21 @@ def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFac
 
 
 def _affordable_pages(
-    settings: Settings, model: ModelFacts, machine: MachineFacts, kind: tuple[StepSizes, str], pools: _Pools
+    settings: Settings,
+    model: ModelFacts,
+    machine: MachineFacts,
+    kind: tuple[StepSizes, str, Quantization],
+    pools: _Pools,
 ) -> int:
     """Pages that fit beside weights and scratch into this rank's share of memory, at least one.
 
-    `kind`: sizes of a step, type of the weights.
+    `kind`: sizes of a step, type of the weights and how they are kept.
     """
-    step, dtype = kind
+    step, dtype, quantization = kind
     asked = settings.memory.mem_fraction_static
     share = _MEMORY_SHARE[step.device] if asked == "auto" else asked
     budget = int(machine.free_bytes * share) // machine.num_on_device
-    weights = model.weight_bytes(dtype)
+    weights = model.weight_bytes(dtype, quantization)
     reachable = max(1, pools.num_full(budget - weights)) * step.page_size  # no row is longer than the pool
     scratch = model.scratch_bytes(replace(step, context_len=min(step.context_len, reachable)))
     num_pages = pools.num_full(budget - weights - scratch)

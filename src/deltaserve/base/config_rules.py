@@ -4,7 +4,7 @@ import ipaddress
 import json
 from collections.abc import Iterator
 
-from deltaserve.base.config import Settings
+from deltaserve.base.config import MAX_WORKERS, Settings
 from deltaserve.base.errors import ConfigError
 
 WORKER_COMMANDS = ("prefill", "decode")
@@ -12,7 +12,7 @@ WORKER_COMMANDS = ("prefill", "decode")
 
 def check_rules(settings: Settings, command: str) -> None:
     """Raises ConfigError with the first rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _lengths, _doors, _logs):
+    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _doors, _logs):
         for breach in rule(settings, command):
             raise ConfigError(breach)
 
@@ -67,6 +67,52 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
             yield f"--workers {own}: is this router's own address (--host, --port)"
 
 
+def _ranks(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.parallelism
+    yield from _expert_group(settings, command)
+    sizes = (asked.tp_size, asked.prefill_tp_size or 1, asked.decode_tp_size or 1, asked.dp_size)
+    if asked.ep_size != "auto" and asked.ep_size > max(sizes):
+        yield f"--ep-size {asked.ep_size}: a worker has fewer ranks to divide experts over; add --tp-size"
+
+
+def _expert_group(settings: Settings, command: str) -> Iterator[str]:
+    asked, decode = settings.parallelism, settings.disaggregation.decode
+    flag = f"--dp-size {asked.dp_size}"
+    if command in WORKER_COMMANDS and (asked.dp_size > 1 or asked.enable_dp_attention):
+        shown = flag if asked.dp_size > 1 else "--enable-dp-attention"
+        yield f"{shown}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is one worker"
+    if asked.enable_dp_attention and asked.dp_size == 1:
+        yield "--enable-dp-attention: add --dp-size N, how many decode workers share the experts"
+    if asked.dp_size == 1:
+        return
+    if not asked.enable_dp_attention:
+        yield f"{flag}: add --enable-dp-attention; workers that share nothing are started with --decode {asked.dp_size}"
+    if settings.disaggregation.disaggregation_mode == "null":
+        yield f"{flag}: one worker does both (mode null); a group decodes what other workers prefill"
+    ranks = asked.decode_tp_size or asked.tp_size
+    if ranks > 1:
+        yield f"{flag}: each of these workers has all heads on one rank, not {ranks}; add --decode-tp-size 1"
+    if decode * asked.dp_size > MAX_WORKERS:
+        yield f"{flag} with --decode {decode}: more than {MAX_WORKERS} workers"
+
+
+def _speculation(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.speculation
+    if asked.speculative_eagle_topk != 1:
+        yield f"--speculative-eagle-topk {asked.speculative_eagle_topk}: guesses are verified in a row, no tree; use 1"
+    both = asked.speculative_num_draft_tokens
+    if both is not None and both != asked.speculative_num_steps + 1:
+        yield (
+            f"--speculative-num-draft-tokens {both}: it is --speculative-num-steps {asked.speculative_num_steps} "
+            "and one more; leave it out"
+        )
+    algorithm, folder = asked.speculative_algorithm, asked.speculative_draft_model_path
+    if algorithm == "EAGLE3" and folder is None:
+        yield "--speculative-algorithm EAGLE3: needs the head's folder, --speculative-draft-model-path"
+    if folder is not None and algorithm not in ("EAGLE", "EAGLE3"):
+        yield f"--speculative-draft-model-path {folder[:80]}: --speculative-algorithm {algorithm} reads none"
+
+
 def _of_one_role(settings: Settings) -> Iterator[str]:
     memory, parallelism = settings.memory, settings.parallelism
     for role, flag, asked in (
@@ -76,6 +122,8 @@ def _of_one_role(settings: Settings) -> Iterator[str]:
         ("decode", "page-size", memory.decode_page_size),
         ("prefill", "kv-cache-dtype", memory.prefill_kv_cache_dtype),
         ("decode", "kv-cache-dtype", memory.decode_kv_cache_dtype),
+        ("prefill", "num-threads", settings.scheduling.prefill_num_threads),
+        ("decode", "num-threads", settings.scheduling.decode_num_threads),
     ):
         if asked is not None:
             yield f"--{role}-{flag} {asked}: one worker does both (mode null); use --{flag}"

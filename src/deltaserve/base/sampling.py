@@ -41,7 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def needs_history(self) -> bool:
-        """Whether the next distribution depends on the tokens drawn so far (such rows force overlap depth 0)."""
+        """Whether the next distribution depends on the tokens drawn so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

@@ -10,6 +10,12 @@ DEFAULT_URL = f"http://{_NETWORK.host}:{_NETWORK.port}"
 """Of a server that was started without --host and --port."""
 
 
+def url_of(host: str | None, port: int | None) -> str:
+    """Of a server at this host and port; None: as it is by default."""
+    name = _NETWORK.host if host is None else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{_NETWORK.port if port is None else port}"
+
+
 def server_root(url: str) -> str:
     """Without the /v1 that OpenAI's clients want at the end."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer as TokenizerFile
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root
+from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root, url_of
 from deltaserve.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
@@ -96,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_sglang(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--backend", help="ignored: every server is spoken to as OpenAI's is")
+    group.add_argument("--host", help="with --port, another way to write --base-url")
+    group.add_argument("--port", type=int, help="with --host, or on this machine")
     group.add_argument(
         "--dataset-name", choices=("generated-shared-prefix",), help="the same as --workload shared-prefix"
     )
@@ -199,6 +201,15 @@ def make_traffic(args: argparse.Namespace) -> list[Conversation]:
     return _all_traffic(args)[: args.num_prompts]
 
 
+def with_url(args: argparse.Namespace) -> argparse.Namespace:
+    """`base_url` as --host and --port say, where they are given. Raises ValueError."""
+    if args.host is None and args.port is None:
+        return args
+    if args.base_url != DEFAULT_URL:
+        raise ValueError("--base-url and --host or --port: give one of them")
+    return argparse.Namespace(**{**vars(args), "base_url": url_of(args.host, args.port)})
+
+
 def ignored_options(args: argparse.Namespace, num_conversations: int) -> list[str]:
     """One line for each option that was given and changes nothing."""
     lines = []
@@ -264,6 +275,7 @@ def _strength(args: argparse.Namespace, sweep: Sweep, index: int) -> Trial:
 def run(args: argparse.Namespace) -> int:
     """0: every request completed; 1: some failed or the server could not be reached; 2: bad options."""
     try:
+        args = with_url(args)
         trials = make_trials(args)
         tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
         headers = _authorization(args.api_key_file) if args.api_key_file else {}

@@ -22,27 +22,35 @@ from deltaserve.base.config_resolve import (
     PoolFacts,
     ResolvedConfig,
     StepSizes,
+    max_drafts,
     of_one_context,
     resolve,
 )
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL
+from deltaserve.base.quantization import Quantization
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.terminal import LogSpec
-from deltaserve.engine.worker_spec import WorkerSpec, worker_environment, write_spec
+from deltaserve.engine.worker_spec import ExpertSeat, WorkerSpec, head_of, worker_environment, write_spec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.layout.shard import Shard
-from deltaserve.models.checkpoint_config import family_of, spec_of
+from deltaserve.models.checkpoint_config import HeadFrom, family_of, spec_of, with_draft
+from deltaserve.models.code_plan import CODE_RULES, stored_kinds
+from deltaserve.models.eagle3 import draft_inventory
 from deltaserve.models.files import GGUF_SUFFIX
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
-from deltaserve.models.tensors import Inventory, as_stored, check_weights, rank_weight_bytes
+from deltaserve.models.shard_rules import ExpertPlacement
+from deltaserve.models.tensors import Inventory, as_stored, check_weights
+from deltaserve.models.weight_bytes import rank_weight_bytes
+from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.runner.core_waits import counts_waits
 from deltaserve.runner.scratch import scratch_bytes
 from deltaserve.transfer.staging import StagingMode
 from deltaserve.transport.local_memory import machine_problem
@@ -64,10 +72,18 @@ class Checkpoint:
     """Elements of all weights."""
     stored: ModelSpec
     """As the files have it: see `as_stored`."""
+    kinds: Mapping[str, str]
+    """See `stored_kinds`."""
     overrides: str | None = None
 
     @classmethod
-    def open(cls, folder: str | None, overrides: str | None = None) -> "Checkpoint":
+    def open(
+        cls,
+        folder: str | None,
+        overrides: str | None = None,
+        head: HeadFrom | None = None,
+        placement: ExpertPlacement = ExpertPlacement(),
+    ) -> "Checkpoint":
         """Raises ConfigError naming the file and field that is wrong."""
         if folder is None:
             raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint, or a GGUF file")
@@ -75,34 +91,52 @@ class Checkpoint:
         if not os.path.isdir(path) and not os.path.isfile(path):  # pathlib's raise for a name that is too long
             raise ConfigError(f"MODEL {folder[:200]}: not a folder, nor a GGUF file; models are never downloaded")
         try:
-            return cls._read(path, overrides)
+            return cls._read(path, overrides, head, placement)
         except (ConfigError, OSError) as error:
             raise ConfigError(f"MODEL {folder[:200]}: {str(error).removeprefix(f'{path.name}: ')}") from None
 
     @classmethod
-    def _read(cls, path: Path, overrides: str | None) -> "Checkpoint":
+    def _read(
+        cls, path: Path, overrides: str | None, head: HeadFrom | None, placement: ExpertPlacement
+    ) -> "Checkpoint":
         source = open_source(path)
         num_bytes = source.num_bytes
-        spec = spec_of(source, overrides)
+        spec = with_draft(spec_of(source, overrides), path, head).placed(placement)
         fingerprint = model_fingerprint(path)
         family = family_of(source.config())
         stored = as_stored(spec, family, source.headers())
         inventory = Inventory.of(family, stored, source.index)
         check_weights(source.headers(), inventory)
-        return cls(path.resolve(), spec, fingerprint, num_bytes, inventory.num_values, stored, overrides)
+        if spec.draft is not None and spec.draft.folder is not None:
+            of_head = open_source(Path(spec.draft.folder))
+            check_weights(of_head.headers(), draft_inventory(spec.draft, of_head.index))
+        return cls(
+            path.resolve(),
+            spec,
+            fingerprint,
+            num_bytes,
+            inventory.num_values,
+            stored,
+            stored_kinds(source, family),
+            overrides,
+        )
 
     @property
     def name(self) -> str:
         """What clients call it: a GGUF file's name without its suffix."""
         return self.path.name.removesuffix(GGUF_SUFFIX)
 
-    def facts(self, tp_size: int = 1, state_dtype: str = "float32") -> ModelFacts:
-        """Of a worker with so many ranks. Raises ConfigError when the model does not divide over them."""
-        spec, shard = self.spec, Shard(0, tp_size)
+    def facts(self, tp_size: int = 1, state_dtype: str = "float32", num_members: int = 1) -> ModelFacts:
+        """Of a worker with so many ranks, or in a group of so many that share experts. Raises ConfigError when the
+        model does not divide over them."""
+        spec, stored, shard = self.spec, self.stored, Shard(0, tp_size)
+        if num_members > 1:
+            placement = ExpertPlacement(member=Shard(0, num_members))
+            spec, stored = spec.placed(placement), stored.placed(placement)
         local = spec.local(shard)
 
-        def weight_bytes(dtype: str) -> int:
-            return rank_weight_bytes(self.stored, DType(dtype), shard)
+        def weight_bytes(dtype: str, quantization: Quantization) -> int:
+            return rank_weight_bytes(stored, DType(dtype), shard, self.kinds, CODE_RULES[quantization])
 
         def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
             cache = spec.cache_spec(page_size, DType(kv_dtype), DType(state_dtype))
@@ -111,7 +145,22 @@ class Checkpoint:
         def scratch(sizes: StepSizes) -> int:
             return scratch_bytes(local, sizes)
 
-        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, pools, scratch, tp_size)
+        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, pools, scratch, tp_size, bool(self.kinds))
+
+
+def open_checkpoint(settings: Settings) -> Checkpoint:
+    """As workers of these settings load it. Raises ConfigError."""
+    asked = settings.speculation
+    head = head_of(asked.speculative_algorithm, asked.speculative_draft_model_path)
+    model = settings.model
+    return Checkpoint.open(
+        model.model_path, model.json_model_override_args, head, ExpertPlacement(ep_size_of(settings))
+    )
+
+
+def ep_size_of(settings: Settings) -> int | None:
+    asked = settings.parallelism.ep_size
+    return None if asked == "auto" else asked
 
 
 def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
@@ -123,7 +172,26 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
         free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
         return MachineFacts(device, cores, free, num_ranks, len(gpus), total)
     free, total = cpu_bytes()
-    return MachineFacts(device, cores, free, num_ranks, 1, total, slow_dtypes(read_cpuinfo()))
+    return MachineFacts(
+        device,
+        cores,
+        free,
+        num_ranks,
+        1,
+        total,
+        slow_dtypes(read_cpuinfo()),
+        native_problem=native_problem(),
+        counts_waits=counts_waits(),
+    )
+
+
+def native_problem() -> str | None:
+    """Why the native library cannot compute in this process and its children."""
+    try:
+        NativeLibrary()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
 
 
 def _visible_device() -> Device:
@@ -192,6 +260,11 @@ def _has_room(port: int) -> bool:
     return True
 
 
+_CORE_SHARES = {Role.PREFILL: 2, Role.DECODE: 1, Role.UNIFIED: 1}
+"""A prompt's products keep every core busy that they get; a decode step reads weights and KV, and so few cores take all
+that the memory gives."""
+
+
 def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, ResolvedConfig]:
     """For the workers that `serve` starts. Raises ConfigError."""
     roles = [role for _, role in worker_names(settings)]
@@ -199,7 +272,13 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     machine = replace(
         machine_facts(settings, sum(facts[role].tp_size for role in roles)), is_one_serve=machine_problem() is None
     )
-    resolved = {role: resolve(settings_of(settings, role), of_role, machine) for role, of_role in facts.items()}
+    all_shares = sum(_CORE_SHARES[role] * facts[role].tp_size for role in roles)
+    resolved = {
+        role: resolve(
+            settings_of(settings, role), of_role, replace(machine, core_shares=(_CORE_SHARES[role], all_shares))
+        )
+        for role, of_role in facts.items()
+    }
     if len(resolved) > 1:
         check_pair(settings, checkpoint.spec, resolved)
     return of_one_context(resolved)
@@ -212,7 +291,11 @@ def settings_of(settings: Settings, role: Role) -> Settings:
     dtypes = {Role.PREFILL: memory.prefill_kv_cache_dtype, Role.DECODE: memory.decode_kv_cache_dtype}
     own = {"page_size": sizes.get(role), "kv_cache_dtype": dtypes.get(role)}
     of_role = memory.model_copy(update={name: value for name, value in own.items() if value is not None})
-    return settings.model_copy(update={"memory": of_role})
+    scheduling = settings.scheduling
+    threads = {Role.PREFILL: scheduling.prefill_num_threads, Role.DECODE: scheduling.decode_num_threads}.get(role)
+    if threads is not None:
+        scheduling = scheduling.model_copy(update={"num_threads": threads})
+    return settings.model_copy(update={"memory": of_role, "scheduling": scheduling})
 
 
 def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, ResolvedConfig]) -> None:
@@ -221,8 +304,7 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
     ours, theirs = prefill.kv_cache_dtype, decode.kv_cache_dtype
     if ours != theirs and not has_staging(settings):
         raise ConfigError(
-            f"KV is {ours} on prefill and {theirs} on decode: it is converted on the way only with --staging auto "
-            "or on, and not over mooncake"
+            f"KV is {ours} on prefill and {theirs} on decode: it is converted on the way only with --staging auto or on"
         )
     sizes = prefill.page_size, decode.page_size
     pools = spec.cache_spec(prefill.page_size, DType(ours)).pools
@@ -235,13 +317,15 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
 
 def has_staging(settings: Settings) -> bool:
     """Whether workers have memory in which pages are gathered, converted and scattered."""
-    disaggregation = settings.disaggregation
-    return disaggregation.staging != "off" and disaggregation.disaggregation_transfer_backend != "mooncake"
+    return settings.disaggregation.staging != "off"
 
 
 def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
     """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
     flag, tp_size = tp_size_of(settings, role)
+    num_members = settings.parallelism.dp_size if role is Role.DECODE else 1
+    if num_members > 1:
+        return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype, num_members)
     try:
         return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype)
     except ConfigError as error:
@@ -272,6 +356,7 @@ def worker_spec(
         model_overrides=checkpoint.overrides,
         device=device_of(resolved, 0),
         dtype=DType(resolved.dtype),
+        quantization=resolved.quantization,
         kv_dtype=DType(resolved.kv_cache_dtype),
         state_dtype=DType(settings.memory.mamba_ssm_dtype),
         page_size=resolved.page_size,
@@ -288,7 +373,12 @@ def worker_spec(
             decode_extend_tokens=scheduling.decode_extend_tokens,
             max_queued_requests=scheduling.max_queued_requests * 8,
             schedule_policy=scheduling.schedule_policy,
+            itl_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
+            max_drafts=max_drafts(settings),
+            draft_policy=settings.speculation.speculative_policy,
+            steps_ahead=0 if scheduling.disable_overlap_schedule else 1,
             state_interval_tokens=settings.memory.mamba_track_interval,
+            state_eviction=settings.memory.state_eviction,
             radix_cache=_has_radix_cache(role, settings),
             verify_checksums=disaggregation.verify == "crc" or backend == "mooncake",
             drain_timeout_s=disaggregation.drain_timeout_s,
@@ -299,8 +389,12 @@ def worker_spec(
         staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
         tp_size=resolved.tp_size,
+        ep_size=ep_size_of(settings),
         num_threads=resolved.num_threads,
+        least_threads=resolved.least_threads,
         attention_backend=scheduling.attention_backend,
+        drafts=settings.speculation.speculative_algorithm,
+        draft_path=settings.speculation.speculative_draft_model_path,
         drain_grace_s=settings.process.shutdown_grace_s,
         state_dir=settings.process.state_dir,
         log=log_spec(settings),
@@ -323,7 +417,8 @@ def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     write_spec(msgspec.structs.replace(spec, transport_folder=str(folder.resolve())), path)
     kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
     argv = (sys.executable, "-m", "deltaserve.engine.worker", str(path))
-    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,))
+    group = None if spec.expert_seat is None else spec.expert_seat.meeting_point
+    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group)
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
@@ -332,5 +427,16 @@ def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
     if disaggregation.disaggregation_mode == "null":
         return [("unified-0", Role.UNIFIED)]
     prefill = [(f"prefill-{i}", Role.PREFILL) for i in range(disaggregation.prefill)]
-    decode = [(f"decode-{i}", Role.DECODE) for i in range(disaggregation.decode)]
+    num_decode = disaggregation.decode * settings.parallelism.dp_size
+    decode = [(f"decode-{i}", Role.DECODE) for i in range(num_decode)]
     return [*prefill, *decode]
+
+
+def with_expert_seat(spec: WorkerSpec, index: int, settings: Settings, folder: Path) -> WorkerSpec:
+    """`index`: of the worker among those of its role. Members of a group follow one another."""
+    size = settings.parallelism.dp_size
+    if spec.role is not Role.DECODE or size == 1:
+        return spec
+    group, member = divmod(index, size)
+    seat = ExpertSeat(member=member, size=size, meeting_point=str(folder.resolve() / f"experts-{group}"))
+    return msgspec.structs.replace(spec, expert_seat=seat)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.compose import Checkpoint, resolve_settings
+from deltaserve.cli.compose import Checkpoint, open_checkpoint, resolve_settings
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.text.text_codec import TextCodec
@@ -15,7 +15,7 @@ _SAMPLE = "A page is 64 tokens; \u4f60\u597d, \u00fcber."
 def check_model(settings: Settings) -> Iterator[Line]:
     """Nothing is loaded. `settings`: as `serve` would have them."""
     try:
-        checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+        checkpoint = open_checkpoint(settings)
     except ConfigError as error:
         yield Line(Level.FAIL, "model", str(error).removeprefix("MODEL "))
         return
@@ -37,6 +37,8 @@ def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
     page_bytes = resolved.kv_bytes // num_pages
     text = f"{num_pages} of {resolved.page_size} tokens ({page_bytes} bytes, {resolved.kv_cache_dtype}) per worker"
     text += f", {resolved.kv_bytes / 2**30:.2f} GiB; longest request {resolved.context_len} tokens"
+    weights = checkpoint.facts(resolved.tp_size).weight_bytes(resolved.dtype, resolved.quantization)
+    text += f"; weights {weights / 2**20:.0f} MiB" + (" on each rank" if resolved.tp_size > 1 else "")
     is_short = resolved.context_len < checkpoint.spec.max_position
     return Line(Level.WARN if is_short else Level.OK, "pages", text)
 

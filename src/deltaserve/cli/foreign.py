@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 from deltaserve.base.errors import ConfigError
 
 _CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
-_MORE_WORKERS = "start more workers with --prefill and --decode"
 _LAYERS = "layers are not split over workers"
 _NO_GRAPHS = "there are no CUDA graphs to turn off"
 _CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
 _READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
-_TORCH = "attention has two backends (--attention-backend), and no such choice; leave the flag out"
+_TORCH = "attention has three backends (--attention-backend), and no such choice; leave the flag out"
 _LOGGED = "each request leaves one line of JSON in the log of the front, without its text"
 
 ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -22,14 +21,17 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "enable-prefix-caching": (("true",), _CACHE),
     "radix-eviction-policy": (("lru",), "what was used least recently is evicted first"),
     "enable-chunked-prefill": (("true",), _CHUNKS),
+    "enable-expert-parallel": (("true",), "experts are whole on ranks where they divide over them; see --ep-size"),
     "enable-mixed-chunk": (("true",), "prompts and decoding always share steps where one worker does both"),
     "enable-metrics": (("true",), "metrics are always on, at /metrics"),
     "enable-cache-report": (("true",), "usage always reports cached tokens"),
     "enable-request-time-stats-logging": (("true",), _LOGGED),
     "disable-log-requests": (("true",), _LOGGED),
     "no-enable-log-requests": (("true",), _LOGGED),
-    "disable-overlap-schedule": (("true",), "steps do not overlap"),
-    "overlap-schedule": (("0",), "a step is planned after the one before it is committed; depth 1 is not built yet"),
+    "overlap-schedule": (
+        ("1",),
+        "steps are planned ahead; --disable-overlap-schedule ends that",
+    ),
     "disable-cuda-graph": (("true",), _NO_GRAPHS),
     "enforce-eager": (("true",), _NO_GRAPHS),
     "sleep-on-idle": (("true",), "an idle worker always sleeps"),
@@ -37,12 +39,8 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "load-format": (("auto", "safetensors", "gguf"), _READERS),
     "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
     "mamba-scheduler-strategy": (("auto", "extra_buffer"), "a state that is kept is never written over"),
-    "dp-size": (("1",), _MORE_WORKERS),
-    "dp": (("1",), _MORE_WORKERS),
-    "data-parallel-size": (("1",), _MORE_WORKERS),
     "pp-size": (("1",), _LAYERS),
     "pipeline-parallel-size": (("1",), _LAYERS),
-    "ep-size": (("1",), "experts are not split over workers"),
     "nnodes": (
         ("1",),
         "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`",
@@ -52,7 +50,14 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 SWITCHES = frozenset(name for name, (values, _) in ACCEPTED.items() if values == ("true",))
 
-ALIASES = {"tp": "tp-size", "tensor-parallel-size": "tp-size"}
+ALIASES = {
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "ep": "ep-size",
+    "expert-parallel-size": "ep-size",
+    "dp": "dp-size",
+    "data-parallel-size": "dp-size",
+}
 """name |-> one of ours that it is another word for."""
 
 RENAMED = {
@@ -81,7 +86,7 @@ _REASONS = {
     "code from a model folder is never run; leave it out": "trust-remote-code",
     "models are never downloaded; MODEL is a folder or a GGUF file": "download-dir revision tokenizer-revision",
     "the checkpoint says how it is quantized; leave it out": (
-        "quantization quantization-param-path modelopt-quant fp8-gemm-backend fp4-gemm-backend torchao-config"
+        "quantization-param-path modelopt-quant fp8-gemm-backend fp4-gemm-backend torchao-config"
     ),
     "the tokenizer and its template are those of the model folder": (
         "tokenizer tokenizer-path chat-template hf-chat-template-name chat-template-content-format "
@@ -102,12 +107,11 @@ _REASONS = {
         "load-balance-method prefill-round-robin-balance policy prefill-policy decode-policy cache-threshold "
         "balance-abs-threshold balance-rel-threshold"
     ),
-    "attention is not split by requests; start more workers with --prefill and --decode": (
-        "enable-dp-attention enable-dp-lm-head moe-dense-tp-size enable-prefill-delayer attn-cp-size "
-        "context-parallel-size"
+    "of a group of workers that share experts each has all else; a prompt is computed by one worker": (
+        "enable-dp-lm-head moe-dense-tp-size enable-prefill-delayer attn-cp-size context-parallel-size"
     ),
-    "experts are not spread over workers": (
-        "enable-expert-parallel moe-a2a-backend deepep-mode deepep-config moe-runner-backend ep-num-redundant-experts "
+    "how experts are exchanged is not a choice, and none is held twice": (
+        "moe-a2a-backend deepep-mode deepep-config moe-runner-backend ep-num-redundant-experts "
         "ep-dispatch-algorithm init-expert-location enable-eplb eplb-algorithm eplb-rebalance-num-iterations "
         "disable-shared-experts-fusion expert-distribution-recorder-mode"
     ),
@@ -130,12 +134,11 @@ _REASONS = {
         "disable-custom-all-reduce enable-nccl-nvls enable-p2p-check enable-flashinfer-allreduce-fusion enable-mscclpp"
     ),
     "messages are read in every turn of a worker's loop": "scheduler-recv-interval",
-    "steps do not overlap": (
+    "a step is planned while the one before computes, and computed when that is over": (
         "enable-single-batch-overlap enable-two-batch-overlap async-scheduling num-continuous-decode-steps"
     ),
-    "speculative decoding is not built yet": (
-        "speculative-algorithm speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens "
-        "speculative-draft-model-path speculative-draft-model speculative-token-map speculative-config"
+    "--speculative-draft-model-path names the folder of a draft head, which brings its own map of tokens": (
+        "speculative-draft-model speculative-token-map speculative-config"
     ),
     "states get as much memory as pages of tokens do; --max-mamba-cache-size says how many": "mamba-full-memory-ratio",
     "use --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": (
@@ -170,6 +173,10 @@ VALUES = {
     ("kv-cache-dtype", "bf16"): "is called bfloat16 here",
     ("kv-cache-dtype", "fp8"): "is called fp8_e4m3 here",
     ("kv-cache-dtype", "fp8_e5m2"): "of the two forms of fp8 only fp8_e4m3 is built",
+    **{
+        ("quantization", name): "what a checkpoint is quantized as is read from it; leave it out"
+        for name in ("awq", "gptq", "fp8", "gguf", "w8a8_int8", "w8a8_fp8", "compressed-tensors", "bitsandbytes")
+    },
     ("schedule-policy", "lof"): "the order of requests is by arrival (fcfs) or by cached prefix (lpm)",
 }
 """(our name, a value that has a meaning elsewhere) |-> what to say of it."""

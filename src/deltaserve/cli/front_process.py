@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,8 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     role: Role
     url: str | None = None
     """None: the supervisor will say."""
+    group: str | None = None
+    """Of workers that share experts."""
 
 
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,8 +119,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     for number in stop_signals():
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     if parent is not None:
-        roles = {member.name: member.role for member in members}
-        loop.add_reader(parent.fileno(), _hear, parent, engine, roles, stop)
+        by_name = {member.name: member for member in members}
+        loop.add_reader(parent.fileno(), _hear, parent, engine, by_name, stop)
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
 
@@ -176,18 +179,18 @@ async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: S
 def members_of(workers: Sequence[FrontWorker], ups: Sequence[PeerUp]) -> tuple[Member, ...]:
     """Each worker where the supervisor last said that it listens, else where the front is told to look for it."""
     urls = {up.name: up.url for up in ups}
-    return tuple(Member(PeerName(w.name), w.role, urls.get(w.name, w.url)) for w in workers)
+    return tuple(Member(PeerName(w.name), w.role, urls.get(w.name, w.url), w.group) for w in workers)
 
 
-def _hear(parent: Parent, engine: RouterEngine, roles: Mapping[PeerName, Role], stop: asyncio.Event) -> None:
+def _hear(parent: Parent, engine: RouterEngine, members: Mapping[PeerName, Member], stop: asyncio.Event) -> None:
     for notice in parent.receive():
         match notice:
             case PeerDown(name):
                 engine.peer_died(PeerName(name))
             case PeerHalted(name, pid):
                 engine.peer_halted(PeerName(name), pid)
-            case PeerUp(name, url) if name in roles:
-                engine.worker_up(Member(PeerName(name), roles[PeerName(name)], url))
+            case PeerUp(name, url) if name in members:
+                engine.worker_up(replace(members[PeerName(name)], url=url))
     if parent.is_gone:
         asyncio.get_running_loop().remove_reader(parent.fileno())
         stop.set()

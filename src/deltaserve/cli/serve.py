@@ -19,13 +19,16 @@ from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import Lifetime
+from deltaserve.base.quantization import Quantization
 from deltaserve.cli.compose import (
     Checkpoint,
     device_of,
     has_staging,
     log_spec,
+    open_checkpoint,
     resolve_settings,
     settings_of,
+    with_expert_seat,
     worker_child,
     worker_names,
     worker_spec,
@@ -62,6 +65,8 @@ def run(settings: Settings) -> int:
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
         tell_pair(settings, cluster.resolved, tell)
+        if settings.parallelism.dp_size > 1:
+            tell(describe_groups(settings))
         if has_staging(settings):
             tell(describe_staging(settings))
         if logging.log_to == "files":
@@ -134,13 +139,21 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
         )
         for (name, role), first in zip(names, first_ranks, strict=False)
     ]
+    num_prefill = sum(role is Role.PREFILL for _, role in names)
+    specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
     front = front_spec(settings, checkpoint, secret_path)
-    workers = tuple(FrontWorker(name=name, role=role) for name, role in names)  # each listens on any port, and says so
+    workers = tuple(_front_worker(spec) for spec in specs)
     children = [worker_child(adjust(spec), folder) for spec in specs]
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
     return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}")
+
+
+def _front_worker(spec: WorkerSpec) -> FrontWorker:
+    """It listens on any port, and says so."""
+    seat = spec.expert_seat
+    return FrontWorker(name=spec.name, role=spec.role, group=None if seat is None else seat.meeting_point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +166,7 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Everything that can be found wrong by reading. Raises ConfigError."""
-    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    checkpoint = open_checkpoint(settings)
     resolved = resolve_settings(settings, checkpoint)
     check_front(settings, checkpoint)
     if settings.security.cluster_key_file is not None:
@@ -279,11 +292,26 @@ def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell:
     )
 
 
+def describe_groups(settings: Settings) -> str:
+    """Of decode workers that share experts."""
+    size, count = settings.parallelism.dp_size, settings.disaggregation.decode
+    groups = f"decode: {size} workers that share experts" + (f", {count} times" if count > 1 else "")
+    return f"{groups}; each step is one of all {size}, and when one ends all start again"
+
+
 def describe_staging(settings: Settings) -> str:
     """Of workers that have it."""
     asked = settings.disaggregation
     size = f"{asked.staging_memory_mib} MiB on each rank"
     return f"staging memory: {size}, half to send and half to receive ({asked.staging})"
+
+
+_CODES: Mapping[Quantization, str] = {
+    "none": "",
+    "auto": ", quantized matrices as stored",
+    "int8": ", matrices in at most 8 bits",
+    "a8": ", matrices and what they are multiplied with in at most 8 bits",
+}
 
 
 def describe(r: ResolvedConfig) -> str:
@@ -292,11 +320,17 @@ def describe(r: ResolvedConfig) -> str:
     ranks = f"{r.tp_size} ranks per worker, " if per_rank else ""
     widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
     return (
-        f"{r.device}, weights {r.dtype}{widened}, KV {r.kv_cache_dtype}, pages of {r.page_size} tokens, "
+        f"{r.device}, weights {r.dtype}{widened}{_CODES[r.quantization]}, KV {r.kv_cache_dtype}, "
+        f"pages of {r.page_size} tokens, "
         f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
-        f"{r.max_running_requests} running, {r.num_threads} compute thread(s) per {'rank' if per_rank else 'worker'} "
+        f"{r.max_running_requests} running, {_threads(r)} per {'rank' if per_rank else 'worker'} "
         f"(--num-threads; {r.num_cores} cores here), pages move by {r.transfer_backend}"
     )
+
+
+def _threads(r: ResolvedConfig) -> str:
+    fixed = r.least_threads == r.num_threads
+    return f"{r.num_threads} compute thread(s)" if fixed else f"{r.least_threads} to {r.num_threads} compute threads"
 
 
 def _pages(r: ResolvedConfig) -> str:

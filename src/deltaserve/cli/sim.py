@@ -80,6 +80,8 @@ def _run_many(arguments: argparse.Namespace) -> int:
     summary, started, told = Summary(), time.monotonic(), time.monotonic()
     for part in run_tasks(_batches(first, end, arguments), arguments.jobs):
         summary.merge(part)
+        for run, breach in part.breaches:
+            print(f"  {run}: {breach}", flush=True)
         if time.monotonic() - told > _PROGRESS_S:
             told = time.monotonic()
             rate = summary.num_runs / (told - started)

@@ -90,8 +90,9 @@ def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
     config = transformers.AutoConfig.for_model(model_type, **values, rope_parameters=rope)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     own = model.state_dict()
-    for header, read in gguf_arrays(source):
-        own[header.name].copy_(torch.from_numpy(read()) - (added if header.name.endswith("norm.weight") else 0.0))
+    for array in gguf_arrays(source):
+        name = array.header.name
+        own[name].copy_(torch.from_numpy(array.values()) - (added if name.endswith("norm.weight") else 0.0))
     if factors is not None:
         model.model.rotary_emb.inv_freq /= torch.tensor(factors)
     return model.eval()

@@ -15,7 +15,7 @@ from deltaserve.base.config_resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.base.config_rules import is_loopback
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
-from deltaserve.cli.compose import Checkpoint, divided, has_staging, machine_facts, worker_spec
+from deltaserve.cli.compose import Checkpoint, divided, has_staging, machine_facts, open_checkpoint, worker_spec
 from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.cli.serve import describe_staging, require_free_port, tell_resolved
@@ -82,7 +82,7 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
         raise ConfigError(NO_CLUSTER_KEY)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
-    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    checkpoint = open_checkpoint(settings)
     model = divided(settings, checkpoint, role)
     facts = machine_facts(settings, num_workers_here(settings) * model.tp_size)
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own

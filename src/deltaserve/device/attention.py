@@ -40,6 +40,8 @@ class Batch:
     queries: tuple[Query, ...]
     split_tokens: int
     shared: tuple[Shared, ...] = ()
+    undecided: tuple[int, ...] = ()
+    """Indexes of queries whose last tokens may prove to be none of theirs."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,14 +88,19 @@ class StepStates(Protocol):
     @property
     def queries(self) -> tuple[Query, ...]: ...
 
-    def load(self, layer: int) -> tuple[Tensor, ...]:
+    @property
+    def undecided(self) -> tuple[int, ...]:
+        """As `Batch.undecided`."""
+        ...
+
+    def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
         """Of each block a copy [B, heads, rows, width], zeros where a query begins at position 0.
 
-        `layer` counts within the group.
+        `layer` counts within the group. `some` [B] int64: of these queries; None: of all.
         """
         ...
 
-    def store(self, layer: int, *values: Tensor) -> None:
+    def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
         """Of each block [B, heads, rows, width]."""
         ...
 
@@ -105,8 +112,21 @@ class AttentionBackend(Protocol):
         """One StepAttention per page group, in the order of the CacheSpec. Page tables are read now."""
         ...
 
+    def begin_group(self, batch: Batch, group: int) -> StepAttention:
+        """The same, of the page group of this index alone."""
+        ...
+
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
         """The same, per state group."""
+        ...
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Kept between steps."""
+        ...
+
+    def free_scratch(self) -> None:
+        """A step that failed may have grown it beyond what there is. Steps begun before are over."""
         ...
 
     def shared_tokens_read(self, batch: Batch) -> int:

@@ -100,24 +100,25 @@ class _Functions:
 
 
 class NativeAttention:
-    """AttentionBackend over a KvPool on the CPU. Queries have `num_heads` heads on this rank.
+    """AttentionBackend over a KvPool on the CPU. Queries of each page group have so many heads on this rank.
 
     For one thread at a time.
     """
 
-    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int, context: NativeContext) -> None:
+    def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int], context: NativeContext) -> None:
         self._pool = pool
         self._tables = tables
-        self._num_heads = num_heads
+        self._query_heads = tuple(query_heads)
         self._context = context
         self._functions = _Functions(context.functions)
 
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
-        steps = []
-        for arena in self._pool.page_arenas:
-            table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
-            steps.append(NativeStep(self, arena, table, batch))
-        return steps
+        return [self.begin_group(batch, group) for group in range(len(self._query_heads))]
+
+    def begin_group(self, batch: Batch, group: int) -> StepAttention:
+        arena, num_heads = self._pool.page_arenas[group], self._query_heads[group]
+        table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
+        return NativeStep(self, arena, table, batch, num_heads // arena.layout.num_heads)
 
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
         return step_states(self._pool, self._tables, batch)
@@ -137,8 +138,8 @@ class NativeAttention:
             saved += max(0, len(tiled_members(batch, run)) - 1) * (run.end - run.start)
         return saved
 
-    def make_plan(self, arena: KvArena, table: Table, batch: Batch) -> int:
-        """Address of a DsPlan."""
+    def make_plan(self, arena: KvArena, table: Table, batch: Batch, group_size: int) -> int:
+        """Address of a DsPlan. `group_size`: heads of queries per head of keys."""
         group, window_len = arena.layout.group, arena.layout.group.retention.window_len
         queries = _ints([(query.line, query.q_start, query.q_len) for query in batch.queries])
         readers = [tiled_members(batch, run, window_len) for run in batch.shared]
@@ -156,7 +157,7 @@ class NativeAttention:
             page_size=arena.layout.page_size,
             window_len=_SEES_ALL if window_len is None else window_len,
             num_kv_heads=arena.layout.num_heads,
-            group_size=self._num_heads // arena.layout.num_heads,
+            group_size=group_size,
             head_dim=group.head_dim,
             value_dim=group.value_dim,
         )
@@ -181,12 +182,12 @@ class NativeAttention:
 class NativeStep:
     """StepAttention over one arena."""
 
-    def __init__(self, backend: NativeAttention, arena: KvArena, table: Table, batch: Batch) -> None:
+    def __init__(self, backend: NativeAttention, arena: KvArena, table: Table, batch: Batch, group_size: int) -> None:
         self._backend = backend
         self._arena = arena
         self._slots = write_slots(arena, table, batch)
         self._num_tokens = batch.num_tokens
-        self._plan = backend.make_plan(arena, table, batch)
+        self._plan = backend.make_plan(arena, table, batch, group_size)
         weakref.finalize(self, backend.free_plan, self._plan)
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:

@@ -6,6 +6,9 @@ MAX_TILED_LEN = 16
 """Positions of a query that is computed in tiles."""
 MAX_TILED_PARTS = 64
 """Partial results (positions times splits) of a query of several positions that is computed in tiles."""
+MAX_PIECE_RESULTS = 128
+"""Partial results (positions times pieces of keys) of a query of several positions in Triton's kernels, unless it has
+more positions: those are one piece then."""
 BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Keys of one block of tiles, and scores of one pass, in float32. On the CPU about the size of a core's L2 cache."""
 MAX_POSITIONS = 1024

@@ -1,6 +1,7 @@
 """A rank's staging region, and the pages beside it that are gathered from and scattered to."""
 
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -57,6 +58,9 @@ class StagingArena:
 
     def num_pages(self, group: str) -> int:
         return self._groups[group].num_pages
+
+    def checksum(self, offset: int, num_bytes: int) -> int:
+        return zlib.crc32(self._buffer[offset : offset + num_bytes].cpu().numpy().data)
 
     def _wait(self) -> None:
         """A device's copies are over before anybody is told so."""

@@ -5,56 +5,28 @@ row meets every split in a tile of one fixed shape, partial results (out, log-su
 root-to-leaf order. See tiles.py for the partition.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.device.attention import Batch, StepAttention, StepStates
-from deltaserve.device.kv_pool import KvArena, KvPool
+from deltaserve.device.attention import Batch, Shared, StepAttention
+from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.long_query import LongQuery
-from deltaserve.device.page_table import PageTable, Table
+from deltaserve.device.page_table import Table
+from deltaserve.device.paged_attention import PagedAttention
 from deltaserve.device.tiled_queries import TiledQueries
 from deltaserve.device.tiles import is_tiled, plan_tiles, tiled_members
-from deltaserve.device.torch_states import step_states
 from deltaserve.device.workspace import Workspace
 
 
-class TorchAttention:
-    """AttentionBackend over a KvPool. Queries have `num_heads` heads on this rank."""
+class TorchAttention(PagedAttention):
+    """See PagedAttention."""
 
-    def __init__(self, pool: KvPool, tables: PageTable, num_heads: int) -> None:
-        self._pool = pool
-        self._tables = tables
-        self._num_heads = num_heads
-        self._workspace = Workspace(pool.arenas[0].bytes.device)
+    def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
+        return TorchStep(arena, table, batch, rows_per_head, self._workspace)
 
-    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
-        steps = []
-        for arena in self._pool.page_arenas:
-            table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
-            steps.append(TorchStep(arena, table, batch, self._num_heads // arena.layout.num_heads, self._workspace))
-        return steps
-
-    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
-        return step_states(self._pool, self._tables, batch)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Kept between steps."""
-        return self._workspace.num_bytes
-
-    def free_scratch(self) -> None:
-        """A step that failed may have grown it beyond what there is. Steps begun before are over."""
-        self._workspace.clear()
-
-    def shared_tokens_read(self, batch: Batch) -> int:
-        saved = 0
-        for run in batch.shared:
-            readers = len(tiled_members(batch, run))
-            saved += max(0, readers - 1) * (run.end - run.start)
-        return saved
+    def _num_readers(self, batch: Batch, run: Shared) -> int:
+        return len(tiled_members(batch, run))
 
 
 class TorchStep:

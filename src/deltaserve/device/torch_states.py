@@ -16,6 +16,7 @@ class TorchStates:
     def __init__(self, arena: StateArena, table: Table, batch: Batch, page_size: int) -> None:
         self._arena = arena
         self._queries = batch.queries
+        self._undecided = batch.undecided
         lines = np.array([query.line for query in batch.queries], np.int64)
         starts = np.array([query.q_start for query in batch.queries], np.int64)
         ends = np.array([query.q_end for query in batch.queries], np.int64)
@@ -38,15 +39,20 @@ class TorchStates:
     def queries(self) -> tuple[Query, ...]:
         return self._queries
 
-    def load(self, layer: int) -> tuple[Tensor, ...]:
+    @property
+    def undecided(self) -> tuple[int, ...]:
+        return self._undecided
+
+    def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
         """Never what lies in the slot of a query that begins at 0: it may be anything, NaN too."""
-        found = self._arena.load(layer, self._sources)
+        found = self._arena.load(layer, self._sources if some is None else self._sources[some])
         if self._is_first is None:
             return found
-        return tuple(values.masked_fill_(self._is_first[:, None, None, None], 0) for values in found)
+        is_first = self._is_first if some is None else self._is_first[some]
+        return tuple(values.masked_fill_(is_first[:, None, None, None], 0) for values in found)
 
-    def store(self, layer: int, *values: Tensor) -> None:
-        self._arena.store(layer, self._targets, values)
+    def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
+        self._arena.store(layer, self._targets if some is None else self._targets[some], values)
 
 
 def step_states(pool: KvPool, tables: PageTable, batch: Batch) -> list[StepStates]:

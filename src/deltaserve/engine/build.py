@@ -12,6 +12,7 @@ from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName, RegionId, Role
 from deltaserve.device.memory_block import DeviceAllocator, MemoryBlock, zeros_on
 from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
+from deltaserve.engine.member_thread import ExpertMember, group_errors
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.rank_plane import RankPlane
 from deltaserve.engine.rank_process import RankParts, RankSeat
@@ -19,16 +20,18 @@ from deltaserve.engine.rank_spec import meeting_point, rank_device
 from deltaserve.engine.transfer_thread import DataPlane
 from deltaserve.engine.transports import evidence_of, make_transport, sharing_for
 from deltaserve.engine.worker_process import WorkerParts
-from deltaserve.engine.worker_spec import WorkerSpec, read_secret
+from deltaserve.engine.worker_spec import WorkerSpec, head_of, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
 from deltaserve.instance.core import EngineCore
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheGroup, CacheSpec
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.collective import ALONE, Collective, ProcessCollective
+from deltaserve.models.expert_group import ExpertMesh, Partners
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.nccl import NcclCollective
+from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.transfer.commands import (
     AttachEndpoint,
@@ -39,7 +42,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
-from deltaserve.transport.base import Evidence, Transport, TransportError
+from deltaserve.transport.base import Transport, TransportError
 from deltaserve.wire.messages import RankEnd, RegionInfo
 
 log = logging.getLogger(__name__)
@@ -59,11 +62,16 @@ def build_worker(
 
     `staging_memory`: where a GPU's staging memory comes from, for whoever embeds a worker (device/memory_block.py).
     """
-    path = Path(spec.model_path)
-    model = load_spec(path, spec.model_overrides)
-    fingerprint = model_fingerprint(path)
+    model = _model_of(spec)
+    fingerprint = model_fingerprint(Path(spec.model_path))
     shard = Shard(0, spec.tp_size)
-    executor = _load(spec, model, ALONE if ranks is None else _join(spec, shard, ranks.folder), progress)
+    collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
+    with group_errors():
+        mesh = _join_group(spec)
+        executor = _load(spec, model, Partners(collective, mesh), progress)
+        if mesh is not None:
+            progress("waiting for the other members of its expert group")
+            mesh.wait_for_all()
     config = instance_config(spec, boot, model, fingerprint)
 
     def open_plane() -> DataPlane:
@@ -71,16 +79,32 @@ def build_worker(
         return own if ranks is None else RankPlane(own, ranks.transfers, spec.step_stuck_after_s)
 
     several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
-    return WorkerParts(make_instance(config), several or executor, open_plane)
+    member = None if mesh is None else ExpertMember(mesh, executor.accompany)
+    return WorkerParts(make_instance(config), several or executor, open_plane, member)
 
 
 def build_rank(
     spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None], staging_memory: DeviceAllocator = zeros_on
 ) -> RankParts:
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
-    model = load_spec(Path(spec.model_path), spec.model_overrides)
-    executor = _load(spec, model, _join(spec, seat.shard, seat.folder), progress)
+    model = _model_of(spec)
+    executor = _load(spec, model, Partners(_join(spec, seat.shard, seat.folder)), progress)
     return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, seat.shard, staging_memory))
+
+
+def _model_of(spec: WorkerSpec) -> ModelSpec:
+    head = head_of(spec.drafts, spec.draft_path)
+    seat = spec.expert_seat
+    member = Shard() if seat is None else Shard(seat.member, seat.size)
+    return load_spec(Path(spec.model_path), spec.model_overrides, head).placed(ExpertPlacement(spec.ep_size, member))
+
+
+def _join_group(spec: WorkerSpec) -> ExpertMesh | None:
+    """Waits for all members. Raises CollectiveError."""
+    seat = spec.expert_seat
+    if seat is None:
+        return None
+    return ExpertMesh.join(Shard(seat.member, seat.size), Path(seat.meeting_point), spec.step_stuck_after_s)
 
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
@@ -91,19 +115,22 @@ def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
     return ProcessCollective.join(shard, meeting_point(folder), limit_s)
 
 
-def _load(spec: WorkerSpec, model: ModelSpec, collective: Collective, progress: Callable[[str], None]) -> TorchExecutor:
-    path, device = Path(spec.model_path), rank_device(spec.device, collective.shard)
+def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Callable[[str], None]) -> TorchExecutor:
+    path, device = Path(spec.model_path), rank_device(spec.device, partners.collective.shard)
     progress(f"loading {path.name} ({spec.dtype.value}) on {device}")
     sizes = ExecutorSizes(
         num_pages=spec.num_pages,
         max_rows=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         num_threads=spec.num_threads,
+        least_threads=spec.least_threads,
         attention_backend=spec.attention_backend,
         sharing=sharing_for(spec),
+        drafts=spec.drafts,
+        quantization=spec.quantization,
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
-    return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, collective)
+    return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)
 
 
 def make_instance(config: InstanceConfig) -> Instance:
@@ -132,16 +159,17 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         evidence=evidence_of(spec),
         options=spec.options,
         tp_size=spec.tp_size,
-        has_staging=_stages(spec),
+        has_staging=spec.staging is not None,
     )
 
 
 def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
     """All that must be equal on both sides before pages may move between them; for the rest see instance/fitting.py."""
-    groups = {f"pages.{group.name}": _describe(group) for group in cache.groups}
+    groups = {f"pages.{group.name}": _describe(group) for group in cache.groups if not group.is_for_guesses}
     fields = {
         "fingerprint": fingerprint,
         "dtype": spec.dtype.value,
+        "quantization": "exact" if spec.quantization in ("none", "auto") else spec.quantization,
         "transport": spec.transport,
         "overrides": spec.model_overrides or "",
         "checksums": "crc" if spec.options.verify_checksums else "off",
@@ -230,7 +258,7 @@ def _open_plane(
 ) -> DataPlane:
     regions = executor.memory.regions()
     staging = None
-    if spec.staging is not None and _stages(spec):
+    if spec.staging is not None:
         device = executor.memory.kv.arenas[0].bytes.device
         block = MemoryBlock(spec.staging_bytes, device, sharing_for(spec), staging_memory)
         region = block.region(RegionId(len(regions)))
@@ -251,11 +279,6 @@ def _open_plane(
         checksums=spec.options.verify_checksums,
     )
     return _Plane(Endpoint(config, transport, executor.memory, staging), transport, StagingLog())
-
-
-def _stages(spec: WorkerSpec) -> bool:
-    """Not over mooncake: its notifications do not prove that their bytes are there."""
-    return spec.staging is not None and evidence_of(spec) is Evidence.COMPLETION
 
 
 def _staging(mode: StagingMode, block: MemoryBlock, region: Region, executor: TorchExecutor) -> Staging:

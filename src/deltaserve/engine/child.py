@@ -44,6 +44,8 @@ class ChildSpec:
     """Added to the supervisor's own environment."""
     files: tuple[Path, ...] = ()
     """What it reads when it starts. Written by whoever made this; the supervisor restores what is removed."""
+    group: str | None = None
+    """Children of one group are of no use without each other: when one ends all do, and they start again together."""
 
 
 class Child:

@@ -33,7 +33,8 @@ class Exit(IntEnum):
     QUARANTINE = 73
     """Too many pages, or some for too long, could neither be used nor freed; ended after draining."""
     RANK_ENDED = 74
-    """Another rank of this worker ended, or was out of step with this one: they start again together."""
+    """Another rank of this worker, or another member of its expert group, ended or was out of step with this one: they
+    start again together."""
 
 
 class ProcessOver(Exception):

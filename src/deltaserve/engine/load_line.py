@@ -7,6 +7,7 @@ from deltaserve.base.metrics import read_samples
 _GAUGES = {
     "deltaserve_num_running_reqs": "running",
     "deltaserve_num_queue_reqs": "waiting",
+    "deltaserve_compute_threads": "compute threads",
     "deltaserve_blocked_need_pages": "pages needed by the first that was refused memory",
 }
 _EVENTS = {

@@ -3,13 +3,13 @@
 An instance that was asked for another role ends by handing over: the next one goes on in the same threads.
 
 A turn: what the supervisor, the threads and the peers have said -> the timer -> the instance's answer to all of it
--> a plan when the step thread is free. Actions are performed at once and in order. The loop has depth 0: a plan is made
-when the result of the one before is committed.
+-> a plan when the step thread is free, or will soon be (engine/step_pace.py). Actions are performed at once, in order.
 """
 
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -22,14 +22,15 @@ from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.load_line import LoadLine
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
-from deltaserve.engine.step_thread import StepThread
+from deltaserve.engine.step_pace import StepPace
+from deltaserve.engine.step_thread import Stepping
 from deltaserve.engine.transfer_thread import Reports, TransferThread
 from deltaserve.instance.api import Action, DrainRequested, Instance
 from deltaserve.link.links import Links
 from deltaserve.link.notices import PeerDown
 from deltaserve.link.parent import Parent
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
-from deltaserve.sched.plan import StepResult
+from deltaserve.sched.plan import StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class LoopOptions:
 class Threads:
     """What the loop commands, and where they answer."""
 
-    step: StepThread
+    step: Stepping
     transfer: TransferThread
     answers: Mailbox[StepResult | Reports]
 
@@ -86,8 +87,11 @@ class Loop:
         self._parent = parent
         self._options = options
         self._on_turn = on_turn
-        self._computing_since: float | None = None
-        """None: the step thread is free."""
+        self._plans: deque[StepPlan] = deque()
+        """Submitted and not answered, the one that computes first."""
+        self._computing_since = 0.0
+        """Since when it does."""
+        self._pace = StepPace()
         self._is_active = False
         self._num_stop_signals = 0
         self._drain_deadline: float | None = None
@@ -123,7 +127,7 @@ class Loop:
             return True
         if self._drain_deadline is None:
             return False
-        if self._instance.is_drained():
+        if self._instance.is_drained() and self._threads.step.may_end():
             return True
         if now >= self._drain_deadline:
             _log.warning("not drained after %.0f s: ending anyway", self._options.drain_grace_s)
@@ -157,9 +161,12 @@ class Loop:
         self._look_after(now)
 
     def _wait_s(self, now: float) -> float:
-        timer = self._instance.next_timer()
-        wait_s = self._options.max_wait_s if timer is None else min(timer - now, self._options.max_wait_s)
-        return max(0.0, wait_s)
+        times = [now + self._options.max_wait_s]
+        if (timer := self._instance.next_timer()) is not None:
+            times.append(timer)
+        if self._plans and (plan_at := self._pace.plan_at(self._computing_since)) > now:
+            times.append(plan_at)
+        return max(0.0, min(times) - now)
 
     def _hear_parent(self, now: float) -> None:
         """Death notices come before the frames of a turn: a peer's next life is met after its last one ended."""
@@ -175,17 +182,26 @@ class Loop:
                 for report in answer.reports:
                     self._instance.handle(report, now)
             else:
-                self._computing_since = None
-                self._num_steps += 1
-                self._instance.commit(answer, now)
+                self._over(answer, now)
+
+    def _over(self, result: StepResult, now: float) -> None:
+        plan = self._plans.popleft()
+        self._computing_since = now
+        self._num_steps += 1
+        if all(item.is_decode for item in plan.items):
+            self._pace.learn(result.seconds)
+        self._instance.commit(result, now)
 
     def _plan(self, now: float) -> None:
-        if self._computing_since is not None:
-            return
-        plan = self._instance.plan(now)
-        if plan is not None:
+        if not self._plans:
             self._computing_since = now
+        elif now < self._pace.plan_at(self._computing_since):
+            return
+        if (plan := self._instance.plan(now)) is not None:
+            self._plans.append(plan)
             self._threads.step.submit(plan)
+        elif not self._plans:
+            self._threads.step.rest()
 
     def _tell_active(self) -> None:
         is_active = self._instance.transfer_active()
@@ -224,7 +240,7 @@ class Loop:
             self._instance.handle(DrainRequested(), now)
 
     def _look_after(self, now: float) -> None:
-        is_idle = self._computing_since is None and not self._is_active
+        is_idle = not self._plans and not self._is_active
         steps_due = self._num_steps > 0 and self._num_steps % self._options.check_every_steps == 0
         if now >= self._next_check and (is_idle or steps_due) and self._exit is Exit.OK:
             self._next_check = now + self._options.check_every_s
@@ -236,7 +252,7 @@ class Loop:
             self._tell_misfits()
             if line := self._load_line.due(metrics, now):
                 _log.info("%s", line)
-            if self._computing_since is not None and now - self._computing_since > self._options.step_stuck_after_s:
+            if self._plans and now - self._computing_since > self._options.step_stuck_after_s:
                 end_stuck(f"a step did not end within {self._options.step_stuck_after_s:.0f} s")
 
     def _tell_misfits(self) -> None:

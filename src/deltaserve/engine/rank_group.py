@@ -211,7 +211,7 @@ class GroupExecutor:
                 self._wait_done(channel, rank, plan.step)
         for row in plan.closes:
             self._drawn.pop(row, None)
-        self._drawn |= {item.row: (plan.step, item.sampled.token) for item in result.items if item.sampled is not None}
+        self._drawn |= {item.row: (plan.step, item.drawn[-1].token) for item in result.items if item.drawn}
         return result
 
     def _by_value(self, item: PlanItem) -> PlanItem:

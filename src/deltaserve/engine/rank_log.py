@@ -60,6 +60,9 @@ class ItemByValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     tokens: bytes
     samples: bool
     wants_prompt_logprobs: bool
+    num_drafts: int
+    wanted_drafts: int
+    wants_features: bool
 
 
 class PlanByValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -71,6 +74,7 @@ class PlanByValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     opens: tuple[RowOpen, ...]
     pages: tuple[PageUpdate, ...]
     closes: tuple[RowId, ...]
+    least_likely: float
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -86,11 +90,24 @@ _dones = msgspec.msgpack.Decoder(StepDone)
 
 def encode_plan(plan: StepPlan) -> bytes:
     """Raises RankLogError for an input that is not given by value."""
-    items = tuple(
-        ItemByValue(item.row, item.q_start, item.q_len, _values(item.inputs), item.samples, item.wants_prompt_logprobs)
-        for item in plan.items
+    items = tuple(_by_value(item) for item in plan.items)
+    return _encoder.encode(
+        PlanByValue(plan.step, items, plan.work, plan.opens, plan.pages, plan.closes, plan.least_likely)
     )
-    return _encoder.encode(PlanByValue(plan.step, items, plan.work, plan.opens, plan.pages, plan.closes))
+
+
+def _by_value(item: PlanItem) -> ItemByValue:
+    return ItemByValue(
+        item.row,
+        item.q_start,
+        item.q_len,
+        _values(item.inputs),
+        item.samples,
+        item.wants_prompt_logprobs,
+        item.num_drafts,
+        item.wanted_drafts,
+        item.wants_features,
+    )
 
 
 def _values(inputs: TokenValues | TokenOf) -> bytes:
@@ -102,11 +119,22 @@ def _values(inputs: TokenValues | TokenOf) -> bytes:
 def decode_plan(body: bytes) -> StepPlan:
     """Raises RankLogError."""
     plan = decode_entry(_plans, body)
-    items = tuple(
-        PlanItem(item.row, item.q_start, item.q_len, TokenValues(item.tokens), item.samples, item.wants_prompt_logprobs)
-        for item in plan.items
+    items = tuple(_item(item) for item in plan.items)
+    return StepPlan(plan.step, items, plan.work, plan.opens, plan.pages, plan.closes, plan.least_likely)
+
+
+def _item(item: ItemByValue) -> PlanItem:
+    return PlanItem(
+        item.row,
+        item.q_start,
+        item.q_len,
+        TokenValues(item.tokens),
+        item.samples,
+        item.wants_prompt_logprobs,
+        item.num_drafts,
+        item.wanted_drafts,
+        item.wants_features,
     )
-    return StepPlan(plan.step, items, plan.work, plan.opens, plan.pages, plan.closes)
 
 
 def encode_done_step(done: StepDone) -> bytes:

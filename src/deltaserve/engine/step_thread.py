@@ -1,12 +1,25 @@
 """The thread that computes: one plan at a time, its result to the loop."""
 
 import queue
+from typing import Protocol
 
 from deltaserve.engine.exits import start_thread
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.transfer_thread import Reports
 from deltaserve.sched.executor import Executor
 from deltaserve.sched.plan import StepPlan, StepResult
+
+
+class Stepping(Protocol):
+    """A step thread, as the loop has it."""
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def may_end(self) -> bool: ...
+
+    def stop(self, wait_s: float) -> bool: ...
 
 
 class StepThread:
@@ -21,6 +34,13 @@ class StepThread:
     def submit(self, plan: StepPlan) -> None:
         """Compute `plan` after those submitted before."""
         self._plans.put(plan)
+
+    def rest(self) -> None:
+        """No plan follows for now: of no meaning here (see engine/member_thread.py)."""
+
+    def may_end(self) -> bool:
+        """Whether nobody needs this process to compute, once its own plans are over."""
+        return True
 
     def stop(self, wait_s: float) -> bool:
         """End after the plan being computed. False when that takes longer than `wait_s`."""

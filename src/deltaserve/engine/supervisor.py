@@ -50,7 +50,7 @@ class SupervisorOptions:
     least `worker_grace_s`."""
     worker_grace_s: float = 3.0
     hurried_s: float = 2.0
-    """What every child gets to end after a second request to stop."""
+    """What every child gets to end after a second request to stop, or when another of its group has ended."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     max_log_bytes: int = 32 << 20
     """Of one child's log; as much again of what it wrote before is kept beside it."""
@@ -140,8 +140,10 @@ class Supervisor:
                 self._see_death(watched, watched.child, time.monotonic())
         now = time.monotonic()
         for watched in self._watched.values():
-            if watched.restart_at is not None and now >= watched.restart_at:
-                self._start(watched)
+            if watched.restart_at is not None and now >= watched.restart_at and self._may_start(watched):
+                for other in self._group_of(watched):
+                    if self._stop_deadline is None:
+                        self._start(other)
             if watched.child is not None and watched.kill_at is not None and now >= watched.kill_at:
                 watched.kill_at = None
                 watched.child.signal(signal.SIGKILL)
@@ -170,7 +172,8 @@ class Supervisor:
 
     def _wait_s(self, now: float) -> float:
         times = [self._next_look]
-        times += [w.restart_at for w in self._watched.values() if w.restart_at is not None]
+        due = [w for w in self._watched.values() if w.restart_at is not None and self._may_start(w)]
+        times += [w.restart_at for w in due if w.restart_at is not None]
         times += [w.starts.overdue_at for w in self._watched.values() if w.starts.overdue_at is not None]
         times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
         return max(0.0, min(times) - now)
@@ -196,6 +199,21 @@ class Supervisor:
         self._say(ChildStarts(spec.name, child.pid))
         if log.problem is not None:
             self._say(Says(spec.name, log.problem))
+
+    def _group_of(self, watched: _Watched) -> list[_Watched]:
+        """Those that start and end together, itself included."""
+        group = watched.spec.group
+        return [watched] if group is None else [w for w in self._watched.values() if w.spec.group == group]
+
+    def _may_start(self, watched: _Watched) -> bool:
+        """Whether nobody of its group is left of the start before."""
+        return all(other.child is None for other in self._group_of(watched))
+
+    def _end_group(self, watched: _Watched, now: float) -> None:
+        """The others see by themselves that it has ended, unless they load or are stuck."""
+        for other in self._group_of(watched):
+            if other.child is not None and other.kill_at is None:
+                other.kill_at = now + self._options.hurried_s
 
     def _ups(self, but: str) -> list[PeerUp]:
         ready = (w for w in self._watched.values() if w.is_ready and w.spec.name != but)
@@ -261,6 +279,7 @@ class Supervisor:
             reason = watched.refusal or (tail or ("wrong configuration",))[-1]
             self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")
             return
+        self._end_group(watched, now)
         try:
             watched.restart_at = now + watched.starts.ended(now)
         except GiveUp as reason:

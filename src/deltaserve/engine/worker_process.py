@@ -16,8 +16,9 @@ from deltaserve.engine.boots import new_boot
 from deltaserve.engine.exits import Exit, ProcessOver, Watchdog, end_process, leave
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
+from deltaserve.engine.member_thread import ExpertMember, MemberThread
 from deltaserve.engine.rank_group import RankProcesses, RankProgram
-from deltaserve.engine.step_thread import StepThread
+from deltaserve.engine.step_thread import Stepping, StepThread
 from deltaserve.engine.terminal import start_log
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
 from deltaserve.engine.worker_spec import WorkerSpec, read_secret, read_spec
@@ -44,6 +45,8 @@ class WorkerParts:
     executor: Executor
     open_plane: Callable[[], DataPlane]
     """Called in the transfer thread."""
+    member: ExpertMember | None = None
+    """Of an expert group."""
 
 
 Build = Callable[[WorkerSpec, Boot, Callable[[str], None], RankProcesses | None], WorkerParts]
@@ -93,7 +96,8 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     if ranks is not None:
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
-    threads = Threads(StepThread(parts.executor, answers), TransferThread(parts.open_plane, answers), answers)
+    step = _step_thread(parts, answers)
+    threads = Threads(step, TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
@@ -115,6 +119,12 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.end()
     _log.info("ended with exit code %d", code)
     return code
+
+
+def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> Stepping:
+    if parts.member is None:
+        return StepThread(parts.executor, answers)
+    return MemberThread(parts.executor, parts.member, answers)
 
 
 def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:

@@ -8,11 +8,23 @@ import msgspec
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
+from deltaserve.base.quantization import Quantization
 from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
+from deltaserve.models.checkpoint_config import HeadFrom
 from deltaserve.transfer.staging import StagingMode
 from deltaserve.transport.ucx_environment import ucx_environment
+
+
+class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a worker in an expert group."""
+
+    member: int
+    size: int
+    """Members 0 .. size - 1, all on this machine."""
+    meeting_point: str
+    """A path that all of them have, in a folder of this user alone."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +38,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`cpu` or `cuda:N`, of rank 0; each further rank has the next GPU."""
     dtype: DType
     """Of weights and activations."""
+    quantization: Quantization = "none"
+    """Which matrices are codes."""
     kv_dtype: DType
     state_dtype: DType = DType.FLOAT32
     """Of recurrent states."""
@@ -70,12 +84,27 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """When one step takes so long the worker ends itself."""
     tp_size: int = 1
     """Ranks: processes that hold the model and every page together."""
+    ep_size: int | None = None
+    """Groups of ranks that hold their experts whole: see ExpertPlacement."""
+    expert_seat: ExpertSeat | None = None
+    """None: it has all experts."""
     num_threads: int = 1
     """Compute threads of a rank."""
-    attention_backend: Literal["auto", "native", "torch"] = "auto"
+    least_threads: int = 1
+    """So many compute where more would wait for cores."""
+    attention_backend: Literal["auto", "native", "torch", "triton"] = "auto"
+    drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
+    """Who guesses at the next tokens."""
+    draft_path: str | None = None
+    """Folder of a draft head; None: it is among the model's weights."""
     state_dir: str | None = None
     """Folder for what ranks need to meet while they run; None: where temporary files go."""
     log: LogSpec = LogSpec()
+
+
+def head_of(drafts: str, draft_path: str | None) -> HeadFrom | None:
+    """Of a worker that guesses by a draft head."""
+    return None if drafts in ("off", "NGRAM") else HeadFrom(None if draft_path is None else Path(draft_path))
 
 
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:

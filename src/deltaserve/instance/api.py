@@ -12,7 +12,7 @@ events it has. The driver performs every action of a turn, in order. No call blo
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -48,6 +48,14 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     radix_cache: bool = True
     schedule_policy: str = "fcfs"
     """A name in sched.policy.POLICIES."""
+    itl_target_s: float | None = None
+    """A step with decode rows takes no longer, if that can be had by taking in less."""
+    max_drafts: int = 0
+    """Guesses at a row's next tokens that a step verifies, at most."""
+    draft_policy: Literal["adaptive", "always"] = "adaptive"
+    """See SchedConfig."""
+    steps_ahead: int = 0
+    """Steps planned while another one computes, where what it draws does not decide what they compute: 0 or 1."""
     state_chunk_tokens: int = 64
     """Tokens that a recurrent layer computes as one piece: its states are kept at multiples of it, in whole pages."""
     state_interval_tokens: int | None = None
@@ -125,7 +133,10 @@ class Instance(Protocol):
         """When tick() is wanted at the latest."""
         ...
 
-    def plan(self, now: float) -> StepPlan | None: ...
+    def plan(self, now: float) -> StepPlan | None:
+        """The step to compute after those that are not committed; None: nothing to compute, or one of them is to be
+        committed first."""
+        ...
 
     def commit(self, result: StepResult, now: float) -> None: ...
 

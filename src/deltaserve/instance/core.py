@@ -217,7 +217,7 @@ class EngineCore:
 
     def commit(self, result: StepResult, now: float) -> None:
         progress = self.parts.scheduler.steps.commit(result)
-        self._meter.count_step(result, sum(p.request.num_computed - p.computed_from for p in progress))
+        self._meter.count_step(result, progress)
         for item in progress:
             if not self.outflow.advance(item):
                 self.serving.advance(item, now)

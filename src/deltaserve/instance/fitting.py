@@ -7,7 +7,8 @@ dtype of the KV            any two, where both sides have staging memory: elemen
                            that. A transport whose notifications prove nothing has none (transfer/endpoint.py)
 sizes, rows, context       any: a request that is too large for one of them is refused
 weights, their dtype       equal: KV of another model, or computed otherwise, is no KV of this one (`compat`)
-page groups                equal in layers, heads, head size, planes and what they keep (`compat`)
+page groups                equal in layers, heads, head size, planes and what they keep (`compat`); but that of a draft
+                           head: where the other side has none of that name, nothing of it moves
 transport, checksums       equal: both sides must mean the same by a write and by an announcement (`compat`)
 """
 
@@ -33,9 +34,9 @@ def unfitting(config: InstanceConfig, hello: Hello) -> list[str]:
         differences.append(f"page size: {sizes}; may differ only where every layer keeps all tokens")
     has_staging = config.has_staging and hello.facts.has_staging
     for ours, dtype in zip(config.cache.groups, theirs.dtypes, strict=True):
-        if ours.dtype is not dtype and not has_staging:
+        if dtype is not None and ours.dtype is not dtype and not has_staging:
             dtypes = f"{ours.name}: ours {ours.dtype.value}, theirs {dtype.value}"
-            wanted = "converted only in staging memory: --staging auto or on, on both sides, not over mooncake"
+            wanted = "converted only in staging memory: --staging auto or on, on both sides"
             differences.append(f"KV dtype of {dtypes}; {wanted} ({_without_staging(config, hello)})")
     return differences
 
@@ -49,5 +50,6 @@ def terms_of(ours: CacheSpec, facts: Facts) -> PageTerms:
     """Of a peer's pages. Raises ValueError for what nobody could mean."""
     if facts.page_size <= 0:
         raise ValueError(f"page size: ours {ours.page_size}, theirs {facts.page_size}")
-    dtypes = {group.name: group.dtype.value for group in ours.groups} | facts.kv_dtypes
-    return PageTerms(facts.page_size, tuple(DType(dtypes[group.name]) for group in ours.groups))
+    dtypes = {group.name: group.dtype.value for group in ours.groups if not group.is_for_guesses} | facts.kv_dtypes
+    theirs = (dtypes.get(group.name) for group in ours.groups)
+    return PageTerms(facts.page_size, tuple(None if dtype is None else DType(dtype) for dtype in theirs))

@@ -1,12 +1,13 @@
 """What an instance tells about its load: rates, counters, and when to tell it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.parts import Parts
 from deltaserve.sched.plan import StepResult
+from deltaserve.sched.steps import StepProgress
 from deltaserve.transfer.commands import StagingUsed
 from deltaserve.transfer.staging import COUNTERS
 from deltaserve.wire.messages import Status
@@ -26,6 +27,7 @@ class Meter:
         self._last_publish = 0.0
         self._prefill_tokens_per_s = 0.0
         self._decode_step_s = 0.0
+        self._num_threads: int | None = None
         self.bytes_sent = 0
         self.num_steps = 0
         self.num_tokens = 0
@@ -52,17 +54,19 @@ class Meter:
         self._last_publish = now
         return True
 
-    def count_step(self, result: StepResult, num_tokens: int) -> None:
+    def count_step(self, result: StepResult, progress: Sequence[StepProgress]) -> None:
+        num_tokens = sum(p.request.num_computed - p.computed_from for p in progress)
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.tokens_read += result.tokens_read
         self.shared_tokens_read += result.shared_tokens_read
+        self._num_threads = result.num_threads
         if result.seconds <= 0:
             return
-        if num_tokens > len(result.items):
+        if any(p.is_extend for p in progress):
             self._prefill_tokens_per_s = _smooth(self._prefill_tokens_per_s, num_tokens / result.seconds)
-        else:
-            self._decode_step_s = _smooth(self._decode_step_s, result.seconds)
+        elif num_tokens:
+            self._decode_step_s = _smooth(self._decode_step_s, result.seconds * len(progress) / num_tokens)
 
     def count_staging(self, used: StagingUsed) -> None:
         self._staging.update(dict(used.counts))
@@ -88,6 +92,7 @@ class Meter:
         )
 
     def metrics(self) -> dict[str, float]:
+        threads = {} if self._num_threads is None else {"deltaserve_compute_threads": self._num_threads}
         return {
             "deltaserve_transfer_bytes_sent_total": self.bytes_sent,
             "deltaserve_steps_total": self.num_steps,
@@ -96,6 +101,7 @@ class Meter:
             "deltaserve_attention_shared_tokens_read_total": self.shared_tokens_read,
             "deltaserve_decode_step_seconds": self._decode_step_s,
             "deltaserve_prefill_tokens_per_second": self._prefill_tokens_per_s,
+            **threads,
             **{f"deltaserve_{name}_total": self._staging[name] for name in COUNTERS if name != "scatter_microseconds"},
             "deltaserve_scatter_seconds_total": self._staging["scatter_microseconds"] / 1e6,
         }

@@ -34,7 +34,7 @@ from deltaserve.transfer.commands import (
 )
 from deltaserve.transfer.sender import GrantVerdict, Sender, SendTicket
 from deltaserve.transfer.tables import SenderState
-from deltaserve.wire.first_token import FirstToken, encode_first_token
+from deltaserve.wire.first_token import DraftHandover, FirstToken, encode_first_token
 from deltaserve.wire.messages import (
     Ask,
     AskLogprobs,
@@ -74,6 +74,7 @@ class Outflow:
         """Tokens announced to a decode worker that it has not granted yet."""
         self.logprobs = KeptLogprobs()
         self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
+        self._draft = config.cache.draft_group
 
     def __len__(self) -> int:
         return len(self.rooms)
@@ -134,10 +135,12 @@ class Outflow:
             for frame in frames:
                 self.links.send(room.peer, frame)
         running = self.parts.scheduler.running
-        (running.share_computed if progress.sampled is None else running.leave_computed)(room.request)
-        if progress.sampled is not None:
-            sampled = progress.sampled
-            room.first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len)
+        (running.leave_computed if progress.drawn else running.share_computed)(room.request)
+        if progress.drawn:
+            sampled = progress.drawn[0]
+            draft = None if self._draft is None else DraftHandover(group=self._draft, features=progress.features)
+            first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len, draft=draft)
+            room.first = first
             self.parts.scheduler.running.leave(room.request)
             self._move(room, PrefillEvent.COMPUTE_AHEAD)
             if room.ticket is None:
@@ -186,6 +189,7 @@ class Outflow:
             return
         request = make_request(offer, page_keys(self.config, offer), now)
         request.is_urgent = request.output_len > 0  # its client has had tokens already
+        request.hands_over = self._draft is not None
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens)
         self.rooms[key] = room
         self._by_request[request] = room

@@ -52,8 +52,13 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
         split_tokens=options.attention_split_tokens,
         reserve_len=0 if config.role is Role.PREFILL else options.num_reserved_decode_tokens,
         extend_len_beside_decode=max(page_size, options.decode_extend_tokens) if config.role is Role.DECODE else None,
+        step_target_s=None if config.role is Role.PREFILL else options.itl_target_s,
         radix_cache=options.radix_cache,
         policy=options.schedule_policy,
+        max_drafts=0 if config.role is Role.PREFILL else options.max_drafts,
+        num_ahead=0 if config.role is Role.PREFILL or options.max_drafts else options.steps_ahead,
+        draft_policy=options.draft_policy,
+        drafts_take_places=config.cache.draft_group is not None,
         state_chunk_len=options.state_chunk_tokens,
         state_interval_len=options.state_interval_tokens,
     )
@@ -106,6 +111,12 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     metrics["deltaserve_blocked_need_pages"] = parts.scheduler.waiting.blocked_need
     metrics["deltaserve_admissions_blocked_total"] = parts.scheduler.waiting.num_blocked
     metrics["deltaserve_retractions_total"] = parts.scheduler.running.num_retractions
+    speculation = parts.scheduler.steps.speculation
+    metrics["deltaserve_speculation_rounds_total"] = speculation.totals.num_rounds
+    metrics["deltaserve_drafts_verified_total"] = speculation.totals.num_verified
+    metrics["deltaserve_drafts_accepted_total"] = speculation.totals.num_right
+    metrics["deltaserve_drafts_right_share"] = speculation.right_share
+    metrics["deltaserve_draft_price"] = parts.scheduler.running.step_target.cost.price or 0.0
     return metrics
 
 

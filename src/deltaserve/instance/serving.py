@@ -4,6 +4,8 @@ A Submit that names a prefill worker is offered to it (intake.py); one that name
 token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
 """
 
+from collections.abc import Sequence
+
 from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.base.sampling import TokenLogprobs
@@ -15,6 +17,7 @@ from deltaserve.instance.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.instance.parts import Parts
 from deltaserve.instance.rooms import DecodeRoom, RoomBook, ToFronts
 from deltaserve.peer.table import Peer
+from deltaserve.request.draft_book import DraftStart
 from deltaserve.request.ending import finish_of
 from deltaserve.request.request import Origin, Request
 from deltaserve.request.status import DecodeEvent, DecodeState
@@ -65,6 +68,8 @@ class Serving:
         self._outbox = ToFronts(links)
         self._num_near = 0
         """Prompts computed here although a prefill worker was there."""
+        self._num_unsent_drafts = 0
+        """Tokens of prompts that came without what our draft head keeps of them."""
 
     def requests(self) -> list[Request]:
         """Of all rooms."""
@@ -136,9 +141,9 @@ class Serving:
             return
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
-        self.parts.scheduler.running.share_step(room.request, progress.computed_from)
-        if progress.sampled is not None:
-            self._on_token(room, progress.sampled, now)
+        self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
+        if progress.drawn:
+            self._on_tokens(room, progress.drawn, now)
         if room.finish_len is not None and room.room in self.rooms:
             self._stop_at(room, room.finish_len, now)
 
@@ -316,23 +321,36 @@ class Serving:
             self.intake.await_logprobs(room, first, now)
             return
         request = room.request
-        request.num_computed = room.attempt_len
+        request.begin_at(room.attempt_len)
         if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
             request.num_finite = request.num_computed
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
+        request.draft_start = self._draft_start(room, first)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)
         request.append(first.token)
-        self._on_token(room, Sampled(first.token, first.logprobs), now)
+        self._on_tokens(room, (Sampled(first.token, first.logprobs),), now)
         if room.room in self.rooms:
             self.parts.scheduler.waiting.add_landed(request)
 
+    def _draft_start(self, room: DecodeRoom, first: FirstToken) -> DraftStart | None:
+        """From where on our draft head has to fill the prompt's pages: prefill may have none, or another."""
+        cache, sent = self.config.cache, first.draft
+        if cache.draft_group is None:
+            return None
+        if sent is not None and sent.group == cache.draft_group:
+            return DraftStart(room.attempt_len, sent.features)
+        start = DraftStart(min(room.attempt_len, room.request.owned_first[0] * cache.page_size), b"")
+        self._num_unsent_drafts += room.attempt_len - start.first
+        return start
+
     # ------------------------------------------------------------ progress
 
-    def _on_token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
-        """The request's newest token: tell the front, end the request if it ends it."""
-        self._outbox.token(room, sampled, now)
-        finish = finish_of(room.request.sampling, room.request.output_len, sampled.token)
+    def _on_tokens(self, room: DecodeRoom, drawn: Sequence[Sampled], now: float) -> None:
+        """The request's newest tokens: tell the front, end the request if the last of them ends it."""
+        for sampled in drawn:
+            self._outbox.token(room, sampled, now)
+        finish = finish_of(room.request.sampling, room.request.output_len, drawn[-1].token)
         if finish is not None and room.finish_len is None:
             self._complete(room, finish, now)
 
@@ -404,5 +422,6 @@ class Serving:
         return self.intake.metrics() | {
             "deltaserve_late_dones_total": self.receiver.late_dones,
             "deltaserve_conditional_prefills_total": self._num_near,
+            "deltaserve_unsent_draft_tokens_total": self._num_unsent_drafts,
             "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
         }

@@ -259,17 +259,36 @@ class CachePlan:
 
 
 def plan_cache(src: CacheSpec, num_writers: int, dst: CacheSpec, num_readers: int) -> CachePlan:
-    """Plan for two workers of one model; page size and dtypes may differ. Raises ValueError naming what may not."""
-    if [_kept(group) for group in src.groups] != [_kept(group) for group in dst.groups]:
+    """Plan for two workers of one model; page size and dtypes may differ. Raises ValueError naming what may not.
+
+    A group for guesses that one side alone keeps has routes, by which nothing moves.
+    """
+    ours, theirs = ({group.name: group for group in side.groups} for side in (src, dst))
+    both = [name for name in ours if name in theirs]
+    groups = ours | theirs
+    alone = [name for name in groups if name not in both]
+    if [_kept(ours[name]) for name in both] != [_kept(theirs[name]) for name in theirs if name in both] or not all(
+        groups[name].is_for_guesses for name in alone
+    ):
         raise ValueError("the two sides keep different page groups")
-    routes = {
-        ours.name: plan_routes(
-            PageFormat.of_group(ours, src.page_size, num_writers),
-            PageFormat.of_group(theirs, dst.page_size, num_readers),
+
+    def formats(name: str) -> tuple[PageFormat, PageFormat]:
+        written, read = ours.get(name, groups[name]), theirs.get(name, groups[name])
+        return (
+            PageFormat.of_group(written, src.page_size, num_writers),
+            PageFormat.of_group(read, dst.page_size, num_readers),
         )
-        for ours, theirs in zip(src.groups, dst.groups, strict=True)
-    }
+
+    routes = {name: (plan_routes if name in both else _no_routes)(*formats(name)) for name in groups}
     return CachePlan(num_writers, num_readers, routes)
+
+
+def _no_routes(src: PageFormat, dst: PageFormat) -> tuple[tuple[Route, ...], ...]:
+    """Of a page group that one of the two sides does not keep."""
+    return tuple(
+        tuple(Route.of_heads(writer, reader, src, dst, ()) for reader in range(dst.num_ranks))
+        for writer in range(src.num_ranks)
+    )
 
 
 def plan_routes(src: PageFormat, dst: PageFormat) -> tuple[tuple[Route, ...], ...]:

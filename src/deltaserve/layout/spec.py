@@ -39,6 +39,8 @@ class PageGroup:
     """Tensors kept per token: 2 for K and V, 1 for a latent that serves as both."""
     latent_dim: int | None = None
     """Channels of a key that are its value, too, the first ones; None: all of the last plane are."""
+    is_for_guesses: bool = False
+    """No answer depends on what its pages hold: another worker of the model may keep no such group."""
 
     @property
     def value_dim(self) -> int:
@@ -67,6 +69,7 @@ class StateGroup:
     dtype: DType
 
     retention: ClassVar[Retention] = KEEP_LAST
+    is_for_guesses: ClassVar[bool] = False
 
     def page_len(self, page_size: int) -> int:
         return 1
@@ -77,8 +80,8 @@ class PageTerms:
     """What two workers of one model may have different of their groups."""
 
     page_size: int
-    dtypes: tuple[DType, ...]
-    """Of the groups, in order."""
+    dtypes: tuple[DType | None, ...]
+    """Of the groups, in order; None: of one that it does not keep, since no answer depends on it."""
 
 
 CacheGroup = PageGroup | StateGroup
@@ -99,13 +102,19 @@ class CacheSpec:
         return tuple(sorted(distinct, key=lambda retention: retention != KEEP_ALL))
 
     @property
+    def draft_group(self) -> str | None:
+        """Name of the group that a draft head keeps; None: there is no head."""
+        return next((group.name for group in self.groups if group.is_for_guesses), None)
+
+    @property
     def num_pools(self) -> int:
         return len(self.pools)
 
     def under(self, terms: PageTerms) -> "CacheSpec":
         """The same groups, as another worker keeps them. Raises ValueError when these are not so many."""
         groups = zip(self.groups, terms.dtypes, strict=True)
-        return CacheSpec(terms.page_size, tuple(replace(group, dtype=dtype) for group, dtype in groups))
+        kept = tuple(replace(group, dtype=dtype) for group, dtype in groups if dtype is not None)
+        return CacheSpec(terms.page_size, kept)
 
     def pool_of(self, group: CacheGroup) -> PoolId:
         return PoolId(self.pools.index(group.retention))

@@ -1,12 +1,13 @@
 """What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.deepseek_v3 import DEEPSEEK_V3
-from deltaserve.models.family import Family
+from deltaserve.models.eagle3 import eagle3_head
+from deltaserve.models.family import Family, draft_head
 from deltaserve.models.fields import Fields, shown
 from deltaserve.models.gemma3 import GEMMA3, GEMMA3_WRAPPED
 from deltaserve.models.gpt_oss import GPT_OSS
@@ -37,9 +38,17 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
+@dataclass(frozen=True, slots=True)
+class HeadFrom:
+    """Where the weights of a draft head are."""
+
+    folder: Path | None
+    """None: among the model's own."""
+
+
+def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | None = None) -> ModelSpec:
     """Of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be served."""
-    return spec_of(open_source(model_path), overrides)
+    return with_draft(spec_of(open_source(model_path), overrides), model_path, head)
 
 
 def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
@@ -55,6 +64,22 @@ def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
         found = shown(wrong[0])
         raise ConfigError(f"{fields.where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
     return spec
+
+
+def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> ModelSpec:
+    """The model with a head that drafts tokens: the one among its own weights (MTP), or an EAGLE-3 head in a folder.
+
+    Raises ConfigError where there is none, or it is not one for this model. Its tensors are asked for when weights are.
+    """
+    if head is None:
+        return spec
+    if head.folder is not None:
+        return replace(spec, draft=eagle3_head(head.folder, spec))
+    fields = open_source(model_path).config()
+    family = family_of(fields)
+    if family.draft is None:
+        raise ConfigError(f"{fields.where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
+    return replace(spec, draft=draft_head(spec, family.draft(spec)))
 
 
 def _override(fields: Fields, overrides: str | None) -> Fields:

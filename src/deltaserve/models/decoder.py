@@ -4,7 +4,7 @@ Each rank computes its heads, its part of the feed-forward layers and of the voc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as functional
@@ -13,14 +13,15 @@ from torch import Tensor
 from deltaserve.device.attention import StepAttention, StepStates
 from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import ALONE, Collective
-from deltaserve.models.delta_net import StepTokens, mix_tokens
+from deltaserve.models.delta_net import StepTokens, UndecidedStates, mix_tokens
+from deltaserve.models.expert_group import ExpertGroup
 from deltaserve.models.gqa import attend, project
 from deltaserve.models.layers import Projected, dense_mlp
 from deltaserve.models.mla import attend_latents, project_latents
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.moe import moe_mlp
+from deltaserve.models.moe import compute_for_others, moe_mlp
 from deltaserve.models.rope import Rope
-from deltaserve.models.step_ops import StepOps
+from deltaserve.models.step_ops import Peaks, StepOps
 from deltaserve.models.weights import (
     AttentionWeights,
     DecoderWeights,
@@ -42,6 +43,17 @@ class LastTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """What is read of a step's tokens."""
+
+    normed: Tensor  # [N, hidden] after the final norm
+    residual: Tensor  # [N, hidden] before it
+    read: Tensor | None  # [T, layers * hidden]: what entered those layers that the draft reads
+    undecided: UndecidedStates | None = None
+    """Present where queries end in guesses: their recurrent states wait for `Decoder.settle`."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """Where a layer finds its part of what a step brings."""
 
@@ -54,29 +66,49 @@ class _Layer:
     """Of the distinct ones."""
     next_norm: Tensor
     """Of what it leaves: the next layer's, or the last one of all."""
+    is_read: bool
+    """What enters it is read by the draft."""
 
 
 class Decoder:
     """Packed batches: a step is a flat list of tokens of all rows, one after the other; no padding."""
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: StepOps, collective: Collective = ALONE) -> None:
-        """`spec`: of the whole model; `weights`: of this rank."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ops: StepOps,
+        collective: Collective = ALONE,
+        group: ExpertGroup | None = None,
+    ) -> None:
+        """`spec`: of the whole model; `weights`: of this rank. `group`: of workers that share their experts."""
         self.spec = spec
         self.local = spec.local(collective.shard)
         self._weights = weights
         self._ops = ops
         self._collective = collective
+        self._group = group
         ropes = dict.fromkeys(layer.rope for layer in spec.layers)
         self._ropes = tuple(Rope(rope, weights.embedding.device) for rope in ropes)
         norms = [*(held.attention_norm for held in weights.layers[1:]), weights.norm]
+        read = () if spec.draft is None else spec.draft.read_layers
         self._layers = tuple(
-            _Layer(held, *spec.place(index), rope=list(ropes).index(layer.rope), next_norm=norms[index])
+            _Layer(held, *spec.place(index), list(ropes).index(layer.rope), norms[index], index in read)
             for index, (held, layer) in enumerate(zip(weights.layers, spec.layers, strict=True))
         )
 
     @property
     def shard(self) -> Shard:
         return self._collective.shard
+
+    @property
+    def collective(self) -> Collective:
+        return self._collective
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether other workers take part in its steps."""
+        return self._group is not None
 
     def forward(
         self,
@@ -85,26 +117,44 @@ class Decoder:
         attention: Sequence[StepAttention],
         last: LastTokens | None = None,
         states: Sequence[StepStates] = (),
-    ) -> Tensor:
-        """tokens, positions [T] int64 -> hidden states after the final norm [N, hidden], of `last` or of all.
+    ) -> Hidden:
+        """tokens, positions [T] int64 -> what is read of `last`, or of all.
 
         `attention` holds one StepAttention per page group of the model's CacheSpec, `states` one StepStates per state
         group.
         """
+        return self.compute(self.embed(tokens), None, positions, attention, last, states)
+
+    def compute(
+        self,
+        x: Tensor,
+        normed: Tensor | None,
+        positions: Tensor,
+        attention: Sequence[StepAttention],
+        last: LastTokens | None = None,
+        states: Sequence[StepStates] = (),
+    ) -> Hidden:
+        """As `forward`, of what the first layer is given.
+
+        x [T, hidden]; `normed` [T, attention_inputs * hidden], what its attention is computed from: None: the norm of x
+        """
         ops, eps, add_up = self._ops, self.spec.norm_eps, self._collective.all_reduce
-        x = self._embed(tokens)  # [T, hidden]
-        normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
+        if normed is None:
+            normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
         turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
         step = StepTokens.of(states, x.device) if states else None
+        read = []
         for layer in self._layers:
             held, index = layer.weights, layer.index
+            if layer.is_read:
+                read.append(x)
             is_cut = last is not None and layer is self._layers[-1]
             if isinstance(held.attention, DeltaWeights):
                 added = add_up(self._mix(normed, held.attention, step, index))
                 if last is not None and is_cut:
                     x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
                     if not last.attention:
-                        return x  # nobody reads any of them
+                        return self._unread(x, read)
             else:
                 projected = self._project(normed, held.attention, turns[layer.rope])
                 attention[layer.group].write_kv(index, *projected.planes)
@@ -112,18 +162,46 @@ class Decoder:
                 if last is not None and is_cut:
                     x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
                     if not reading:
-                        return x  # nobody reads any of them
+                        return self._unread(x, read)
                 added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
             x, normed = ops.add_norm(x, added, held.after_attention, held.mlp_norm, eps)
             added = add_up(self._mlp(normed, held.mlp))
             x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, eps)
-        return normed
+        hidden = _hidden(normed, x, read)
+        return hidden if step is None else replace(hidden, undecided=step.undecided)
+
+    def peaks(self, logits: Tensor) -> Peaks:
+        """[N, V] of `logits`"""
+        return self._ops.peaks(logits)
+
+    def _unread(self, x: Tensor, read: Sequence[Tensor]) -> Hidden:
+        """Nobody reads any token of the step: what is left of its last layer is not computed."""
+        self._compute_for_others(self._layers[-1])
+        return _hidden(x, x, read)
+
+    def accompany(self) -> None:
+        """A step of the other members of the expert group, in which this one has nothing to compute."""
+        for layer in self._layers:
+            self._compute_for_others(layer)
+
+    def _compute_for_others(self, layer: _Layer) -> None:
+        mlp = layer.weights.mlp
+        if self._group is not None and isinstance(mlp, MoeWeights):
+            assert self.local.moe is not None
+            nothing = self._weights.embedding.new_empty((0, self.spec.hidden_size))
+            compute_for_others(nothing, mlp, self.local.moe, self._ops, self._group)
+
+    def settle(self, hidden: Hidden, lens: Sequence[int]) -> None:
+        """Of each query that ended in guesses only the first `lens` tokens were right, one at least."""
+        if hidden.undecided is not None:
+            assert self.local.delta is not None
+            hidden.undecided.settle(lens, self.local.delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary on every rank"""
         return self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head)).to(torch.float32)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]"""
         x = self._look_up(tokens)
         scale = self.spec.embedding_scale
@@ -162,4 +240,8 @@ class Decoder:
         if isinstance(weights, DenseWeights):
             return dense_mlp(x, weights, self._ops, self.spec.activation)
         assert self.local.moe is not None
-        return moe_mlp(x, weights, self.local.moe, self._ops)
+        return moe_mlp(x, weights, self.local.moe, self._ops, self._group)
+
+
+def _hidden(normed: Tensor, residual: Tensor, read: Sequence[Tensor]) -> Hidden:
+    return Hidden(normed, residual, torch.cat(tuple(read), -1) if read else None)

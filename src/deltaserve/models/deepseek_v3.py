@@ -14,7 +14,7 @@ from deltaserve.models.family import (
     with_rotary_dim,
 )
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.model_spec import DraftNames, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import refuse_partial_rotary, softmax_correction
 
 
@@ -76,4 +76,10 @@ def _experts(fields: Fields) -> MoeSpec:
     )
 
 
-DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3ForCausalLM", _build, COMMON_RENAMES)
+def _draft_names(spec: ModelSpec) -> DraftNames:
+    """The layer behind the last one. Files hold copies of embedding and output matrix with it, which are not used."""
+    layer = f"layers.{spec.num_layers}"
+    return DraftNames(layer, f"{layer}.eh_proj", f"{layer}.hnorm", f"{layer}.shared_head.norm", f"{layer}.enorm")
+
+
+DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3ForCausalLM", _build, COMMON_RENAMES, _draft_names)

@@ -1,6 +1,10 @@
-"""A recurrent layer: input map, short convolution, gated delta rule, gated norm, output map (Gated DeltaNet)."""
+"""A recurrent layer: input map, short convolution, gated delta rule, gated norm, output map (Gated DeltaNet).
 
-from collections.abc import Sequence
+Of a query whose last tokens are guesses no state is stored: `UndecidedStates` has what its tokens bring, and takes in
+those that were right once it is known which (models/decoder.py, `Hidden`).
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,7 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.device.attention import StepStates
-from deltaserve.models.delta_rule import DeltaTokens, extend_state, normalised, step_states
+from deltaserve.models.delta_rule import DeltaTokens, extend_state, joined, normalised, step_states
 from deltaserve.models.layers import linear
 from deltaserve.models.model_spec import DeltaSpec
 from deltaserve.models.step_ops import StepOps
@@ -37,20 +41,73 @@ class StepTokens:
     ones: Tensor  # [B1] int64: queries of one token, which are computed together
     tokens: Tensor  # [B1] int64: those tokens
     extends: tuple[_Extend, ...]
+    undecided: "UndecidedStates | None"
 
     @classmethod
     def of(cls, states: Sequence[StepStates], device: torch.device) -> Self:
         conv, recurrent = states
         ones, tokens, extends, token = [], [], [], 0
+        guessed: list[_Extend] = []
         for index, query in enumerate(conv.queries):
-            if query.q_len == 1:
+            if index in conv.undecided:
+                guessed.append(_Extend(index, slice(token, token + query.q_len), query.q_start))
+            elif query.q_len == 1:
                 ones.append(index)
                 tokens.append(token)
             else:
                 extends.append(_Extend(index, slice(token, token + query.q_len), query.q_start))
             token += query.q_len
         of_ones, of_tokens = (torch.tensor(some, dtype=torch.int64, device=device) for some in (ones, tokens))
-        return cls(conv, recurrent, of_ones, of_tokens, tuple(extends))
+        undecided = UndecidedStates.of(conv, recurrent, guessed, device) if guessed else None
+        return cls(conv, recurrent, of_ones, of_tokens, tuple(extends), undecided)
+
+
+@dataclass(frozen=True, slots=True)
+class UndecidedStates:
+    """States of a step's queries that end in guesses, as they were before it, and what its tokens bring."""
+
+    conv: StepStates
+    recurrent: StepStates
+    queries: tuple[_Extend, ...]
+    those: Tensor  # [U] int64 indexes of the queries
+    others: Tensor  # [B - U] int64 of all others of the step
+    windows: list[tuple[Tensor, ...]]
+    """Of each layer that has computed, of each of these queries: [taps - 1 + T, C], the inputs of the convolution."""
+    tokens: list[tuple[DeltaTokens, ...]]
+    """The same: [T, ..]"""
+
+    @classmethod
+    def of(
+        cls, conv: StepStates, recurrent: StepStates, queries: Sequence[_Extend], device: torch.device
+    ) -> "UndecidedStates":
+        those = {query.index for query in queries}
+        others = [index for index in range(len(conv.queries)) if index not in those]
+        indexes = [torch.tensor(some, dtype=torch.int64, device=device) for some in (sorted(those), others)]
+        return cls(conv, recurrent, tuple(queries), indexes[0], indexes[1], [], [])
+
+    def step_through(self, layer: int, lens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Recurrent states after the first `lens` tokens [U, ..], and what those tokens read [sum of lens, ..]."""
+        (stored,) = self.recurrent.load(layer, self.those)  # [U, Hv, 1, K * V]
+        tokens = self.tokens[layer]
+        heads, dims = tokens[0].beta.shape[1:], (tokens[0].k.shape[-1], tokens[0].v.shape[-1])
+        states = stored.float().view(len(stored), *heads, *dims)
+        outs: list[list[Tensor]] = [[] for _ in tokens]
+        for at in range(max(lens)):
+            on = [index for index, length in enumerate(lens) if at < length]
+            some = states[on]
+            read = step_states(joined([tokens[index].part(slice(at, at + 1)) for index in on]), some)
+            states[on] = some
+            for index, of_query in zip(on, torch.split(read, 1), strict=True):
+                outs[index].append(of_query)
+        return states.view(stored.shape), torch.cat([out for of_query in outs for out in of_query])
+
+    def settle(self, lens: Sequence[int], spec: DeltaSpec) -> None:
+        """Only the first `lens` tokens of these queries were right, one at least: their states are stored."""
+        for layer, windows in enumerate(self.windows):
+            num_kept = len(windows[0]) - len(self.tokens[layer][0].k)
+            kept = [window[length : length + num_kept] for window, length in zip(windows, lens, strict=True)]
+            self.conv.store(layer, *_blocks(torch.stack(kept), spec), some=self.those)
+            self.recurrent.store(layer, self.step_through(layer, lens)[0], some=self.those)
 
 
 def mix_tokens(
@@ -89,10 +146,23 @@ def _convolved(channels: Tensor, kernel: Tensor, spec: DeltaSpec, step: StepToke
         window = torch.cat((before[extend.index], channels[extend.tokens]))
         out[extend.tokens] = _taps(window, kernel)
         after[extend.index] = window[len(window) - before.shape[1] :]
-    key_heads = spec.num_key_heads
-    blocks = zip(torch.split(after, list(spec.channels), -1), (key_heads, key_heads, spec.num_value_heads), strict=True)
-    step.conv.store(layer, *(block.reshape(*block.shape[:2], heads, -1).transpose(1, 2) for block, heads in blocks))
+    guessed = step.undecided
+    if guessed is None:
+        step.conv.store(layer, *_blocks(after, spec))
+        return functional.silu(out)
+    windows = tuple(torch.cat((before[query.index], channels[query.tokens])) for query in guessed.queries)
+    for query, window in zip(guessed.queries, windows, strict=True):
+        out[query.tokens] = _taps(window, kernel)
+    guessed.windows.append(windows)
+    step.conv.store(layer, *_blocks(after[guessed.others], spec), some=guessed.others)
     return functional.silu(out)
+
+
+def _blocks(inputs: Tensor, spec: DeltaSpec) -> Iterator[Tensor]:
+    """[B, rows, C] -> of each block [B, heads, rows, width]"""
+    heads = (spec.num_key_heads, spec.num_key_heads, spec.num_value_heads)
+    for block, count in zip(torch.split(inputs, list(spec.channels), -1), heads, strict=True):
+        yield block.reshape(*block.shape[:2], count, block.shape[2] // count).transpose(1, 2)
 
 
 def _side_by_side(blocks: Sequence[Tensor]) -> Tensor:
@@ -126,5 +196,14 @@ def _recurred(tokens: DeltaTokens, step: StepTokens, layer: int) -> Tensor:
     for extend in step.extends:
         some_tokens = tokens.part(extend.tokens)
         out[extend.tokens], states[extend.index] = extend_state(some_tokens, states[extend.index], extend.start)
-    step.recurrent.store(layer, states.view(stored.shape))
+    guessed = step.undecided
+    if guessed is None:
+        step.recurrent.store(layer, states.view(stored.shape))
+        return out
+    guessed.tokens.append(tuple(tokens.part(query.tokens) for query in guessed.queries))
+    lens = [query.tokens.stop - query.tokens.start for query in guessed.queries]
+    read_by_all = guessed.step_through(layer, lens)[1]
+    for query, read in zip(guessed.queries, torch.split(read_by_all, lens), strict=True):
+        out[query.tokens] = read
+    step.recurrent.store(layer, states.view(stored.shape)[guessed.others], some=guessed.others)
     return out

@@ -7,6 +7,7 @@ is cut at such multiples. Within a chunk the values that tokens add to the state
 2024, "Parallelizing Linear Transformers with the Delta Rule"); chunks pass the state on. All of it is in float32.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,13 @@ class DeltaTokens:
 
     def part(self, tokens: slice | Tensor) -> "DeltaTokens":
         return DeltaTokens(self.q[tokens], self.k[tokens], self.v[tokens], self.log_decay[tokens], self.beta[tokens])
+
+
+def joined(parts: Sequence[DeltaTokens]) -> DeltaTokens:
+    """One behind the other."""
+    fields = ([part.q for part in parts], [part.k for part in parts], [part.v for part in parts])
+    gates = ([part.log_decay for part in parts], [part.beta for part in parts])
+    return DeltaTokens(*map(torch.cat, (*fields, *gates)))
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -1,37 +1,86 @@
-"""The values of a quantised folder's weights, computed on the CPU one weight at a time."""
+"""A quantised folder's weights, one at a time: values, computed on the CPU, or codes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from deltaserve.models.block_forms import WHOLE_LEN
+from deltaserve.models.block_matrix import ROWS_AT_ONCE, Codes, columns_of
 from deltaserve.models.quantised_folder import QuantisedFolder
 from deltaserve.models.safetensors_folder import valid_file
 from deltaserve.models.source import TensorHeader
 from deltaserve.models.weight_schemes import Fp8Blocks, Mxfp4Experts, PackedInts, ScaledRows, StoredWeight, WeightScheme
 
 
-def dequantised(source: QuantisedFolder) -> Iterator[tuple[TensorHeader, Callable[[], Tensor]]]:
-    """Each weight, and how to read it: see `dequantise` for what is quantised, else as stored."""
-    with ExitStack() as stack:  # a weight's parts may lie in several files
-        files: dict[str, Any] = {}
+class _Files:
+    """Tensors of all files: a weight's parts may lie in several."""
+
+    def __init__(self, source: QuantisedFolder, stack: ExitStack) -> None:
+        self._folder = source.folder
+        self._opened: dict[str, Any] = {}
         for shard in source.folder.shards:
             with valid_file(shard):
-                files[shard.name] = stack.enter_context(safe_open(shard, "pt"))
+                self._opened[shard.name] = stack.enter_context(safe_open(shard, "pt"))
 
-        def read(weight: StoredWeight) -> Tensor:
-            parts = []
-            for part in weight.parts:
-                with valid_file(source.folder.path / part.file):
-                    parts.append(files[part.file].get_tensor(part.name))
-            return parts[0] if len(parts) == 1 else dequantise(parts[0], parts[1], source.scheme)
+    def read(self, weight: StoredWeight) -> list[Tensor]:
+        parts = []
+        for part in weight.parts:
+            with valid_file(self._folder.path / part.file):
+                parts.append(self._opened[part.file].get_tensor(part.name))
+        return parts
 
+
+@dataclass(frozen=True, slots=True)
+class FolderWeight:
+    """One weight, to be read while the files are open."""
+
+    stored: StoredWeight
+    scheme: WeightScheme
+    files: _Files
+
+    @property
+    def header(self) -> TensorHeader:
+        return self.stored.header
+
+    def values(self) -> Tensor:
+        """See `dequantise` for what is quantised, else as stored."""
+        parts = self.files.read(self.stored)
+        return parts[0] if len(parts) == 1 else dequantise(parts[0], parts[1], self.scheme)
+
+    def codes(self, rows: slice, columns: slice) -> Iterator[Codes]:
+        """Of a weight whose scheme has a kind for it: some rows at a time, the first ones many whole panels."""
+        values, scales = self.files.read(self.stored)
+        num_rows, cols = self.header.shape
+        codes = _codes(values, self.scheme)
+        factors = scales.float().reshape(-1, 1) if isinstance(self.scheme, ScaledRows) else scales.float()
+        if len(factors) == 1:
+            factors = factors.expand(num_rows, -1)
+        runs = factors.repeat_interleave(cols // WHOLE_LEN // factors.shape[1], 1)
+        for start in range(0, len(codes[rows]), ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            yield columns_of(Codes(codes[rows][part], runs[rows][part], None), columns)
+
+
+def dequantised(source: QuantisedFolder) -> Iterator[FolderWeight]:
+    """Each weight; to be read before the next is asked for."""
+    with ExitStack() as stack:
+        files = _Files(source, stack)
         for weight in source.weights():
-            yield weight.header, partial(read, weight)
+            yield FolderWeight(weight, source.scheme, files)
+
+
+def _codes(values: Tensor, scheme: WeightScheme) -> Tensor:
+    """[rows, cols] uint8, half of their range for 0"""
+    if isinstance(scheme, PackedInts):
+        shifts = torch.arange(0, 32, scheme.bits, dtype=torch.int32)
+        codes: Tensor = (values[..., None] >> shifts) & (2**scheme.bits - 1)
+        return codes.flatten(1).to(torch.uint8)
+    return values.view(torch.uint8) ^ 128
 
 
 _FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import LayerSpec, ModelSpec, MoeSpec, QkNorm
+from deltaserve.models.model_spec import DraftKind, DraftNames, DraftSpec, LayerSpec, ModelSpec, MoeSpec, QkNorm
 from deltaserve.models.rope_fields import rope_spec
 
 MAX_LAYERS = 512
@@ -17,6 +17,8 @@ MAX_HEADS = 2**12
 MAX_EXPERTS = 2**12
 MAX_POSITION = 2**26
 
+DRAFT_PREFIX = "mtp."
+"""Of the tensors of a draft head, where they are not those of a further layer."""
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 _DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
 
@@ -39,6 +41,8 @@ class Family:
     build: Callable[[Fields], ModelSpec]
     renames: tuple[Rename, ...]
     """First match wins; a name without a match is taken as it is."""
+    draft: Callable[[ModelSpec], DraftNames] | None = None
+    """What files of the model call the head that drafts tokens (MTP), where the family has one."""
 
     def canonical(self, name: str) -> str | None:
         """Our name of a checkpoint tensor, or None for one to skip."""
@@ -90,6 +94,12 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         eos_token_ids=fields.integers("eos_token_id"),
     )
+
+
+def draft_head(spec: ModelSpec, names: DraftNames) -> DraftSpec:
+    """The MTP head of a model: a layer of full attention, otherwise like the model's last."""
+    layer = LayerSpec(spec.layers[-1].rope, has_experts=spec.layers[-1].has_experts)
+    return DraftSpec(DraftKind.MTP, replace(spec, layers=(layer,), delta=None, num_draft_layers=0), names)
 
 
 def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> ModelSpec:

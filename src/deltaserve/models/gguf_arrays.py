@@ -1,6 +1,7 @@
-"""The values of a GGUF file's tensors: dequantised by the `gguf` package, rows ordered as in a Hugging Face folder."""
+"""A GGUF file's tensors: values dequantised by the `gguf` package, or codes; rows as a Hugging Face folder has them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from deltaserve.models.block_matrix import ROWS_AT_ONCE, Codes, columns_of
+from deltaserve.models.gguf_blocks import codes_of
 from deltaserve.models.gguf_header import GgufTensor
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.source import TensorHeader
@@ -19,17 +22,41 @@ _PIECE_BYTES = 1 << 24
 Array = npt.NDArray[Any]
 
 
-def gguf_arrays(model: GgufModel) -> Iterator[tuple[TensorHeader, Callable[[], Array]]]:
-    """Each tensor, and how to read it: float32 from quantised ones and BF16, else as stored. Writable, contiguous."""
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """One tensor, to be read."""
+
+    header: TensorHeader
+    path: Path
+    tensor: GgufTensor
+    num_heads: int | None
+    """Of heads whose rows the file has in an order of its own."""
+
+    def values(self) -> Array:
+        """float32 from quantised ones and BF16, else as stored. Writable, contiguous."""
+        values = _values(self.path, self.tensor)
+        return values if self.num_heads is None else _halves_apart(values, self.num_heads)
+
+    def codes(self, rows: slice, columns: slice) -> Iterator[Codes]:
+        """The same without being dequantised: of a matrix, some rows at a time, the first ones many whole panels.
+
+        `columns` begin and end between runs.
+        """
+        kind, (num_rows, row_len) = self.tensor.quantisation, self.tensor.shape
+        shape = (num_rows, row_len // kind.block_len, kind.block_bytes)
+        raw: Array = np.memmap(self.path, np.uint8, "r", self.tensor.start, shape)
+        raw = raw if self.num_heads is None else _halves_apart(raw, self.num_heads)
+        raw = raw[rows]
+        for start in range(0, len(raw), ROWS_AT_ONCE):
+            yield columns_of(codes_of(kind.name, raw[start : start + ROWS_AT_ONCE]), columns)
+
+
+def gguf_arrays(model: GgufModel) -> Iterator[GgufArray]:
+    """Every tensor that a model is made of."""
     heads = model.interleaved_heads()
     tensors = [tensor for _, tensor in model.named()]
     for header, tensor in zip(model.headers(), tensors, strict=True):
-
-        def read(tensor: GgufTensor = tensor, num_heads: int | None = heads.get(tensor.name)) -> Array:
-            values = _values(model.path, tensor)
-            return values if num_heads is None else _halves_apart(values, num_heads)
-
-        yield header, read
+        yield GgufArray(header, model.path, tensor, heads.get(tensor.name))
 
 
 def _values(path: Path, tensor: GgufTensor) -> Array:

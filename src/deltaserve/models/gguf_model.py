@@ -62,6 +62,10 @@ class GgufModel:
     def index(self) -> Mapping[str, str]:
         return {}
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return {name: tensor.quantisation.name for name, tensor in self.named() if tensor.quantisation.block_len > 1}
+
     def config(self) -> Fields:
         factors = next((tensor for tensor in self.header.tensors if tensor.name == ROPE_FACTORS), None)
         values = config_values(self.header, None if factors is None else self._floats(factors))

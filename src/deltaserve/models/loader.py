@@ -2,8 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,22 +12,26 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from deltaserve.base.quantization import Quantization
 from deltaserve.layout.shard import Shard
+from deltaserve.models.block_forms import BlockForm
+from deltaserve.models.block_matrix import write_rows
 from deltaserve.models.checkpoint_config import family_of
-from deltaserve.models.dequantised import dequantised
-from deltaserve.models.gguf_arrays import Array, gguf_arrays
+from deltaserve.models.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
+from deltaserve.models.dequantised import FolderWeight, dequantised
+from deltaserve.models.eagle3 import draft_inventory
+from deltaserve.models.gguf_arrays import Array, GgufArray, gguf_arrays
 from deltaserve.models.gguf_model import GgufModel
-from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.model_spec import DraftSpec, ModelSpec
 from deltaserve.models.open_source import Source, open_source
-from deltaserve.models.packing import pack, pack_layer
+from deltaserve.models.packing import pack, pack_draft, pack_layer
 from deltaserve.models.quantised_folder import QuantisedFolder
 from deltaserve.models.safetensors_folder import SafetensorsFolder, valid_file
 from deltaserve.models.source import TensorHeader
-from deltaserve.models.tensors import Inventory, as_stored
-from deltaserve.models.weights import DecoderWeights, allocate
+from deltaserve.models.tensors import EMBEDDING, Inventory, as_stored
+from deltaserve.models.weights import CodeRows, CodeTable, DecoderWeights, DraftWeights, allocate, allocate_draft
 
 _log = logging.getLogger(__name__)
-_NAMED_TENSORS = 8
 
 
 class _Loaded(NamedTuple):
@@ -41,42 +45,113 @@ class _Loaded(NamedTuple):
 
 
 def load_weights(
-    model_path: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
+    model_path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = Shard(),
+    quantization: Quantization = "none",
 ) -> DecoderWeights:
     """A rank's part of every tensor exactly once, cast to `dtype`, matrices packed. `spec`: of the whole model.
 
-    Raises ConfigError naming file and tensor.
+    `quantization`: another than "none" only for the CPU. Raises ConfigError naming file and tensor.
     """
+    rules = CODE_RULES[quantization]
     source = open_source(model_path)
     family = family_of(source.config())
     stored = as_stored(spec, family, source.headers())
     inventory = Inventory.of(family, stored, source.index)
-    weights, targets = allocate(stored, dtype, device, shard)
-    for name, box, values in _tensors(source, inventory, shard):
+    codes = CodeTable(_planned(source, stored, inventory, shard) if rules.keeps_codes else {}, rules.rounds_inputs)
+    weights, targets = allocate(stored, dtype, device, shard, codes)
+    _fill(targets, source, inventory, shard, codes.targets)
+    if spec.tied_embeddings and not stored.tied_embeddings:
+        weights = _tie_equal(weights)
+    layers = deque(weights.layers)
+    own_draft = _draft_of_its_own(spec.draft, dtype, device, shard)
+    draft = weights.draft and pack_draft(weights.draft, rules)
+    draft = draft if own_draft is None else pack_draft(own_draft, draft_rules(rules))
+    rest = replace(weights, layers=(), lm_head=pack(weights.lm_head, rules), draft=draft)
+    del weights, targets, codes, own_draft  # so that a layer's plain matrices go when it is packed
+    return replace(rest, layers=tuple(pack_layer(layers.popleft(), rules) for _ in range(len(layers))))
+
+
+def _planned(source: Source, stored: ModelSpec, inventory: Inventory, shard: Shard) -> Mapping[str, BlockForm]:
+    """Which tensors stay codes, with a line about those that a rank's share cuts where no run ends."""
+    tied = EMBEDDING if stored.tied_embeddings else None
+    plan = plan_codes(inventory.parts, stored_kinds(source, inventory.family), shard, tied)
+    if plan.uncut:
+        names = shown_names(plan.uncut)
+        _log.warning("weights: %d tensors are dequantised, for ranks cut them within a run: %s", len(plan.uncut), names)
+    return plan.forms
+
+
+def _draft_of_its_own(
+    draft: DraftSpec | None, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> DraftWeights | None:
+    """Of a head with a folder of its own, not packed."""
+    if draft is None or draft.folder is None:
+        return None
+    source = open_source(Path(draft.folder))
+    weights, targets = allocate_draft(draft, dtype, device, shard)
+    _fill(targets, source, draft_inventory(draft, source.index), shard)
+    return weights
+
+
+def _fill(
+    targets: Mapping[str, Tensor],
+    source: Source,
+    inventory: Inventory,
+    shard: Shard,
+    codes: Mapping[str, CodeRows] | None = None,
+) -> None:
+    """`codes`: where tensors go that are not dequantised; one of both comes twice."""
+    for name, box, values in _tensors(source, inventory, shard, _CodeReader(targets, codes or {}, shard)):
         added = inventory.parts[name].added
         targets[name][box].copy_(values.float() + added if added else values)
     inventory.check_complete()
     _name_unused(inventory.unused)
-    if spec.tied_embeddings and not stored.tied_embeddings:
-        weights = _tie_equal(weights)
-    layers = deque(weights.layers)
-    rest = replace(weights, layers=(), lm_head=pack(weights.lm_head))
-    del weights, targets  # so that a layer's plain matrices go when it is packed
-    return replace(rest, layers=tuple(pack_layer(layers.popleft()) for _ in range(len(layers))))
 
 
-def _tensors(source: Source, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+@dataclass(frozen=True, slots=True)
+class _CodeReader:
+    """Reads tensors that stay codes into their places."""
+
+    targets: Mapping[str, Tensor]
+    codes: Mapping[str, CodeRows]
+    shard: Shard
+
+    def take(self, array: GgufArray | FolderWeight, inventory: Inventory) -> bool:
+        """Whether nothing else of it is needed."""
+        canonical = inventory.family.canonical(array.header.name)
+        if canonical is None or canonical not in self.codes:
+            return False
+        matrix, row = self.codes[canonical]
+        for source, target in inventory.parts[canonical].pieces(self.shard):
+            rows, columns = (*source, slice(None), slice(None))[:2]
+            first = row + (target[0].start or 0 if target else 0)
+            for part in array.codes(rows, columns):
+                write_rows(matrix, first, part)
+                first += len(part.codes)
+        if canonical in self.targets:
+            return False
+        inventory.take(array.header)
+        return True
+
+
+def _tensors(source: Source, inventory: Inventory, shard: Shard, reader: _CodeReader) -> Iterator[_Loaded]:
     """What the model needs."""
     match source:
         case SafetensorsFolder():
             for file in source.shards:
                 yield from _file_tensors(file, inventory, shard)
         case QuantisedFolder():
-            for header, read_weight in dequantised(source):
-                yield from _cut(header, read_weight, inventory, shard)
+            for weight in dequantised(source):
+                if not reader.take(weight, inventory):
+                    yield from _cut(weight.header, weight.values, inventory, shard)
         case GgufModel():
-            for header, read in gguf_arrays(source):
-                yield from _cut(header, partial(_array_tensor, read), inventory, shard)
+            for array in gguf_arrays(source):
+                if not reader.take(array, inventory):
+                    yield from _cut(array.header, partial(_array_tensor, array.values), inventory, shard)
 
 
 def _file_tensors(file: Path, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
@@ -107,6 +182,8 @@ def _cut(header: TensorHeader, read: Callable[[], Tensor], inventory: Inventory,
 
 def _tie_equal(weights: DecoderWeights) -> DecoderWeights:
     """Weights of a config that ties the output matrix to the embedding and a file that holds both."""
+    if not isinstance(weights.lm_head, Tensor):
+        return weights  # codes: the embedding's values would take more memory, not less
     if torch.equal(weights.lm_head, weights.embedding):
         return replace(weights, lm_head=weights.embedding)
     _log.warning("weights: lm_head.weight differs from the embedding and is used, though tie_word_embeddings is true")
@@ -115,6 +192,4 @@ def _tie_equal(weights: DecoderWeights) -> DecoderWeights:
 
 def _name_unused(names: list[str]) -> None:
     if names:
-        more = f" and {len(names) - _NAMED_TENSORS} more" if len(names) > _NAMED_TENSORS else ""
-        shown = ", ".join(name[:80] for name in names[:_NAMED_TENSORS])
-        _log.warning("weights: %d tensors of the files are not used: %s%s", len(names), shown, more)
+        _log.warning("weights: %d tensors of the files are not used: %s", len(names), shown_names(names))

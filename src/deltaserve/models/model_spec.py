@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.lifetime import Lifetime, Retention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.layout.spec import CacheSpec, HeadBlock, PageGroup, StateGroup
+from deltaserve.models.shard_rules import ExpertPlacement
 
 
 class QkNorm(Enum):
@@ -119,13 +121,23 @@ class MoeSpec:
     """In place of SwiGLU: then all linear maps, the router's too, have biases, and files hold matrices transposed."""
     shared_gate: bool = False
     """What that gives is scaled by the sigmoid of a learned score of the token."""
+    placement: ExpertPlacement = ExpertPlacement()
 
     def local(self, shard: Shard) -> "MoeSpec":
-        """Whole experts on each rank where their number divides, else a part of each: see models/shard_rules.py."""
-        inner = self.intermediate_size
-        if self.num_experts % shard.size:
-            inner = _share("num_experts and moe_intermediate_size", inner, shard)
-        return replace(self, intermediate_size=inner, shared_size=_share("shared experts", self.shared_size, shard))
+        """A rank's part of its experts."""
+        ep_size = self.placement.ep_size
+        if ep_size is not None and shard.size > 1:
+            if shard.size % ep_size:
+                raise ConfigError(f"--ep-size {ep_size}: must divide the {shard.size} ranks of a worker")
+            if self.num_experts % ep_size:
+                raise ConfigError(f"--ep-size {ep_size}: {self.num_experts} experts do not divide over so many groups")
+        inner, shared = self.placement.cut(self.num_experts, shard).inner, self.shared_size
+        name = "moe_intermediate_size" if ep_size is not None else "num_experts and moe_intermediate_size"
+        return replace(
+            self,
+            intermediate_size=_share(name, self.intermediate_size, inner),
+            shared_size=_share("shared experts", shared, shard),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,57 @@ class DeltaSpec:
         )
 
 
+class DraftKind(Enum):
+    """What a draft head makes its layer's input of, and what it reads of the token before."""
+
+    MTP = "mtp"
+    """One linear map of the token's embedding and the hidden state, each normalised. Reads the state after the final
+    norm: the model's, then its own."""
+    EAGLE3 = "eagle3"
+    """Attention sees embedding and hidden state side by side, each normalised; the state is the residual stream. Reads
+    one linear map of what enters three of the model's layers, then its own residual stream."""
+
+
+class DraftNames(NamedTuple):
+    """Canonical names of a draft head's parts; all but that of the layer without `.weight`."""
+
+    layer: str
+    merge: str
+    """The linear map."""
+    hidden_norm: str
+    norm: str
+    """Of what the output matrix reads."""
+    embedding_norm: str | None = None
+    """None: the layer's own first norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """A head that guesses further tokens: one layer that sees, at each position, the token there and what the model
+    made of the one before it. Entry j of its keys and values depends on the tokens 0 .. j, as the model's own do."""
+
+    kind: DraftKind
+    layer: "ModelSpec"
+    """Its layer, as a model of one. `vocab_size`: of the tokens that it embeds."""
+    names: DraftNames
+    read_layers: tuple[int, ...] = ()
+    """Layers of the model whose inputs it reads (EAGLE3), ascending."""
+    read_size: int = 0
+    """Channels of each of those."""
+    num_guessable: int | None = None
+    """Tokens that it chooses among, by a table (EAGLE3); None: all."""
+    own_embedding: bool = False
+    group: str = "draft"
+    """Name of the page group of its layer: equal on all workers that have this head, and on no others of the model."""
+    folder: str | None = None
+    """Of its weights; None: they are among the model's, as are its output matrix and, in any case but
+    `own_embedding`, its embedding."""
+
+    def local(self, shard: Shard) -> "DraftSpec":
+        _share("draft_vocab_size", self.num_guessable or self.layer.vocab_size, shard)
+        return replace(self, layer=self.layer.local(shard))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One decoder-only model."""
@@ -229,8 +292,12 @@ class ModelSpec:
     sinks: bool = False
     """Each head has a learned score of a key that every position sees, and that has no value."""
     delta: DeltaSpec | None = None
+    attention_inputs: int = 1
+    """Vectors of `hidden_size` side by side that attention is computed from."""
     num_draft_layers: int = 0
-    """Layers that files may hold after those of the model; not used."""
+    """Layers that files may hold after those of the model: `draft` may be the first of them, others are not used."""
+    draft: DraftSpec | None = None
+    """Present where tokens are to be guessed by a head of the model's."""
     eos_token_ids: tuple[int, ...] = ()
 
     @property
@@ -248,6 +315,17 @@ class ModelSpec:
         """Of each page group of the CacheSpec: None, where a layer sees everything, first."""
         lengths = dict.fromkeys(layer.window_len for layer in self.layers if layer.mixer is Mixer.ATTENTION)
         return tuple(sorted(lengths, key=lambda length: length or 0))
+
+    @property
+    def query_heads(self) -> tuple[int, ...]:
+        """Of each page group of the CacheSpec."""
+        own = (self.num_heads,) * len(self.windows)
+        return own if self.draft is None else (*own, self.draft.layer.num_heads)
+
+    @property
+    def draft_group(self) -> int:
+        """Index among the page groups of that of the draft's layer."""
+        return len(self.windows)
 
     @property
     def num_recurrent(self) -> int:
@@ -281,7 +359,27 @@ class ModelSpec:
             intermediate_size=self._local_inner(shard),
             moe=None if self.moe is None else self.moe.local(shard),
             delta=None if self.delta is None else self.delta.local(shard),
+            draft=None if self.draft is None else self.draft.local(shard),
         )
+
+    def placed(self, placement: ExpertPlacement) -> "ModelSpec":
+        """With its experts so, and those of its draft head as far as one worker's ranks hold them: of a group each
+        member has them all, since members guess each when it suits them.
+
+        Raises ConfigError where it has none, or they do not divide over the members.
+        """
+        size = placement.member.size
+        if self.moe is None:
+            if placement == ExpertPlacement():
+                return self
+            flag = f"--dp-size {size}" if size > 1 else f"--ep-size {placement.ep_size}"
+            raise ConfigError(f"{flag}: this model has no experts")
+        if self.moe.num_experts % size:
+            raise ConfigError(f"--dp-size {size}: {self.moe.num_experts} experts do not divide over so many workers")
+        moe, draft = replace(self.moe, placement=placement), self.draft
+        if draft is not None and draft.layer.moe is not None:
+            draft = replace(draft, layer=draft.layer.placed(replace(placement, member=Shard())))
+        return replace(self, moe=moe, draft=draft)
 
     def _local_inner(self, shard: Shard) -> int:
         if all(layer.has_experts for layer in self.layers):
@@ -289,9 +387,13 @@ class ModelSpec:
         return _share("intermediate_size", self.intermediate_size, shard)
 
     def cache_spec(self, page_size: int, kv_dtype: DType, state_dtype: DType = DType.FLOAT32) -> CacheSpec:
-        """What the model keeps: a page group of the layers that see everything, one per window length, and the states
-        of recurrent layers. `state_dtype`: of the states themselves; a convolution's inputs are kept as KV is."""
+        """What the model keeps: a page group of the layers that see everything, one per window length, one of the
+        draft's layer, and the states of recurrent layers. `state_dtype`: of the states themselves; a convolution's
+        inputs are kept as KV is."""
         pages = tuple(self._page_group(window_len, kv_dtype) for window_len in self.windows)
+        if self.draft is not None:
+            of_draft = self.draft.layer._page_group(None, kv_dtype)
+            pages += (replace(of_draft, name=self.draft.group, is_for_guesses=True),)
         if self.delta is None:
             return CacheSpec(page_size, pages)
         conv_dtype = DType.BFLOAT16 if kv_dtype is DType.FP8_E4M3 else kv_dtype

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from deltaserve.models.expert_group import ExpertGroup
 from deltaserve.models.layers import clamped_gated, dense_mlp
 from deltaserve.models.model_spec import Activation, MoeSpec, RouterKind
 from deltaserve.models.step_ops import StepOps
@@ -39,9 +40,47 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
     return grouped.masked_fill(is_lost[..., None], float("-inf")).view(scores.shape)
 
 
-def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
-    """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is"""
+def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup | None = None) -> Tensor:
+    """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is; of a group, over
+    those of all members"""
     experts, gains = route(x, weights, spec)
+    chosen = (
+        _outputs(x, experts, weights, spec, ops) if group is None else _of_group(x, experts, weights, spec, ops, group)
+    )
+    total = _weighted_sum(chosen, gains)
+    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate, ops)
+
+
+def compute_for_others(nothing: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup) -> None:
+    """What `moe_mlp` does of a member that has no tokens. nothing [0, hidden]"""
+    experts = torch.empty((0, spec.experts_per_token), dtype=torch.int64, device=nothing.device)
+    _of_group(nothing, experts, weights, spec, ops, group)
+
+
+def _of_group(
+    x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup
+) -> Tensor:
+    """x [T, hidden], experts [T, k] -> [T, k, hidden]: each member computes its own experts, of all members' tokens."""
+    holders = experts // (spec.num_experts // group.member.size)  # [T, k]
+    tokens = [(holders == member).any(-1).nonzero()[:, 0] for member in range(group.member.size)]
+    # [T, bytes of a row and of its experts]
+    lines = torch.cat((x.contiguous().view(torch.uint8), experts.int().view(torch.uint8)), -1)
+    found = group.all_to_all([lines.index_select(0, those) for those in tokens])
+    together, num_bytes = torch.cat(found), x.shape[1] * x.itemsize
+    rows = together[:, :num_bytes].contiguous().view(x.dtype)  # [N, hidden]
+    ids = together[:, num_bytes:].contiguous().view(torch.int32).long()  # [N, k]
+    outputs = _outputs(rows, ids, weights, spec, ops)
+    is_held = (ids >= weights.first_expert) & (ids < weights.first_expert + len(weights.gate_up))
+    counts = [len(part) for part in found]
+    told = [part[mine] for part, mine in zip(torch.split(outputs, counts), torch.split(is_held, counts), strict=True)]
+    chosen = x.new_empty((*experts.shape, x.shape[1]))
+    for member, part in enumerate(group.all_to_all(told)):
+        chosen[holders == member] = part
+    return chosen
+
+
+def _outputs(x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
+    """x [T, hidden], experts [T, k] -> [T, k, hidden] of the experts held; zeros of the others"""
     order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
     tokens = order // spec.experts_per_token
     counts = torch.bincount(experts.flatten(), minlength=spec.num_experts).tolist()
@@ -53,9 +92,7 @@ def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tens
             continue
         outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, spec, ops)
         start += count
-    chosen = outputs.index_select(0, order.argsort()).view(*experts.shape, -1)  # [T, k, hidden]
-    total = _weighted_sum(chosen, gains)
-    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate, ops)
+    return outputs.index_select(0, order.argsort()).view(*experts.shape, x.shape[1])
 
 
 def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None, ops: StepOps) -> Tensor:

@@ -8,14 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.quantization import Quantization
+from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked
 from deltaserve.models.model_spec import Activation
 from deltaserve.models.packing import product
-from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
+from deltaserve.models.step_ops import HeadNorm, Peaks, StepOps, TorchOps
 from deltaserve.native.native_library import NativeContext, NativeUnavailable
 
 _log = logging.getLogger(__name__)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
+_SCALE_TYPES = {2: 2, 4: 0}
+"""Bytes of a scale |-> float16 or float32, of DsElement."""
 _PANEL = 64
 """Columns of a product that lie together."""
 _MOST_ROWS = 64
@@ -79,6 +84,19 @@ class _Gate(ctypes.Structure):
     )
 
 
+class _Peaks(ctypes.Structure):
+    """DsPeaks of native.h."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("indexes", ctypes.c_void_p),
+        ("finite", ctypes.c_void_p),
+    )
+
+
 class _PackedProduct(ctypes.Structure):
     """DsProduct of native.h."""
 
@@ -93,6 +111,37 @@ class _PackedProduct(ctypes.Structure):
         ("panel_depth", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+    )
+
+
+class _Blocks(ctypes.Structure):
+    """DsBlocks of native.h."""
+
+    _fields_ = (
+        ("bits", ctypes.c_int32),
+        ("run_len", ctypes.c_int32),
+        ("scale_type", ctypes.c_int32),
+        ("zero", ctypes.c_int32),
+        ("has_offsets", ctypes.c_int32),
+        ("num_columns", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("panels", ctypes.c_void_p),
+    )
+
+
+class _BlockProduct(ctypes.Structure):
+    """DsBlockProduct of native.h."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("rounds", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("blocks", _Blocks),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
     )
 
 
@@ -113,7 +162,9 @@ class NativeOps:
         self._add_norm = _function(context, "ds_add_norm", _AddNorm)
         self._turn = _function(context, "ds_turn", _Turn)
         self._gate = _function(context, "ds_gate", _Gate)
+        self._peaks = _function(context, "ds_peaks", _Peaks)
         self._product = _function(context, "ds_product", _PackedProduct)
+        self._block_product = _function(context, "ds_block_product", _BlockProduct)
         self._can_multiply = context.functions.ds_can_multiply
         self._can_multiply.restype = ctypes.c_bool
         self._panels: dict[_Shape, int | None] = {}
@@ -121,8 +172,21 @@ class NativeOps:
         self._isa = context.instruction_set.number
         self._context = context
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Few rows natively, in the memory that oneDNN packed; more of them by oneDNN."""
+    def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        """Codes natively; of others few rows in the memory that oneDNN packed, more of them by oneDNN."""
+        if isinstance(weight, BlockMatrix):
+            out = x.new_empty(x.shape[0], weight.shape[0])
+            self._multiply_blocks(x, weight, bias, out)
+            return out
+        if isinstance(weight, Stacked):
+            out = x.new_empty(x.shape[0], weight.shape[0])
+            for part, rows in weight.slices():
+                own_bias = None if bias is None else bias[rows]
+                if isinstance(part, BlockMatrix):
+                    self._multiply_blocks(x, part, own_bias, out[:, rows])
+                else:
+                    out[:, rows] = self.product(x, part, own_bias)
+            return out
         if not weight.is_mkldnn or x.shape[0] > _MOST_ROWS:
             return product(x, weight, bias)
         num_columns, depth = weight.shape
@@ -174,6 +238,14 @@ class NativeOps:
         of_type, kind = _TYPES[gate_up.dtype], _ACTIVATIONS[activation]
         self._do(self._gate, _Gate(of_type, kind, num_rows, dim, gate_up.data_ptr(), out.data_ptr()))
         return out
+
+    def peaks(self, logits: Tensor) -> Peaks:
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        num_rows, dim = logits.shape
+        indexes, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
+        pointers = logits.data_ptr(), logits.stride(0), indexes.data_ptr(), finite.data_ptr()
+        self._do(self._peaks, _Peaks(num_rows, dim, *pointers))
+        return Peaks(finite.tolist(), indexes.tolist())
 
     def _normed(
         self, x: Tensor, added: Tensor | None, after: Tensor | None, weight: Tensor, eps: float, total: Tensor | None
@@ -232,6 +304,32 @@ class NativeOps:
         self._do(self._product, call)
         return out
 
+    def _multiply_blocks(self, x: Tensor, weight: BlockMatrix, bias: Tensor | None, out: Tensor) -> None:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        form, (num_columns, depth) = weight.form, weight.shape
+        blocks = _Blocks(
+            form.bits,
+            form.run_len,
+            _SCALE_TYPES[form.scale_bytes],
+            form.zero,
+            form.has_offsets,
+            num_columns,
+            depth,
+            weight.panels.data_ptr(),
+        )
+        call = _BlockProduct(
+            _TYPES[x.dtype],
+            weight.rounds_inputs,
+            x.shape[0],
+            x.data_ptr(),
+            x.stride(0),
+            blocks,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            out.stride(0),
+        )
+        self._do(self._block_product, call)
+
     def _do(self, function: _Function, call: ctypes.Structure) -> None:
         if not function(self._context.address, self._isa, ctypes.byref(call)):
             raise ValueError(f"{type(call).__name__[1:]}: types that the native library does not compute with")
@@ -256,6 +354,15 @@ def make_step_ops(native: NativeContext | None, dtype: torch.dtype) -> StepOps:
         _log.info("norms, rotation and gates: torch (%s)", error)
         return TorchOps()
     return ops
+
+
+def usable_quantization(asked: Quantization, ops: StepOps) -> Quantization:
+    """Codes are computed natively, or not at all. Raises ConfigError where they cannot be had and values do not do."""
+    if asked == "none" or isinstance(ops, NativeOps):
+        return asked
+    if asked != "auto":
+        raise ConfigError(f"--quantization {asked}: computed by the native library, which does not serve here")
+    return "none"
 
 
 @torch.inference_mode()

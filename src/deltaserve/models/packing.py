@@ -1,21 +1,27 @@
 """Weight matrices laid out once for the CPU's matrix library, which otherwise does it in every product."""
 
+import logging
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from deltaserve.models.block_forms import WHOLE_LEN
+from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, block_values, round_matrix, rounded_inputs
+from deltaserve.models.code_plan import CODE_RULES, CodeRules
 from deltaserve.models.weights import (
     AttentionWeights,
     DeltaWeights,
     DenseWeights,
+    DraftWeights,
     LayerWeights,
     Linear,
     MlaWeights,
     MoeWeights,
 )
 
+_log = logging.getLogger(__name__)
 _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2", "AVX512"})}
 """Type |-> instruction sets with which packed products are faster (measured)."""
 
@@ -25,7 +31,22 @@ def packing_pays(dtype: torch.dtype, capability: str) -> bool:
     return capability in _PAYS.get(dtype, ())
 
 
-def pack(weight: Tensor) -> Tensor:
+def pack(weight: Matrix, rules: CodeRules = CODE_RULES["none"]) -> Matrix:
+    """[out, in] -> the same for `product`: codes where they are rounded to, else opaque where packing pays."""
+    if isinstance(weight, Stacked):
+        packed = tuple(pack(part, rules) for part in weight.parts)
+        return Stacked(tuple(part for part in packed if not isinstance(part, Stacked)))
+    if isinstance(weight, BlockMatrix) or weight.device.type != "cpu":
+        return weight
+    if rules.rounds_weights and weight.shape[1] % WHOLE_LEN == 0:
+        try:
+            return round_matrix(weight, rules.rounds_inputs)
+        except ValueError as error:
+            _log.warning("weights: a matrix of %d x %d is not rounded: %s", *weight.shape, error)
+    return pack_values(weight)
+
+
+def pack_values(weight: Tensor) -> Tensor:
     """[out, in] -> the same for `product`: opaque where packing pays, else `weight`."""
     if weight.device.type != "cpu" or not packing_pays(weight.dtype, torch.backends.cpu.get_cpu_capability()):
         return weight
@@ -33,16 +54,23 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times weight [out, in], plain or packed -> [T, out]"""
+def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times weight [out, in], plain, packed or codes -> [T, out]; codes become values each time"""
+    if isinstance(weight, Stacked):
+        slices = weight.slices()
+        return torch.cat([product(x, part, None if bias is None else bias[rows]) for part, rows in slices], 1)
+    if isinstance(weight, BlockMatrix):
+        inputs = rounded_inputs(x) if weight.rounds_inputs else x.float()
+        out = functional.linear(inputs, block_values(weight), None if bias is None else bias.float())
+        return out.to(x.dtype)
     if not weight.is_mkldnn:
         return functional.linear(x, weight, bias)
     num_rows = x.shape[0]
     num_more = packed_rows(num_rows) - num_rows
     if num_more:  # padding by nothing copies
         x = functional.pad(x, (0, 0, 0, num_more))  # [T', in]
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out[:num_rows]
+    packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return packed[:num_rows]
 
 
 def packed_rows(num_rows: int) -> int:
@@ -55,33 +83,39 @@ def packed_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def pack_layer(layer: LayerWeights) -> LayerWeights:
+def pack_layer(layer: LayerWeights, rules: CodeRules = CODE_RULES["none"]) -> LayerWeights:
     """All matrices of a layer but routers and those of which there is one per head."""
     mlp = layer.mlp
-    packed = _pack_dense(mlp) if isinstance(mlp, DenseWeights) else _pack_experts(mlp)
-    return replace(layer, attention=_pack_attention(layer.attention), mlp=packed)
+    packed = _pack_dense(mlp, rules) if isinstance(mlp, DenseWeights) else _pack_experts(mlp, rules)
+    return replace(layer, attention=_pack_attention(layer.attention, rules), mlp=packed)
+
+
+def pack_draft(draft: DraftWeights, rules: CodeRules = CODE_RULES["none"]) -> DraftWeights:
+    lm_head = None if draft.lm_head is None else pack(draft.lm_head, rules)
+    return replace(draft, layer=pack_layer(draft.layer, rules), merge=_pack_linear(draft.merge, rules), lm_head=lm_head)
 
 
 def _pack_attention(
-    attention: AttentionWeights | MlaWeights | DeltaWeights,
+    attention: AttentionWeights | MlaWeights | DeltaWeights, rules: CodeRules
 ) -> AttentionWeights | MlaWeights | DeltaWeights:
-    out = _pack_linear(attention.out)
+    out = _pack_linear(attention.out, rules)
     if isinstance(attention, DeltaWeights):
-        return replace(attention, inputs=_pack_linear(attention.inputs), out=out)
+        return replace(attention, inputs=_pack_linear(attention.inputs, rules), out=out)
     if isinstance(attention, AttentionWeights):
-        return replace(attention, qkv=_pack_linear(attention.qkv), out=out)
-    q_up = None if attention.q_up is None else _pack_linear(attention.q_up)
-    return replace(attention, down=_pack_linear(attention.down), q_up=q_up, out=out)
+        return replace(attention, qkv=_pack_linear(attention.qkv, rules), out=out)
+    q_up = None if attention.q_up is None else _pack_linear(attention.q_up, rules)
+    return replace(attention, down=_pack_linear(attention.down, rules), q_up=q_up, out=out)
 
 
-def _pack_dense(mlp: DenseWeights) -> DenseWeights:
-    return DenseWeights(_pack_linear(mlp.gate_up), _pack_linear(mlp.down))
+def _pack_dense(mlp: DenseWeights, rules: CodeRules) -> DenseWeights:
+    return DenseWeights(_pack_linear(mlp.gate_up, rules), _pack_linear(mlp.down, rules))
 
 
-def _pack_experts(mlp: MoeWeights) -> MoeWeights:
-    shared = None if mlp.shared is None else _pack_dense(mlp.shared)
-    return replace(mlp, gate_up=tuple(map(pack, mlp.gate_up)), down=tuple(map(pack, mlp.down)), shared=shared)
+def _pack_experts(mlp: MoeWeights, rules: CodeRules) -> MoeWeights:
+    shared = None if mlp.shared is None else _pack_dense(mlp.shared, rules)
+    gate_up, down = (tuple(pack(weight, rules) for weight in weights) for weights in (mlp.gate_up, mlp.down))
+    return replace(mlp, gate_up=gate_up, down=down, shared=shared)
 
 
-def _pack_linear(linear: Linear) -> Linear:
-    return Linear(pack(linear.weight), linear.bias)
+def _pack_linear(linear: Linear, rules: CodeRules) -> Linear:
+    return Linear(pack(linear.weight, rules), linear.bias)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder with quantised weights, as if they were not: they are dequantised when they are loaded."""
+"""A Hugging Face folder with quantised weights, as if they were not; and which products can take as they are."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +23,11 @@ class QuantisedFolder:
     @property
     def num_bytes(self) -> int:
         return self.folder.num_bytes
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        kinds = ((weight.header.name, self.scheme.kind(weight)) for weight in self.weights())
+        return {name: kind for name, kind in kinds if kind is not None}
 
     def config(self) -> Fields:
         return self.folder.config()

@@ -10,7 +10,7 @@ from deltaserve.models.family import COMMON_RENAMES, Family, Rename, with_expert
 from deltaserve.models.fields import Fields
 from deltaserve.models.hybrid_fields import hybrid_spec, shared_expert_moe
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.qwen3_next import HYBRID_RENAMES
+from deltaserve.models.qwen3_next import HYBRID_RENAMES, hybrid_draft
 
 _TEXT = r"model\.language_model\."
 _WRAPPER_RENAMES = (
@@ -45,13 +45,18 @@ def _with_experts(fields: Fields) -> ModelSpec:
 
 
 QWEN3_5 = Family(
-    "qwen3_5", "Qwen3_5ForConditionalGeneration", lambda fields: _dense(_text_fields(fields)), _WRAPPER_RENAMES
+    "qwen3_5",
+    "Qwen3_5ForConditionalGeneration",
+    lambda fields: _dense(_text_fields(fields)),
+    _WRAPPER_RENAMES,
+    hybrid_draft,
 )
-QWEN3_5_TEXT = Family("qwen3_5_text", "Qwen3_5ForCausalLM", _dense, _TEXT_RENAMES)
+QWEN3_5_TEXT = Family("qwen3_5_text", "Qwen3_5ForCausalLM", _dense, _TEXT_RENAMES, hybrid_draft)
 QWEN3_5_MOE = Family(
     "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration",
     lambda fields: _with_experts(_text_fields(fields)),
     _WRAPPER_RENAMES,
+    hybrid_draft,
 )
-QWEN3_5_MOE_TEXT = Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _with_experts, _TEXT_RENAMES)
+QWEN3_5_MOE_TEXT = Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _with_experts, _TEXT_RENAMES, hybrid_draft)

@@ -2,15 +2,19 @@
 
 import re
 
-from deltaserve.models.family import COMMON_RENAMES, Family, Rename, with_experts
+from deltaserve.models.family import COMMON_RENAMES, DRAFT_PREFIX, Family, Rename, with_experts
 from deltaserve.models.fields import Fields
 from deltaserve.models.hybrid_fields import hybrid_spec, shared_expert_moe
-from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.model_spec import DraftNames, ModelSpec
 
 HYBRID_RENAMES = (
-    Rename(re.compile(r"mtp\..*"), None),
-    Rename(re.compile(r"model\.(layers\.\d+\.mlp)\.shared_expert\.(.*)"), r"\1.shared_experts.\2"),
+    Rename(re.compile(r"(?:model\.)?((?:mtp\.)?layers\.\d+\.mlp)\.shared_expert\.(.*)"), r"\1.shared_experts.\2"),
 )
+
+
+def hybrid_draft(spec: ModelSpec) -> DraftNames:
+    names = ("layers.0", "fc", "pre_fc_norm_hidden", "norm", "pre_fc_norm_embedding")
+    return DraftNames(*(f"{DRAFT_PREFIX}{name}" for name in names))
 
 
 def _build(fields: Fields) -> ModelSpec:
@@ -21,4 +25,4 @@ def _build(fields: Fields) -> ModelSpec:
     return with_experts(spec, moe, [i for i in range(spec.num_layers) if i not in dense and (i + 1) % step == 0])
 
 
-QWEN3_NEXT = Family("qwen3_next", "Qwen3NextForCausalLM", _build, (*HYBRID_RENAMES, *COMMON_RENAMES))
+QWEN3_NEXT = Family("qwen3_next", "Qwen3NextForCausalLM", _build, (*HYBRID_RENAMES, *COMMON_RENAMES), hybrid_draft)

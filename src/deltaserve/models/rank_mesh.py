@@ -20,7 +20,7 @@ from deltaserve.layout.shard import Shard
 
 SLOT_BYTES = 1 << 20
 """Of a rank's part of one exchange."""
-_NUM_TURNS = 2
+NUM_TURNS = 2
 _HELLO = struct.Struct("<I")
 _READY = struct.Struct("<QQ")
 """Number of the exchange, and its bytes."""
@@ -32,6 +32,46 @@ class CollectiveError(RuntimeError):
     """A rank did not take part in time, or is gone. The ranks are out of step for good: the worker ends."""
 
 
+def meet(shard: Shard, meeting_point: Path, timeout_s: float) -> tuple[list[socket.socket], Tensor]:
+    """Sockets to the others, in their order, and memory [2, ranks, SLOT_BYTES] uint8 that all have mapped.
+
+    Returns when all are there. `timeout_s`: of this, and of every send and receive. Raises CollectiveError.
+    """
+    deadline = time.monotonic() + timeout_s
+    others: dict[int, socket.socket] = {}
+    try:
+        with _listener(meeting_point, shard.rank) as listener:
+            for rank in range(shard.rank):
+                others[rank] = _connect(meeting_point, rank, deadline)
+                others[rank].send(_HELLO.pack(shard.rank))
+            for _ in range(shard.rank + 1, shard.size):
+                listener.settimeout(max(0.0, deadline - time.monotonic()))
+                other, _ = listener.accept()
+                other.settimeout(timeout_s)
+                others[_HELLO.unpack(other.recv(_HELLO.size))[0]] = other
+        memory = _share(others, shard) if shard.rank == 0 else _receive(others[0], shard)
+    except (OSError, struct.error) as error:
+        close_all(others.values())
+        raise CollectiveError(f"ranks: not all of them met within {timeout_s:g} s: {error}") from None
+    limit_waits(others.values(), timeout_s)
+    return [others[rank] for rank in sorted(others)], memory
+
+
+def limit_waits(sockets: Iterable[socket.socket], timeout_s: float) -> None:
+    """Of every send and receive; blocking ones raise BlockingIOError then."""
+    whole = int(timeout_s)
+    packed = _TIMEVAL.pack(whole, int((timeout_s - whole) * 1e6))
+    for each in sockets:
+        each.settimeout(None)  # the kernel's own limits cost no further calls
+        for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            each.setsockopt(socket.SOL_SOCKET, side, packed)
+
+
+def close_all(sockets: Iterable[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
 class RankMesh:
     """One rank's end. For one thread."""
 
@@ -41,47 +81,25 @@ class RankMesh:
         self._others = others
         self._memory = memory
         self._number = 0
-        weakref.finalize(self, _close, others)
+        weakref.finalize(self, close_all, others)
 
     @classmethod
     def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "RankMesh":
         """Returns when all ranks are there. `meeting_point`: a path, in a folder that only this user may enter, that no
         group has used before. `timeout_s`: of this and of every exchange. Raises CollectiveError."""
-        deadline = time.monotonic() + timeout_s
-        others: dict[int, socket.socket] = {}
-        try:
-            with _listener(meeting_point, shard.rank) as listener:
-                for rank in range(shard.rank):
-                    others[rank] = _connect(meeting_point, rank, deadline)
-                    others[rank].send(_HELLO.pack(shard.rank))
-                for _ in range(shard.rank + 1, shard.size):
-                    listener.settimeout(max(0.0, deadline - time.monotonic()))
-                    other, _ = listener.accept()
-                    other.settimeout(timeout_s)
-                    others[_HELLO.unpack(other.recv(_HELLO.size))[0]] = other
-            memory = _share(others, shard) if shard.rank == 0 else _receive(others[0], shard)
-        except (OSError, struct.error) as error:
-            _close(others.values())
-            raise CollectiveError(f"ranks: not all of them met within {timeout_s:g} s: {error}") from None
-        mesh = cls(shard, [others[rank] for rank in sorted(others)], memory)
-        mesh.limit(timeout_s)
-        return mesh
+        others, memory = meet(shard, meeting_point, timeout_s)
+        return cls(shard, others, memory)
 
     def limit(self, timeout_s: float) -> None:
         """Of every exchange."""
-        whole = int(timeout_s)
-        limit = _TIMEVAL.pack(whole, int((timeout_s - whole) * 1e6))
-        for other in self._others:
-            other.settimeout(None)  # the kernel's own limits cost no further calls
-            for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                other.setsockopt(socket.SOL_SOCKET, side, limit)
+        limit_waits(self._others, timeout_s)
 
     def exchange(self, part: Tensor) -> Tensor:
         """part [n] uint8, at most SLOT_BYTES -> [ranks, n], valid until the next exchange. Raises CollectiveError.
 
         There are two turns of memory: whoever is in exchange k + 1 has read what k gave it, so k + 2 may overwrite.
         """
-        slots = self._memory[self._number % _NUM_TURNS, :, : part.numel()]
+        slots = self._memory[self._number % NUM_TURNS, :, : part.numel()]
         slots[self.shard.rank] = part
         self._number += 1
         said = _READY.pack(self._number, part.numel())
@@ -141,7 +159,7 @@ def _share(others: dict[int, socket.socket], shard: Shard) -> Tensor:
     """The first rank makes the memory and hands it to all."""
     file = os.memfd_create("deltaserve-ranks")
     try:
-        os.ftruncate(file, _NUM_TURNS * shard.size * SLOT_BYTES)
+        os.ftruncate(file, NUM_TURNS * shard.size * SLOT_BYTES)
         for other in others.values():
             socket.send_fds(other, [b"memory"], [file])
         return _map(file, shard)
@@ -161,10 +179,5 @@ def _receive(first: socket.socket, shard: Shard) -> Tensor:
 
 def _map(file: int, shard: Shard) -> Tensor:
     """[2, ranks, SLOT_BYTES] uint8"""
-    shape = (_NUM_TURNS, shard.size, SLOT_BYTES)
-    return torch.frombuffer(mmap.mmap(file, _NUM_TURNS * shard.size * SLOT_BYTES), dtype=torch.uint8).view(shape)
-
-
-def _close(sockets: Iterable[socket.socket]) -> None:
-    for each in sockets:
-        each.close()
+    shape = (NUM_TURNS, shard.size, SLOT_BYTES)
+    return torch.frombuffer(mmap.mmap(file, NUM_TURNS * shard.size * SLOT_BYTES), dtype=torch.uint8).view(shape)

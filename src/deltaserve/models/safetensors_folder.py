@@ -32,6 +32,10 @@ class SafetensorsFolder:
     def num_bytes(self) -> int:
         return sum(shard.stat().st_size for shard in self.shards)
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return {}
+
     def config(self) -> Fields:
         return read_json(self.path / "config.json")
 

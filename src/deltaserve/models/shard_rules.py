@@ -1,6 +1,7 @@
 """Which part of a checkpoint's tensor a rank holds. No torch: the launcher counts bytes with it."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from deltaserve.layout.shard import Shard
@@ -13,6 +14,46 @@ class TensorPiece(NamedTuple):
 
     source: tuple[slice, ...] = ()
     target: tuple[slice, ...] = ()
+
+    def within(self, other: "TensorPiece") -> "TensorPiece":
+        """What both are of. They cut along different axes."""
+        return TensorPiece(_both(self.source, other.source), _both(self.target, other.target))
+
+
+def _both(one: tuple[slice, ...], other: tuple[slice, ...]) -> tuple[slice, ...]:
+    axes = zip_longest(one, other, fillvalue=slice(None))
+    return tuple(second if first == slice(None) else first for first, second in axes)
+
+
+class ExpertCut(NamedTuple):
+    """Which experts a rank holds, and which part of each of them."""
+
+    experts: Shard
+    inner: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlacement:
+    """How the experts of a layer lie on ranks."""
+
+    ep_size: int | None = None
+    """A worker's ranks stand in so many groups of equal size, one after the other: each group has its experts whole,
+    its ranks a part of each. None: as many groups as ranks where the experts divide over them, else one."""
+    member: Shard = Shard()
+    """Of a group of workers of one rank each, over which the experts are divided."""
+
+    def cut(self, num_experts: int, shard: Shard) -> ExpertCut:
+        """Of a rank."""
+        if self.member.size > 1:
+            return ExpertCut(self.member, Shard())
+        size = shard.size if num_experts % shard.size == 0 else 1
+        groups = size if self.ep_size is None else min(self.ep_size, shard.size)
+        group, place = divmod(shard.rank, shard.size // groups)
+        return ExpertCut(Shard(group, groups), Shard(place, shard.size // groups))
+
+    def held(self, num_experts: int, shard: Shard) -> range:
+        """The experts of which a rank holds something."""
+        return range(*self.cut(num_experts, shard).experts.heads(num_experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +187,22 @@ class ByHeads:
 
 @dataclass(frozen=True, slots=True)
 class ByExperts:
-    """Whole experts where their number divides evenly over the ranks, else a part of each."""
+    """Some of the experts, a part of each: see ExpertPlacement."""
 
     num_experts: int
-    whole: OneOf | Divided
-    part: Divided | FirstRank
+    placement: ExpertPlacement
+    experts: OneOf | Divided
+    inner: Divided | FirstRank
+    """Along another axis."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        return self._rule(shard).shape(whole, shard)
+        experts, inner = self.placement.cut(self.num_experts, shard)
+        return self.inner.shape(self.experts.shape(whole, experts), inner)
 
     def pieces(self, whole: Shape, shard: Shard) -> tuple[TensorPiece, ...]:
-        return self._rule(shard).pieces(whole, shard)
-
-    def _rule(self, shard: Shard) -> OneOf | Divided | FirstRank:
-        return self.part if self.num_experts % shard.size else self.whole
+        experts, inner = self.placement.cut(self.num_experts, shard)
+        parts = self.inner.pieces(whole, inner)
+        return tuple(piece.within(part) for piece in self.experts.pieces(whole, experts) for part in parts)
 
 
 ShardRule = Replicated | FirstRank | OneOf | Divided | ByHeads | ByExperts

@@ -32,6 +32,11 @@ class TensorSource(Protocol):
         """Tensor |-> file that must hold it; empty where nothing says so."""
         ...
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Tensor |-> how it is stored (a key of STORED_FORMS), of those that products can take as they are stored."""
+        ...
+
     def config(self) -> Fields:
         """The fields of config.json."""
         ...

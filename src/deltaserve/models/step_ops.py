@@ -6,9 +6,11 @@ which is the tokens' own or float32.
 
 from typing import NamedTuple, Protocol
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.model_spec import Activation
 from deltaserve.models.packing import product
 from deltaserve.models.rope import rotate
@@ -21,9 +23,18 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
+class Peaks(NamedTuple):
+    """Of each row."""
+
+    finite: list[bool]
+    """Whether it is free of NaN and Inf."""
+    indexes: list[int]
+    """The first of its largest values; anything where a row is not finite."""
+
+
 class StepOps(Protocol):
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, in] times weight [out, in], plain or packed (see packing.py) -> [T, out]"""
+    def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        """x [T, in] times weight [out, in], plain, packed (packing.py) or codes (block_matrix.py) -> [T, out]"""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -44,11 +55,15 @@ class StepOps(Protocol):
         """[T, 2 I] -> activation(gate) * up, [T, I]"""
         ...
 
+    def peaks(self, logits: Tensor) -> Peaks:
+        """[N, V] float32"""
+        ...
+
 
 class TorchOps:
     """Works everywhere; what other forms are compared with."""
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         return product(x, weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -73,3 +88,8 @@ class TorchOps:
         if activation is Activation.SILU:
             return functional.silu(gate).mul_(up)
         return functional.gelu(gate, approximate="tanh").mul_(up)
+
+    def peaks(self, logits: Tensor) -> Peaks:
+        most, indexes = logits.max(-1)
+        finite = torch.isfinite(most) & torch.isfinite(logits.amin(-1))  # both pass NaN on
+        return Peaks(finite.tolist(), indexes.tolist())

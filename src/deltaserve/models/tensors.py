@@ -10,10 +10,19 @@ from math import prod
 from typing import NamedTuple
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
-from deltaserve.models.family import Family
-from deltaserve.models.model_spec import DeltaSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.family import DRAFT_PREFIX, Family
+from deltaserve.models.model_spec import (
+    DeltaSpec,
+    DraftKind,
+    DraftSpec,
+    Mixer,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    QkNorm,
+    RouterKind,
+)
 from deltaserve.models.shard_rules import (
     REPLICATED,
     ByExperts,
@@ -29,8 +38,11 @@ from deltaserve.models.shard_rules import (
 from deltaserve.models.source import TensorHeader
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
-HEAD = "lm_head.weight"
-_CENTRED = re.compile(r"(norm|.*layernorm|.*\.[qk]_norm)\.weight")
+INDEX_DTYPES = ("I64", "I32")
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+GUESSABLE = "d2t"
+"""Of each token that a draft head chooses among, how far behind its own index it stands in the model's vocabulary."""
+_CENTRED = re.compile(r"((mtp\.)?norm|mtp\.pre_fc_norm_\w+|.*layernorm|.*\.[qk]_norm)\.weight")
 """Norms whose weights may be stored less 1."""
 FUSED_EXPERTS = ("gate_up_proj", "down_proj")
 """What files call the experts' matrices where each is one tensor of all experts."""
@@ -49,6 +61,8 @@ class TensorPart:
     """What of it a rank holds."""
     added: float = 0.0
     """To its values when they are loaded: in float32, and kept so."""
+    dtypes: tuple[str, ...] = FLOAT_DTYPES
+    """That files may have it in."""
 
     def shape_on(self, shard: Shard) -> Shape:
         return self.rule.shape(self.shape, shard)
@@ -83,25 +97,52 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
     table: _Entry = (spec.vocab_size, spec.hidden_size), Divided(spec.vocab_size)
     norm: _Entry = (spec.hidden_size,), REPLICATED
-    entries = {"embed_tokens.weight": table, "norm.weight": norm}
+    entries = {EMBEDDING: table, "norm.weight": norm}
     if not spec.tied_embeddings:
         entries[HEAD] = table
-    for layer, layer_spec in enumerate(spec.layers):
-        entries |= {f"layers.{layer}.{name}": norm for name in NormNames.of(spec) if name is not None}
-        if layer_spec.mixer is Mixer.DELTA_RULE and spec.delta is not None:
-            entries |= _named(f"layers.{layer}.linear_attn", _delta_rule(spec.hidden_size, spec.delta))
-        else:
-            entries |= _named(f"layers.{layer}.self_attn", _attention(spec))
-        if not layer_spec.has_experts:
-            entries |= {f"layers.{layer}.mlp.{name}": entry for name, entry in _dense(spec).items()}
-    parts = _parts(entries)
-    if spec.zero_centred_norms:
-        parts = {name: replace(part, added=float(bool(_CENTRED.fullmatch(name)))) for name, part in parts.items()}
-    if spec.moe is not None:
-        for layer, layer_spec in enumerate(spec.layers):
-            if layer_spec.has_experts:
-                parts |= _experts(spec.hidden_size, spec.moe, f"layers.{layer}.mlp")
+    parts = _centred(spec, _parts(entries))
+    for layer in range(spec.num_layers):
+        parts |= _layer_parts(spec, layer, f"layers.{layer}")
+    if spec.draft is not None and spec.draft.folder is None:
+        parts |= draft_parts(spec.draft)
     return parts
+
+
+def draft_parts(draft: DraftSpec) -> dict[str, TensorPart]:
+    """The same for what a draft head has of its own."""
+    names, layer = draft.names, draft.layer
+    hidden, num_guessable = layer.hidden_size, draft.num_guessable or layer.vocab_size
+    num_merged = 2 * hidden if draft.kind is DraftKind.MTP else len(draft.read_layers) * draft.read_size
+    norms = (names.hidden_norm, names.norm, names.embedding_norm)
+    entries: dict[str, _Entry] = {f"{name}.weight": ((hidden,), REPLICATED) for name in norms if name is not None}
+    entries[f"{names.merge}.weight"] = (hidden, num_merged), REPLICATED
+    if draft.own_embedding:
+        entries[EMBEDDING] = (layer.vocab_size, hidden), Divided(layer.vocab_size)
+    if draft.folder is not None:
+        entries[HEAD] = (num_guessable, hidden), Divided(num_guessable)
+    parts = _centred(layer, _parts(entries)) | _layer_parts(layer, 0, names.layer)
+    if draft.num_guessable is not None:
+        parts[GUESSABLE] = TensorPart((num_guessable,), (GUESSABLE,), dtypes=INDEX_DTYPES)
+    return parts
+
+
+def _layer_parts(spec: ModelSpec, layer: int, prefix: str) -> dict[str, TensorPart]:
+    norm: _Entry = (spec.hidden_size,), REPLICATED
+    entries = {f"{prefix}.{name}": norm for name in NormNames.of(spec) if name is not None}
+    if spec.layers[layer].mixer is Mixer.DELTA_RULE and spec.delta is not None:
+        entries |= _named(f"{prefix}.linear_attn", _delta_rule(spec.hidden_size, spec.delta))
+    else:
+        entries |= _named(f"{prefix}.self_attn", _attention(spec))
+    if spec.moe is not None and spec.layers[layer].has_experts:
+        return _centred(spec, _parts(entries)) | _experts(spec.hidden_size, spec.moe, f"{prefix}.mlp")
+    return _centred(spec, _parts(entries | _named(f"{prefix}.mlp", _dense(spec))))
+
+
+def _centred(spec: ModelSpec, parts: dict[str, TensorPart]) -> dict[str, TensorPart]:
+    """With what files leave out of the weights of norms."""
+    if not spec.zero_centred_norms:
+        return parts
+    return {name: replace(part, added=float(bool(_CENTRED.fullmatch(name)))) for name, part in parts.items()}
 
 
 def _named(prefix: str, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
@@ -116,15 +157,16 @@ def _attention(spec: ModelSpec) -> dict[str, _Entry]:
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
     q_size, kv_size, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
+    num_inputs = spec.attention_inputs * hidden
     heads, kv_heads = Divided(spec.num_heads), Divided(spec.num_kv_heads)
-    queries: _Entry = (q_size, hidden), heads
+    queries: _Entry = (q_size, num_inputs), heads
     if spec.output_gate:
         rows = HeadRows(spec.num_heads, spec.head_dim)
-        queries = (2 * q_size, hidden), ByHeads((rows, rows), spec.num_heads, GATE_BEFORE_QUERY)
+        queries = (2 * q_size, num_inputs), ByHeads((rows, rows), spec.num_heads, GATE_BEFORE_QUERY)
     entries: dict[str, _Entry] = {
         "q_proj.weight": queries,
-        "k_proj.weight": ((kv_size, hidden), kv_heads),
-        "v_proj.weight": ((kv_size, hidden), kv_heads),
+        "k_proj.weight": ((kv_size, num_inputs), kv_heads),
+        "v_proj.weight": ((kv_size, num_inputs), kv_heads),
         "o_proj.weight": ((hidden, q_size), Divided(spec.num_heads, axis=1)),
     }
     if spec.attention_bias:
@@ -223,7 +265,7 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     for expert in range(count):
         for name, (shape, rule) in _gated(hidden, inner).items():
             full = f"{prefix}.experts.{expert}.{name}"
-            parts[full] = TensorPart(shape, (full,), ByExperts(count, OneOf(expert, count), rule))
+            parts[full] = TensorPart(shape, (full,), ByExperts(count, moe.placement, OneOf(expert, count), rule))
             names["down_proj" if name.startswith("down") else "gate_up_proj"].append(full)
     fused = {
         "gate_up_proj": ((count, 2 * inner, hidden), Divided(inner, axis=1, num_blocks=2)),
@@ -231,7 +273,7 @@ def _experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, TensorPart]:
     }
     for name, (shape, rule) in fused.items():
         parts[f"{prefix}.experts.{name}"] = TensorPart(
-            shape, tuple(names[name]), ByExperts(count, Divided(count), rule)
+            shape, tuple(names[name]), ByExperts(count, moe.placement, Divided(count), rule)
         )
     return parts
 
@@ -241,7 +283,7 @@ def _transposed_experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, _En
     count, inner = moe.num_experts, moe.intermediate_size
 
     def by(part: Divided | FirstRank) -> ByExperts:
-        return ByExperts(count, Divided(count), part)
+        return ByExperts(count, moe.placement, Divided(count), part)
 
     return {
         f"{prefix}.gate.bias": ((count,), REPLICATED),
@@ -250,16 +292,6 @@ def _transposed_experts(hidden: int, moe: MoeSpec, prefix: str) -> dict[str, _En
         f"{prefix}.experts.down_proj": ((count, inner, hidden), by(Divided(inner, axis=1))),
         f"{prefix}.experts.down_proj_bias": ((count, hidden), by(FirstRank())),
     }
-
-
-def rank_weight_bytes(stored: ModelSpec, dtype: DType, shard: Shard) -> int:
-    """Of the weights that one rank loads. `stored`: see `as_stored`."""
-    parts = tensor_parts(stored)
-    values = sum(prod(part.shape_on(shard)) for name, part in parts.items() if part.covers == (name,))
-    if stored.tied_embeddings and dtype is not DType.FLOAT16:
-        # On most CPUs a tied output matrix is packed into a second copy (models/packing.py).
-        values += prod(parts["embed_tokens.weight"].shape_on(shard))
-    return values * dtype.itemsize
 
 
 @dataclass(slots=True)
@@ -272,8 +304,8 @@ class Inventory:
     """Tensor |-> file, as the folder's index says; empty without one."""
     num_values: int = 0
     """Elements of all tensors taken."""
-    draft_layers: tuple[str, ...] = ()
-    """What the names of layers that are not used begin with."""
+    may_be_unused: tuple[str, ...] = ()
+    """What the names of tensors begin with that files may hold beside `parts`."""
     unused: list[str] = field(default_factory=list)
     """Tensors of the files that the model does not need."""
     _found: set[str] = field(default_factory=set)
@@ -282,7 +314,8 @@ class Inventory:
     def of(cls, family: Family, spec: ModelSpec, index: Mapping[str, str]) -> "Inventory":
         """Nothing found yet. `spec` is `as_stored`."""
         drafts = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
-        return cls(family, tensor_parts(spec), index, draft_layers=tuple(f"layers.{layer}." for layer in drafts))
+        unused = (DRAFT_PREFIX, *(f"layers.{layer}." for layer in drafts))
+        return cls(family, tensor_parts(spec), index, may_be_unused=unused)
 
     def take(self, header: TensorHeader) -> str | None:
         """The canonical name of a file's tensor, None for one to skip. Raises ConfigError naming file and tensor."""
@@ -291,14 +324,14 @@ class Inventory:
         if self.index and told != header.file:
             raise ConfigError(f"{shown} is in this file, but the index says {told[:80]}")
         canonical = self.family.canonical(header.name)
-        if canonical is None or canonical.startswith(self.draft_layers):
+        part = None if canonical is None else self.parts.get(canonical)
+        if canonical is None or (part is None and canonical.startswith(self.may_be_unused)):
             self.unused.append(header.name)
             return None
-        part = self.parts.get(canonical)
         if part is None:
             raise ConfigError(f"{shown} is not a tensor of this model")
-        if header.dtype not in FLOAT_DTYPES:
-            raise ConfigError(f"{shown} has dtype {header.dtype}, expected one of {', '.join(FLOAT_DTYPES)}")
+        if header.dtype not in part.dtypes:
+            raise ConfigError(f"{shown} has dtype {header.dtype}, expected one of {', '.join(part.dtypes)}")
         if not self._found.isdisjoint(part.covers):
             raise ConfigError(f"{shown} is given twice")
         if header.shape != part.shape:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.block_forms import WHOLE_LEN
 from deltaserve.models.fields import Fields
 from deltaserve.models.source import TensorHeader
 
@@ -43,6 +44,10 @@ class Fp8Blocks:
         """Of the weight whose first part is stored under that name."""
         return stored
 
+    def kind(self, weight: StoredWeight) -> str | None:
+        """A key of STORED_FORMS, where products can take it as it is stored."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
@@ -50,6 +55,10 @@ class ScaledRows:
 
     dtype: str
     """Of the values, in the words of safetensors."""
+
+    def kind(self, weight: StoredWeight) -> str | None:
+        is_coded = len(weight.parts) > 1 and self.dtype == "I8" and weight.header.shape[1] % WHOLE_LEN == 0
+        return "I8" if is_coded else None
 
     def weight(self, header: TensorHeader, files: Mapping[str, TensorHeader]) -> StoredWeight | None:
         stem = header.name.removesuffix("_scale")
@@ -79,6 +88,10 @@ class PackedInts:
     @property
     def per_word(self) -> int:
         return 32 // self.bits
+
+    def kind(self, weight: StoredWeight) -> str | None:
+        is_coded = len(weight.parts) > 1 and (self.run_len or weight.header.shape[1]) % WHOLE_LEN == 0
+        return f"I{self.bits}" if is_coded else None
 
     def weight(self, header: TensorHeader, files: Mapping[str, TensorHeader]) -> StoredWeight | None:
         for suffix in ("_scale", "_shape"):
@@ -134,6 +147,9 @@ class Mxfp4Experts:
 
     def name_of(self, stored: str) -> str:
         return stored.removesuffix("_blocks")
+
+    def kind(self, weight: StoredWeight) -> str | None:
+        return None
 
 
 MXFP4_RUN = 32

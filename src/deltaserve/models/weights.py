@@ -2,20 +2,35 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deltaserve.layout.shard import Shard
-from deltaserve.models.model_spec import DeltaSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
-from deltaserve.models.tensors import CORRECTION, FUSED_EXPERTS, HEAD, NormNames, TensorPart, tensor_parts
+from deltaserve.models.block_forms import BlockForm
+from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, empty_matrix
+from deltaserve.models.model_spec import DeltaSpec, DraftSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.models.shard_rules import Shape
+from deltaserve.models.tensors import (
+    CORRECTION,
+    EMBEDDING,
+    FUSED_EXPERTS,
+    GUESSABLE,
+    HEAD,
+    NormNames,
+    TensorPart,
+    draft_parts,
+    tensor_parts,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """y = x W^T + b. Sizes here are those of one rank."""
 
-    weight: Tensor  # [out, in]
+    weight: Matrix  # [out, in]
     bias: Tensor | None  # [out]; of a map whose results are added up over ranks: on the first of them
 
 
@@ -62,8 +77,8 @@ class DenseWeights:
 class MoeWeights:
     router: Tensor  # [E, hidden], float32 where each score counts alone
     correction: Tensor | None  # [E] float32, added to the scores of the choice
-    gate_up: tuple[Tensor, ...]  # of each expert held, plain or packed: [2 I, hidden]
-    down: tuple[Tensor, ...]  # of each expert held: [hidden, I]
+    gate_up: tuple[Matrix, ...]  # of each expert held, plain or packed: [2 I, hidden]
+    down: tuple[Matrix, ...]  # of each expert held: [hidden, I]
     shared: DenseWeights | None = None  # for every token
     shared_gate: Tensor | None = None  # [1, hidden]
     first_expert: int = 0  # of those held
@@ -88,11 +103,53 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """Of a draft head; what is None here is the model's."""
+
+    merge: Linear  # MTP: [hidden, 2 hidden] of embedding and hidden state; EAGLE3: [hidden, layers read * their size]
+    embedding_norm: Tensor | None  # [hidden]; None: the layer's first norm
+    hidden_norm: Tensor  # [hidden]
+    layer: LayerWeights
+    norm: Tensor  # [hidden]
+    embedding: Tensor | None = None  # [V, hidden]
+    lm_head: Matrix | None = None  # [tokens it chooses among, hidden]
+    guessable: Tensor | None = None  # [the same] int64: how far behind its index each stands in the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderWeights:
     embedding: Tensor  # [V, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [V, hidden]; the embedding itself when tied and not packed
+    lm_head: Matrix  # [V, hidden]; the embedding itself when tied and not packed
+    draft: DraftWeights | None = None
+
+
+class CodeRows(NamedTuple):
+    """Where a file's tensor goes that is kept as codes: rows of a matrix, from one on."""
+
+    matrix: BlockMatrix
+    first: int
+
+
+@dataclass(slots=True)
+class CodeTable:
+    """The same for tensors that are kept as codes."""
+
+    forms: Mapping[str, BlockForm] = field(default_factory=dict)
+    """Of which tensors."""
+    rounds_inputs: bool = False
+    targets: dict[str, CodeRows] = field(default_factory=dict)
+
+    def rows(self, shapes: Mapping[str, Shape]) -> BlockMatrix:
+        """Of tensors of one form, one after the other."""
+        first = next(iter(shapes))
+        shape = (sum(shape[0] for shape in shapes.values()), shapes[first][1])
+        matrix, row = empty_matrix(self.forms[first], shape, self.rounds_inputs), 0
+        for name, (count, _) in shapes.items():
+            self.targets[name] = CodeRows(matrix, row)
+            row += count
+        return matrix
 
 
 @dataclass(slots=True)
@@ -105,6 +162,7 @@ class TargetTable:
     device: torch.device
     targets: dict[str, Tensor] = field(default_factory=dict)
     """A file's tensor is copied here, repeated over leading axes that only the target has."""
+    codes: CodeTable = field(default_factory=CodeTable)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -126,13 +184,24 @@ class TargetTable:
 
     def fused(self, prefix: str, *names: str) -> Linear:
         """Rows of several linear maps, one after the other; all have a bias, or none."""
-        weight = self._rows(f"{prefix}.{name}.weight" for name in names)
+        weight = self.matrix(*(f"{prefix}.{name}.weight" for name in names))
         bias = self.parts.get(f"{prefix}.{names[0]}.bias")
         has_bias = bias is not None and bool(bias.pieces(self.shard))
         return Linear(weight, self._rows(f"{prefix}.{name}.bias" for name in names) if has_bias else None)
 
+    def matrix(self, *names: str) -> Matrix:
+        """Rows of several matrices, one after the other: codes where they are to be kept, those of a kind together."""
+        groups = [(form, list(of_form)) for form, of_form in groupby(names, self.codes.forms.get)]
+        parts = [
+            self._rows(of_form) if form is None else self.codes.rows(self._shapes(of_form)) for form, of_form in groups
+        ]
+        return parts[0] if len(parts) == 1 else Stacked(tuple(parts))
+
+    def _shapes(self, names: Iterable[str]) -> dict[str, Shape]:
+        return {name: self.parts[name].shape_on(self.shard) for name in names}
+
     def _rows(self, names: Iterable[str]) -> Tensor:
-        shapes = {name: self.parts[name].shape_on(self.shard) for name in names}
+        shapes = self._shapes(names)
         first = next(iter(shapes.values()))
         target = self.empty(sum(shape[0] for shape in shapes.values()), *first[1:])
         row = 0
@@ -143,20 +212,53 @@ class TargetTable:
 
 
 def allocate(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = Shard(),
+    codes: CodeTable | None = None,
 ) -> tuple[DecoderWeights, dict[str, Tensor]]:
-    """Uninitialised weights of one rank of the model `spec`, and canonical name |-> where what is held of it goes."""
-    table = TargetTable(tensor_parts(spec), shard, dtype, device)
+    """Uninitialised weights of one rank of the model `spec`, and canonical name |-> where what is held of it goes.
+
+    `codes`: what is to be kept as codes; it is told the same of that. A tied embedding has values, too.
+    """
+    table = TargetTable(tensor_parts(spec), shard, dtype, device, codes=codes or CodeTable())
     local = spec.local(shard)
-    embedding = table.whole("embed_tokens.weight")
-    layers = tuple(_layer(table, local, index) for index in range(spec.num_layers))
+    embedding = table.whole(EMBEDDING)
+    layers = tuple(_layer(table, local, index, f"layers.{index}") for index in range(spec.num_layers))
     norm = table.whole("norm.weight")
-    head = embedding if spec.tied_embeddings else table.whole(HEAD)
-    return DecoderWeights(embedding, layers, norm, head), table.targets
+    if not spec.tied_embeddings:
+        head = table.matrix(HEAD)
+    else:
+        head = table.matrix(EMBEDDING) if EMBEDDING in table.codes.forms else embedding
+    draft = None if local.draft is None or local.draft.folder is not None else _draft(table, local.draft)
+    return DecoderWeights(embedding, layers, norm, head, draft), table.targets
 
 
-def _layer(table: TargetTable, spec: ModelSpec, index: int) -> LayerWeights:
-    prefix = f"layers.{index}"
+def allocate_draft(
+    draft: DraftSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
+) -> tuple[DraftWeights, dict[str, Tensor]]:
+    """The same of a draft head that has a folder of its own."""
+    table = TargetTable(draft_parts(draft), shard, dtype, device)
+    return _draft(table, draft.local(shard)), table.targets
+
+
+def _draft(table: TargetTable, draft: DraftSpec) -> DraftWeights:
+    names = draft.names
+    indexes = replace(table, dtype=torch.int64)
+    return DraftWeights(
+        merge=Linear(table.whole(f"{names.merge}.weight"), None),
+        embedding_norm=None if names.embedding_norm is None else table.whole(f"{names.embedding_norm}.weight"),
+        hidden_norm=table.whole(f"{names.hidden_norm}.weight"),
+        layer=_layer(table, draft.layer, 0, names.layer),
+        norm=table.whole(f"{names.norm}.weight"),
+        embedding=table.whole(EMBEDDING) if draft.own_embedding else None,
+        lm_head=None if draft.folder is None else table.whole(HEAD),
+        guessable=None if draft.num_guessable is None else indexes.whole(GUESSABLE),
+    )
+
+
+def _layer(table: TargetTable, spec: ModelSpec, index: int, prefix: str) -> LayerWeights:
     norms = [None if name is None else table.whole(f"{prefix}.{name}") for name in NormNames.of(spec)]
     attention_norm, mlp_norm, after_attention, after_mlp = norms
     assert attention_norm is not None
@@ -231,7 +333,7 @@ def _experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWeights:
         return _transposed_experts(table, moe, prefix)
     gate_up, down = (table.whole(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
     size, num_held = down.shape[2], len(down)
-    first = table.shard.heads(moe.num_experts)[0] if num_held < moe.num_experts else 0
+    first = moe.placement.held(moe.num_experts, table.shard).start
     for index in range(num_held):
         name = f"{prefix}.experts.{first + index}"
         table.targets[f"{name}.gate_proj.weight"] = gate_up[index, :size]
@@ -256,6 +358,6 @@ def _transposed_experts(table: TargetTable, moe: MoeSpec, prefix: str) -> MoeWei
         gate_up=gate_up_bias.unbind(),
         down=down_bias.unbind() if len(down_bias) else None,
     )
-    first = table.shard.heads(moe.num_experts)[0] if len(down) < moe.num_experts else 0
+    first = moe.placement.held(moe.num_experts, table.shard).start
     router = table.whole(f"{prefix}.gate.weight")
     return MoeWeights(router, None, gate_up.unbind(), down.unbind(), first_expert=first, biases=biases)

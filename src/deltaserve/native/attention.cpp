@@ -1,23 +1,19 @@
 // Runs a plan on the threads of a context, with the kernels of one instruction set.
 #include <new>
 
-#include "attention_kernel.h"
 #include "attention_plan.h"
 #include "context.h"
+#include "kernels.h"
 
 using namespace deltaserve;
 
 namespace {
 
+constexpr int64_t kShortProducts = 1 << 18;  // computed sooner by one thread than another wakes
+
 const AttentionKernel* kernel_of(int isa) {
-    if (ds_isa_name(isa) == nullptr) return nullptr;
-#if defined(__x86_64__)
-    static constexpr const AttentionKernel* kKernels[] = {&attention_generic, &attention_avx2, &attention_avx512,
-                                                          &attention_avx512_bf16};
-#else
-    static constexpr const AttentionKernel* kKernels[] = {&attention_generic};
-#endif
-    return kKernels[isa];
+    const Kernels* kernels = kernels_of(isa);
+    return kernels == nullptr ? nullptr : kernels->attention;
 }
 
 }  // namespace
@@ -34,10 +30,14 @@ bool ds_attend(DsContext* context, const DsPlan* plan, int isa, const DsAttend* 
         for (auto& buffer : context->of_threads)
             scratch.push_back({buffer.take(num_floats), parts, part_scales});
         const PlanView view = plan->view();
-        context->pool.run((int64_t)plan->tasks.size(), [&](int64_t i, int thread) {
+        const auto run = [&](int64_t count, int64_t num_products, const auto& task) {
+            if (num_products > kShortProducts) return context->pool.run(count, task);
+            for (int64_t i = 0; i < count; i++) task(i, 0);
+        };
+        run((int64_t)plan->tasks.size(), plan->num_products, [&](int64_t i, int thread) {
             kernel->run_task(view, *call, plan->tasks[i], scratch[thread]);
         });
-        context->pool.run((int64_t)plan->merges.size(), [&](int64_t i, int thread) {
+        run((int64_t)plan->merges.size(), plan->num_parts * num_heads * plan->work.value_dim, [&](int64_t i, int thread) {
             kernel->merge(view, *call, plan->merges[i], scratch[thread]);
         });
         return true;

@@ -132,6 +132,12 @@ void write_result(const DsAttend& call, const DsWork& work, int64_t token, int h
     }
 }
 
+// Rows that meet a block together, from `row` on, where a tile begins: as few tiles as hold all, of about the same size.
+DS_INLINE int size_of_tile(int num_rows, int row) {
+    const int tiles = (num_rows + kTileRows - 1) / kTileRows, least_rows = num_rows / tiles;
+    return row < num_rows % tiles * (least_rows + 1) ? least_rows + 1 : least_rows;
+}
+
 // A block of keys: where each lies. Index 0 is the block's first position, also where nobody sees it.
 struct Block {
     int64_t start;
@@ -197,7 +203,7 @@ template <class P, int kRows>
 DS_INLINE void score_in_place(const Block& block, const Block* next, int first, int end, const float* q, int dim,
                               float scale, float* scores) {
     using Key = typename P::Key;
-    constexpr int kKeys = kFewSums / kRows;
+    constexpr int kKeys = kFewSums / (kRows == 3 ? 4 : kRows);  // a block is a multiple of it
     const Vec factor = all(scale);
     for (int j = first / kKeys * kKeys; j < end; j += kKeys) {
         const uint8_t* keys[kKeys];
@@ -287,46 +293,66 @@ void pack_value_pairs(const Block& block, const Block* next, const DsWork& work,
 }
 #endif
 
-// Scores of kVectors vectors of keys: chains one after the other, whose sums meet as the lanes of sums_of do.
-template <class P, int kRows, int kVectors>
-DS_INLINE void score_keys(const float* keys, const float* q, int dim, float scale, float* scores) {
-    const int length = dim / kLanes;
+// Scores of kRows rows of a tile of kTile and of kVectors vectors of keys: kChains chains at a time, whose sums meet as the
+// lanes of sums_of do. Sums of chains that go at a time meet in registers, others through memory.
+template <class P, int kTile, int kRows, int kVectors, int kChains>
+DS_INLINE void score_keys(const float* keys, const float* q, int length, float scale, float* scores) {
+    static_assert(kChains == 1 || kChains == 2, "chains meet two by two");
     Vec met[kLevels][kRows][kVectors];
-    for (int n = 0; n < kLanes; n++) {
-        const int chain = kSumOrder[n];
-        const float* of_chain = keys + chain * length * kBlockKeys;
-        Vec sums[kRows][kVectors] = {};
-        for (int i = 0; i < length; i++) {
-            Vec key[kVectors];
-            for (int c = 0; c < kVectors; c++) key[c] = load(of_chain + i * kBlockKeys + c * kLanes);
-            for (int r = 0; r < kRows; r++) {
-                const Vec of_row = all(q[r * dim + chain * length + i]);
-                for (int c = 0; c < kVectors; c++) sums[r][c] = P::add(of_row, key[c], sums[r][c]);
-            }
+    for (int n = 0; n < kLanes; n += kChains) {
+        const float *of_chain[kChains], *of_rows[kChains];
+        for (int h = 0; h < kChains; h++) {
+            of_chain[h] = keys + kSumOrder[n + h] * length * kBlockKeys;
+            of_rows[h] = q + kSumOrder[n + h] * length * kTile;
         }
-        int level = 0;
+        Vec sums[kChains][kRows][kVectors] = {};
+        for (int i = 0; i < length; i++)
+            for (int h = 0; h < kChains; h++) {
+                Vec key[kVectors];
+                for (int c = 0; c < kVectors; c++) key[c] = held(load(of_chain[h] + c * kLanes));
+                for (int r = 0; r < kRows; r++) {
+                    const Vec of_row = all(of_rows[h][r]);
+                    for (int c = 0; c < kVectors; c++) sums[h][r][c] = P::add(of_row, key[c], sums[h][r][c]);
+                }
+                of_chain[h] += kBlockKeys;
+                of_rows[h] += kTile;
+            }
+        int level = kChains - 1;
+        if (kChains == 2)
+            for (int r = 0; r < kRows; r++)
+                for (int c = 0; c < kVectors; c++) sums[0][r][c] = sums[0][r][c] + sums[kChains - 1][r][c];
         for (; n >> level & 1; level++)
             for (int r = 0; r < kRows; r++)
-                for (int c = 0; c < kVectors; c++) sums[r][c] = met[level][r][c] + sums[r][c];
+                for (int c = 0; c < kVectors; c++) sums[0][r][c] = met[level][r][c] + sums[0][r][c];
         for (int r = 0; r < kRows; r++)
-            for (int c = 0; c < kVectors; c++) met[level][r][c] = sums[r][c];
+            for (int c = 0; c < kVectors; c++) met[level][r][c] = sums[0][r][c];
     }
     for (int r = 0; r < kRows; r++)
         for (int c = 0; c < kVectors; c++)
             store(scores + r * kBlockKeys + c * kLanes, met[kLevels - 1][r][c] * all(scale));
 }
 
-template <class P, int kRows>
-void score(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
+template <class P, int kTile, int kRows, int kChains>
+DS_INLINE void score_rows(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
     int lane = lanes.first;
     const auto of = [&](auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
         for (; lane + kVectors <= lanes.end; lane += kVectors)
-            score_keys<P, kRows, kVectors>(keys + lane * kLanes, q, dim, scale, scores + lane * kLanes);
+            score_keys<P, kTile, kRows, kVectors, kChains>(keys + lane * kLanes, q, dim / kLanes, scale,
+                                                           scores + lane * kLanes);
     };
     of(Count<kTileVectors>{});
     if (kTileVectors > 2) of(Count<2>{});
     of(Count<1>{});
+}
+
+// With many chains, half of the rows at a time: their sums of two chains take the registers of all.
+template <class P, int kRows>
+void score(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
+    if (kLanes < 16) return score_rows<P, kRows, kRows, 1>(keys, lanes, q, dim, scale, scores);
+    constexpr int kHalf = (kRows + 1) / 2, kOthers = kRows - kHalf;
+    score_rows<P, kRows, kHalf, 2>(keys, lanes, q, dim, scale, scores);
+    score_rows<P, kRows, kOthers, 2>(keys, lanes, q + kHalf, dim, scale, scores + kHalf * kBlockKeys);
 }
 
 DS_INLINE Vec visible(Vec scores, int lane, int first, int end) {
@@ -421,10 +447,10 @@ DS_INLINE void add_channels(const Block& block, const Block* next, int first, in
         if (P::kPairsInPlace) {
             pair_values<kVectors>(block, j, d, value);
         } else if (P::kPairs) {
-            for (int c = 0; c < kVectors; c++) value[c] = load(pairs + j * value_dim + d + c * kLanes);
+            for (int c = 0; c < kVectors; c++) value[c] = held(load(pairs + j * value_dim + d + c * kLanes));
         } else {
             for (int c = 0; c < kVectors; c++)
-                value[c] = Value::load(block.values[j] + (d + c * kLanes) * Value::kBytes);
+                value[c] = held(Value::load(block.values[j] + (d + c * kLanes) * Value::kBytes));
         }
         for (int r = 0; r < kRows; r++) {
             const Vec weight = all(weights[r * kBlockKeys + j]);
@@ -485,18 +511,19 @@ void meet_few(const Block& block, const Block* next, const PlanView& plan, const
     int row = 0;
     for (; row + 4 <= task.num_rows; row += 4, next = nullptr)
         meet<P, 4, true>(block, next, plan, task, scale, rows, row);
+    for (; row + 3 <= task.num_rows; row += 3, next = nullptr)
+        meet<P, 3, true>(block, next, plan, task, scale, rows, row);
     for (; row + 2 <= task.num_rows; row += 2, next = nullptr)
         meet<P, 2, true>(block, next, plan, task, scale, rows, row);
     for (; row < task.num_rows; row++, next = nullptr) meet<P, 1, true>(block, next, plan, task, scale, rows, row);
 }
 
-// Many rows: in as few tiles as hold them, of about the same size.
+// Many rows go in tiles.
 template <class P>
 void meet_many(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     static_assert(kTileRows == 6 && kFewRows >= 4, "one case for each size of a tile");
-    int row = 0;
-    for (int tiles = (task.num_rows + kTileRows - 1) / kTileRows; tiles > 0; tiles--) {
-        const int size = (task.num_rows - row + tiles - 1) / tiles;
+    for (int row = 0; row < task.num_rows;) {
+        const int size = size_of_tile(task.num_rows, row);
         switch (size) {
             case 3: meet<P, 3, false>(block, nullptr, plan, task, scale, rows, row); break;
             case 4: meet<P, 4, false>(block, nullptr, plan, task, scale, rows, row); break;
@@ -539,15 +566,21 @@ void read_row(const DsAttend& call, int64_t token, int head, int dim, float* to,
 template <class P> void begin_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
     const Segment& segment = plan.segments[task.segment];
     const int group = plan.work->group_size, dim = plan.work->head_dim, length = rows.dim / kLanes;
+    int tile = 0, size = task.num_rows <= kFewRows ? 1 : size_of_tile(task.num_rows, 0);
     for (int row = 0; row < task.num_rows; row++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row) / group];
         const int head = task.head * group + (task.first + row) % group;
         float* q = rows.q + (int64_t)row * rows.dim;
         if (task.num_rows <= kFewRows) {
             read_row<P>(call, token.token, head, dim, q, rows.dim);
-        } else {  // as pack_keys has them
+        } else {  // slots as pack_keys has them, of each those of a tile's rows
+            if (row == tile + size) {
+                tile = row;
+                size = size_of_tile(task.num_rows, row);
+            }
+            float* of_tile = rows.q + (int64_t)tile * rows.dim + row - tile;
             read_row<P>(call, token.token, head, dim, rows.scores, rows.dim);
-            for (int d = 0; d < rows.dim; d++) q[d % kLanes * length + d / kLanes] = rows.scores[d];
+            for (int d = 0; d < rows.dim; d++) of_tile[(d % kLanes * length + d / kLanes) * size] = rows.scores[d];
         }
         clear(rows.values + (int64_t)row * rows.value_dim, rows.top + row, rows.sum + row, rows.value_dim);
         clear(rows.total + (int64_t)row * rows.value_dim, rows.total_top + row, rows.total_sum + row, rows.value_dim);

@@ -169,6 +169,7 @@ private:
                     plan_.tasks.push_back(make_task((int32_t)i, head, first, std::min(plan_.max_rows, num_rows - first)));
         }
         const auto cost = [](const Task& task) { return (task.end - task.start) * (task.num_rows + 2); };
+        for (const Task& task : plan_.tasks) plan_.num_products += cost(task) * (work_.head_dim + work_.value_dim);
         std::stable_sort(plan_.tasks.begin(), plan_.tasks.end(),
                          [&](const Task& a, const Task& b) { return cost(a) > cost(b); });
     }

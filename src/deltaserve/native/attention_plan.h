@@ -8,6 +8,7 @@ struct DsPlan {
     DsWork work;  // its pointers are of use while the plan is made only
     int max_rows = 0;
     int64_t num_parts = 0;
+    int64_t num_products = 0;  // of all tasks: what they cost
     std::vector<int32_t> pages;
     std::vector<deltaserve::TokenRows> rows;
     std::vector<deltaserve::Segment> segments;

@@ -30,11 +30,15 @@ KERNEL_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "generic": (),
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
         "avx512": AVX512_FLAGS,
+        "avx512_vnni": (*AVX512_FLAGS, "-mavx512vnni"),
         "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16"),
     },
     "aarch64": {"generic": ()},
 }
 """Machine -> instruction set -> flags. cpu.cpp says which of them a machine can run."""
+LEFT_OUT: Mapping[str, Sequence[str]] = {"blocks_kernel": ("avx512_bf16",)}
+"""Kernel file -> instruction sets that bring nothing for it; of every other file what OF_BLOCKS brings."""
+OF_BLOCKS = ("avx512_vnni",)
 
 
 class CannotCompile(Exception):
@@ -75,7 +79,10 @@ def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> None:
             if not source.stem.endswith("_kernel"):
                 jobs.append([str(source), "-o", f"{folder}/{source.stem}.o"])
                 continue
+            left_out = LEFT_OUT.get(source.stem, OF_BLOCKS)
             for name, of_set in kernel_flags.items():
+                if name in left_out:
+                    continue
                 own = [f"-DDELTASERVE_ISA={name}", *of_set]
                 jobs.append([*own, str(source), "-o", f"{folder}/{source.stem}.{name}.o"])
         with ThreadPoolExecutor(os.cpu_count()) as pool:

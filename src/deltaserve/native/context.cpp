@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <new>
 #include <system_error>
 
@@ -13,6 +14,7 @@ ThreadPool::ThreadPool(int num_threads) {
     } catch (const std::system_error&) {
         // The kernel gives no more threads: those there are do the work.
     }
+    limit(size());
 }
 
 ThreadPool::~ThreadPool() {
@@ -24,15 +26,17 @@ ThreadPool::~ThreadPool() {
     for (std::thread& thread : threads_) thread.join();
 }
 
+void ThreadPool::limit(int num_threads) { active_ = std::max(1, std::min(num_threads, size())); }
+
 void ThreadPool::run(int64_t count, const std::function<void(int64_t, int)>& task) {
-    const bool is_alone = threads_.empty() || count < 2;
+    const bool is_alone = active_ == 1 || count < 2;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         task_ = &task;
         count_ = count;
         next_ = 0;
         if (!is_alone) {
-            busy_ = (int)threads_.size();
+            busy_ = helpers_ = active_ - 1;
             round_++;
         }
     }
@@ -47,7 +51,8 @@ void ThreadPool::serve(int thread) {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-        started_.wait(lock, [&] { return is_closing_ || round_ != seen; });
+        // Who helped in the last round has seen it: a round that is over is never entered.
+        started_.wait(lock, [&] { return is_closing_ || (thread <= helpers_ && round_ != seen); });
         if (is_closing_) return;
         seen = round_;
         lock.unlock();
@@ -93,8 +98,10 @@ DsContext* ds_context_new(int num_threads) {
 
 void ds_context_free(DsContext* context) { delete context; }
 
+void ds_context_use_threads(DsContext* context, int num_threads) { context->pool.limit(num_threads); }
+
 int64_t ds_context_bytes(const DsContext* context) {
-    int64_t bytes = context->parts.bytes() + context->part_scales.bytes();
+    int64_t bytes = context->parts.bytes() + context->part_scales.bytes() + context->rows.bytes();
     for (const auto& buffer : context->of_threads) bytes += buffer.bytes();
     return bytes;
 }
@@ -102,6 +109,7 @@ int64_t ds_context_bytes(const DsContext* context) {
 void ds_context_trim(DsContext* context) {
     context->parts.clear();
     context->part_scales.clear();
+    context->rows.clear();
     for (auto& buffer : context->of_threads) buffer.clear();
 }
 

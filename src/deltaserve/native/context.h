@@ -14,12 +14,14 @@
 
 namespace deltaserve {
 
-// The caller is one of the threads. Those that have nothing to do sleep.
+// The caller is one of the threads. Those that have nothing to do sleep. `limit` says how many take tasks from the next run on.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     int size() const { return (int)threads_.size() + 1; }
+    int num_active() const { return active_; }
+    void limit(int num_threads);
     // task(number, thread) for each number below `count`, on whichever thread is free; returns when all are done.
     void run(int64_t count, const std::function<void(int64_t, int)>& task);
 
@@ -33,8 +35,10 @@ private:
     const std::function<void(int64_t, int)>* task_ = nullptr;
     std::atomic<int64_t> next_{0};
     int64_t count_ = 0;
+    int active_ = 1;       // may take tasks
     uint64_t round_ = 0;
-    int busy_ = 0;
+    int helpers_ = 0;      // threads 1 to helpers_ take tasks of the round
+    int busy_ = 0;         // of these
     bool is_closing_ = false;
 };
 
@@ -59,5 +63,5 @@ struct DsContext {
     explicit DsContext(int num_threads) : pool(num_threads), of_threads(pool.size()) {}
     deltaserve::ThreadPool pool;
     std::vector<deltaserve::FloatBuffer> of_threads;
-    deltaserve::FloatBuffer parts, part_scales;
+    deltaserve::FloatBuffer parts, part_scales, rows;
 };

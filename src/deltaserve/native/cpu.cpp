@@ -1,31 +1,66 @@
-// Which instruction sets this machine can run.
-#include "native.h"
+// The table of instruction sets, and which of them this machine can run.
+#include "kernels.h"
+
+namespace deltaserve {
 
 namespace {
 
-constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512_bf16"};
-constexpr int kCount = sizeof(kNames) / sizeof(kNames[0]);
+bool always() { return true; }
 
 #if defined(__x86_64__)
-bool can_run(int isa) {
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return isa == 0 || (isa == 1 && avx2) || (isa >= 2 && avx2 && avx512 && (isa == 2 || __builtin_cpu_supports("avx512bf16")));
+
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_bf16() { return has_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// From the most general; where a set brings nothing for an idea, its row names the kernels of a former one.
+constexpr Kernels kTable[] = {
+    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic},
+    {"avx2", has_avx2, &attention_avx2, &step_ops_avx2, &product_avx2, &blocks_avx2},
+    {"avx512", has_avx512, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512},
+    {"avx512_vnni", has_vnni, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512_vnni},
+    {"avx512_bf16", has_bf16, &attention_avx512_bf16, &step_ops_avx512_bf16, &product_avx512_bf16, &blocks_avx512_vnni},
+};
+
 #else
-bool can_run(int isa) { return isa == 0; }
+
+constexpr Kernels kTable[] = {
+    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic},
+};
+
 #endif
 
+constexpr int kCount = sizeof(kTable) / sizeof(kTable[0]);
+
 }  // namespace
+
+const Kernels* kernels_of(int isa) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    return isa >= 0 && isa < kCount && kTable[isa].runs_here() ? &kTable[isa] : nullptr;
+}
+
+}  // namespace deltaserve
 
 extern "C" {
 
 const char* ds_sources() { return DELTASERVE_SOURCES; }
 
-const char* ds_isa_name(int isa) { return isa >= 0 && isa < kCount && can_run(isa) ? kNames[isa] : nullptr; }
+const char* ds_isa_name(int isa) {
+    const deltaserve::Kernels* kernels = deltaserve::kernels_of(isa);
+    return kernels == nullptr ? nullptr : kernels->name;
+}
 
-int ds_num_isas() { return kCount; }
+int ds_num_isas() { return deltaserve::kCount; }
 
 }  // extern "C"

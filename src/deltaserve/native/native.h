@@ -19,6 +19,8 @@ enum DsElement { DS_FLOAT32 = 0, DS_BFLOAT16 = 1, DS_FLOAT16 = 2, DS_FLOAT8 = 3 
 struct DsContext;
 DS_API DsContext* ds_context_new(int num_threads);
 DS_API void ds_context_free(DsContext* context);
+// Of those it was made with, so many compute from now on; at least one.
+DS_API void ds_context_use_threads(DsContext* context, int num_threads);
 DS_API int64_t ds_context_bytes(const DsContext* context);
 // Gives scratch memory back.
 DS_API void ds_context_trim(DsContext* context);
@@ -104,6 +106,16 @@ struct DsGate {
 };
 DS_API bool ds_gate(DsContext* context, int isa, const DsGate* call);
 
+// Of each row of float32 the first of its largest values, and whether all are finite; a row that is not has any index.
+struct DsPeaks {
+    int64_t num_rows, dim;  // dim: 1 to 2^31 - 17
+    const float* x;
+    int64_t x_stride;
+    int64_t* indexes;  // [row]
+    uint8_t* finite;   // [row]: 1 or 0
+};
+DS_API bool ds_peaks(DsContext* context, int isa, const DsPeaks* call);
+
 // Copies what heads are to keep to where it is kept: row `slots[token][head]` of `plane`, an array of `num_rows` rows.
 // False, with nothing copied, when a slot is none of them.
 struct DsKeep {
@@ -129,5 +141,31 @@ struct DsProduct {
 };
 DS_API bool ds_can_multiply(int isa, int type);
 DS_API bool ds_product(DsContext* context, int isa, const DsProduct* call);
+
+// A matrix whose weights are codes with a scale for each run of them: scale * (code - zero) + offset. It is packed in panels
+// of 32 columns of the product; models/block_matrix.py packs them, blocks_kernel.h says how they lie.
+struct DsBlocks {
+    int32_t bits;     // of a code: 4 or 8
+    int32_t run_len;  // 16 or 32 weights of a row
+    int32_t scale_type;
+    int32_t zero;
+    int32_t has_offsets;
+    int64_t num_columns, depth;  // depth: a multiple of 32
+    const void* panels;
+};
+
+// Any number of rows of x times such a matrix. A row's result depends on that row alone.
+struct DsBlockProduct {
+    int32_t type;    // of x, bias and results
+    int32_t rounds;  // each 32 values of x to int8 with a scale of their own; else float32 throughout
+    int64_t num_rows;
+    const void* x;  // [row][depth]
+    int64_t x_stride;
+    DsBlocks blocks;
+    const void* bias;  // [column], or null
+    void* out;         // [row][column]
+    int64_t out_stride;
+};
+DS_API bool ds_block_product(DsContext* context, int isa, const DsBlockProduct* call);
 
 }  // extern "C"

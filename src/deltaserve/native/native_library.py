@@ -56,15 +56,21 @@ class NativeContext:
         functions.ds_context_new.restype, functions.ds_context_new.argtypes = pointer, (ctypes.c_int,)
         functions.ds_context_bytes.restype, functions.ds_context_bytes.argtypes = ctypes.c_int64, (pointer,)
         functions.ds_context_free.argtypes = functions.ds_context_trim.argtypes = (pointer,)
+        functions.ds_context_use_threads.argtypes = (pointer, ctypes.c_int)
         self.functions = functions
         self.instruction_set = instruction_set
-        self.num_threads = num_threads
+        self.num_threads = self._most_threads = num_threads
         address = functions.ds_context_new(num_threads)
         if not address:
             raise MemoryError("no memory for the threads of the native library")
         self.address = int(address)
         """Of the DsContext."""
         weakref.finalize(self, functions.ds_context_free, self.address)
+
+    def use_threads(self, num_threads: int) -> None:
+        """Of those it was made with, so many compute from the next step on."""
+        self.num_threads = max(1, min(num_threads, self._most_threads))
+        self.functions.ds_context_use_threads(self.address, self.num_threads)
 
     @property
     def scratch_bytes(self) -> int:

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "context.h"
-#include "product_kernel.h"
+#include "kernels.h"
 
 using namespace deltaserve;
 
@@ -11,14 +11,8 @@ namespace {
 constexpr int64_t kTaskBytes = 256 * 1024;  // of panels: what takes longer to read than another thread to wake
 
 const ProductKernel* kernel_of(int isa) {
-    if (ds_isa_name(isa) == nullptr) return nullptr;
-#if defined(__x86_64__)
-    static constexpr const ProductKernel* kKernels[] = {&product_generic, &product_avx2, &product_avx512,
-                                                        &product_avx512_bf16};
-#else
-    static constexpr const ProductKernel* kKernels[] = {&product_generic};
-#endif
-    return kKernels[isa];
+    const Kernels* kernels = kernels_of(isa);
+    return kernels == nullptr ? nullptr : kernels->product;
 }
 
 using Multiply = void (*)(const DsProduct&, int64_t, int64_t);
@@ -44,7 +38,7 @@ bool ds_product(DsContext* context, int isa, const DsProduct* call) {
     const int64_t num_panels = (call->num_columns + kPanel - 1) / kPanel;
     const int64_t panel_bytes = kPanel * call->panel_depth * (call->type == DS_FLOAT32 ? 4 : 2);
     const int64_t block = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, panel_bytes));
-    if (num_panels <= block || context->pool.size() == 1) {
+    if (num_panels <= block || context->pool.num_active() == 1) {
         multiply(*call, 0, num_panels);
         return true;
     }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "context.h"
-#include "step_ops_kernel.h"
+#include "kernels.h"
 
 using namespace deltaserve;
 
@@ -13,14 +13,8 @@ namespace {
 constexpr int64_t kTaskElements = 32768;  // of one thread's rows: what takes it about as long as to wake another
 
 const StepOpsKernel* kernel_of(int isa) {
-    if (ds_isa_name(isa) == nullptr) return nullptr;
-#if defined(__x86_64__)
-    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic, &step_ops_avx2, &step_ops_avx512,
-                                                        &step_ops_avx512_bf16};
-#else
-    static constexpr const StepOpsKernel* kKernels[] = {&step_ops_generic};
-#endif
-    return kKernels[isa];
+    const Kernels* kernels = kernels_of(isa);
+    return kernels == nullptr ? nullptr : kernels->step_ops;
 }
 
 bool is_known(int32_t type) { return type == DS_FLOAT32 || type == DS_BFLOAT16; }
@@ -29,7 +23,7 @@ template <class Call>
 void run_rows(DsContext* context, void (*rows)(const Call&, int64_t, int64_t), const Call& call, int64_t num_rows,
               int64_t row_elements) {
     const int64_t block = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, row_elements));
-    if (num_rows <= block || context->pool.size() == 1) return rows(call, 0, num_rows);
+    if (num_rows <= block || context->pool.num_active() == 1) return rows(call, 0, num_rows);
     context->pool.run((num_rows + block - 1) / block, [&](int64_t i, int) {
         rows(call, i * block, std::min(num_rows, (i + 1) * block));
     });
@@ -57,6 +51,13 @@ bool ds_gate(DsContext* context, int isa, const DsGate* call) {
     const StepOpsKernel* kernel = kernel_of(isa);
     if (kernel == nullptr || !is_known(call->type)) return false;
     run_rows(context, kernel->gate, *call, call->num_rows, call->dim);
+    return true;
+}
+
+bool ds_peaks(DsContext* context, int isa, const DsPeaks* call) {
+    const StepOpsKernel* kernel = kernel_of(isa);
+    if (kernel == nullptr || call->dim < 1 || call->dim > INT32_MAX - 16) return false;
+    run_rows(context, kernel->peaks, *call, call->num_rows, call->dim);
     return true;
 }
 

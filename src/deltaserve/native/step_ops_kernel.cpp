@@ -135,6 +135,46 @@ template <class E, class Activation> void gate_rows(const DsGate& call, int64_t 
     }
 }
 
+// Each lane keeps the first of its largest values; of two lanes with the same value that which came first.
+void peaks(const DsPeaks& call, int64_t first, int64_t end) {
+    constexpr int kChains = 4;
+    IntVec lanes;
+    for (int i = 0; i < kLanes; i++) lanes[i] = i;
+    for (int64_t r = first; r < end; r++) {
+        const uint8_t* row = (const uint8_t*)(call.x + r * call.x_stride);
+        const Vec lowest = all(-__builtin_inff());
+        Vec best[kChains], check[kChains] = {};
+        IntVec place[kChains] = {};
+        for (int i = 0; i < kChains; i++) best[i] = lowest;
+        const auto meet = [&](int i, Vec x, int64_t at) {
+            check[i] += x - x;  // not a number where x is not finite
+            const IntVec is_more = x > best[i];
+            best[i] = is_more ? x : best[i];
+            place[i] = is_more ? lanes + (int32_t)at : place[i];
+        };
+        int64_t c = 0;
+        for (; c + kChains * kLanes <= call.dim; c += kChains * kLanes)
+            for (int i = 0; i < kChains; i++) meet(i, Float32::load(row + 4 * (c + i * kLanes)), c + i * kLanes);
+        for (; c + kLanes <= call.dim; c += kLanes) meet(0, Float32::load(row + 4 * c), c);
+        if (c < call.dim) {
+            float rest[kLanes];
+            for (int i = 0; i < kLanes; i++) rest[i] = call.x[r * call.x_stride + (c + i < call.dim ? c + i : c)];
+            // What fills up stands behind the value it repeats, and is never larger.
+            meet(0, load(rest), c);
+        }
+        float most = best[0][0];
+        int32_t index = place[0][0];
+        for (int i = 0; i < kChains; i++)
+            for (int j = 0; j < kLanes; j++)
+                if (best[i][j] > most || (best[i][j] == most && place[i][j] < index)) {
+                    most = best[i][j];
+                    index = place[i][j];
+                }
+        call.indexes[r] = index;
+        call.finite[r] = sum_of((check[0] + check[1]) + (check[2] + check[3])) == 0.f;
+    }
+}
+
 void add_norm(const DsAddNorm& call, int64_t first, int64_t end) {
     if (call.type == DS_FLOAT32) return add_norm_rows<Float32, Float32>(call, first, end);
     if (call.weight_type == DS_FLOAT32) return add_norm_rows<BFloat16, Float32>(call, first, end);
@@ -157,6 +197,6 @@ void gate(const DsGate& call, int64_t first, int64_t end) {
 
 }  // namespace
 
-extern const StepOpsKernel DS_NAME(step_ops_, DELTASERVE_ISA) = {add_norm, turn, gate};
+extern const StepOpsKernel DS_NAME(step_ops_, DELTASERVE_ISA) = {add_norm, turn, gate, peaks};
 
 }  // namespace deltaserve

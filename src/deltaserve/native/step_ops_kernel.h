@@ -11,6 +11,7 @@ struct StepOpsKernel {
     void (*add_norm)(const DsAddNorm& call, int64_t first, int64_t end);
     void (*turn)(const DsTurn& call, int64_t first, int64_t end);
     void (*gate)(const DsGate& call, int64_t first, int64_t end);
+    void (*peaks)(const DsPeaks& call, int64_t first, int64_t end);
 };
 
 extern const StepOpsKernel step_ops_generic, step_ops_avx2, step_ops_avx512, step_ops_avx512_bf16;

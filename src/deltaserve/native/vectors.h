@@ -160,6 +160,16 @@ template <class Meet> DS_INLINE float folded(Vec v, Meet meet) {
     return meet(quad, __builtin_shuffle(quad, IntQuad{1, 0, 3, 2}))[0];
 }
 
+// Stays in its register: compilers read memory once more where they take registers for scarce.
+DS_INLINE Vec held(Vec v) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(v));
+#elif defined(__AVX2__)
+    __asm__("" : "+x"(v));
+#endif
+    return v;
+}
+
 DS_INLINE float sum_of(Vec v) {
     return folded(v, [](auto a, auto b) { return a + b; });
 }

@@ -17,6 +17,7 @@ from deltaserve.base.keys import extend_keys, num_keys
 from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import TOKEN_BYTES
 from deltaserve.cache.prefix_cache import Lease
+from deltaserve.request.draft_book import DraftBook, DraftStart
 from deltaserve.wire.messages import CacheUse
 
 
@@ -61,10 +62,17 @@ class Request:
     """Tokens found in the cache when it was last tried."""
     forks: set[int] = field(default_factory=set)
     """Tokens after which others part from it, or have parted from its path: its state there is kept."""
+    num_in_state: int = 0
+    """Tokens that its own recurrent states have taken in. More than `num_computed` once its output was cut."""
     passing_state: int | None = None
     """Where decoding left its last state in the tree; the next one takes its place."""
     tabled: dict[PoolId, int] = field(default_factory=dict)
     """Pool |-> end of the page indexes that the executor's table holds; absent: none."""
+    guesses: DraftBook = field(default_factory=DraftBook)
+    hands_over: bool = False
+    """Another worker goes on behind its prompt."""
+    draft_start: DraftStart | None = None
+    """Of a prompt that came from elsewhere, until the executor hears of it."""
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +102,15 @@ class Request:
     def own(self, pages: tuple[list[PageId], ...], firsts: Sequence[int]) -> None:
         """Take pages; `firsts`: page index of the first one, per pool."""
         self.owned, self.owned_first = pages, list(firsts)
+
+    def begin_at(self, num_tokens: int) -> None:
+        """KV and states of so many tokens are there."""
+        self.num_computed = self.num_in_state = num_tokens
+
+    def grow(self, pages: Sequence[Sequence[PageId]]) -> None:
+        """Take further pages behind its own, per pool."""
+        for owned, more in zip(self.owned, pages, strict=True):
+            owned.extend(more)
 
     def disown(self) -> tuple[list[PageId], ...]:
         """Give up all own pages; they are the caller's to free."""
@@ -157,11 +174,14 @@ class Request:
         """Forget tokens from `num_tokens` on (a stop string ended the output earlier)."""
         del self.tokens[num_tokens * TOKEN_BYTES :]
         self.num_computed = min(self.num_computed, num_tokens)
+        self.num_finite = min(self.num_finite, num_tokens)
+        self.guesses.drafts = b""
 
     def start_over(self) -> None:
         """What was computed is not its own any more: it is matched, and computed, again."""
-        self.num_computed = self.num_planned = self.num_finite = 0
-        self.passing_state = None
+        self.num_computed = self.num_planned = self.num_finite = self.num_in_state = 0
+        self.passing_state = self.draft_start = None
+        self.guesses.drafts = b""
         self.forks.clear()
 
     def grow_keys(self, seed: bytes, page_size: int, num_pages: int) -> None:

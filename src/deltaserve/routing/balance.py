@@ -55,7 +55,10 @@ class PairPolicy(Protocol):
 
 
 class LowestTtft:
-    """Lowest expected time to first token, each side for itself; ties go to the least load, then to the first name."""
+    """Lowest expected time to first token, each side for itself; ties go to the least load, then to the first name.
+
+    Of an expert group, whose members' steps take equally long, ties go first to the member that has most of the prompt.
+    """
 
     def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
         heat = _Heat.of(prompt_len, workers)
@@ -65,9 +68,11 @@ class LowestTtft:
             price = queue_s + prefill_s * (1.0 + _COST_TO_OTHERS)
             return round(price / _TIE_S), side.load.queue_tokens, side.load.worker
 
-        def keeping_rank(side: Keeping) -> tuple[int, float, str]:
-            price = sum(keep_times(prompt_len, heat.keeping(side), prices)) + side.load.step_s
-            return round(price / _TIE_S), side.load.num_rooms, side.load.worker
+        def keeping_rank(side: Keeping) -> tuple[int, int, float, str]:
+            side = heat.keeping(side)
+            price = sum(keep_times(prompt_len, side, prices)) + side.load.step_s
+            kept = side.hit if side.load.is_in_group else 0
+            return round(price / _TIE_S), -kept, side.load.num_rooms, side.load.worker
 
         def pair_rank(choice: Choice) -> tuple[int, float, float, str]:
             computing, keeping = choice.pair.computing.load, choice.pair.keeping.load

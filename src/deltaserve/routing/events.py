@@ -44,6 +44,8 @@ class Member:
     role: Role
     url: str | None
     """None: whoever starts it will say, by WorkerUp. Until then it is neither dialled nor heard."""
+    group: str | None = None
+    """Of workers whose every step is one of all of them: an expert group."""
 
     @property
     def address(self) -> PeerAddress:

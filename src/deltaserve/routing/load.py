@@ -40,6 +40,8 @@ class LoadReport:
     own_output_tokens: int
     """What those rooms are expected to produce in all."""
     unseen: Unseen
+    group: str | None = None
+    """See Member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class DecodeLoad:
     step_s: float
     output_len: float
     """Tokens that one of its rooms produces in all, on average."""
+    is_in_group: bool = False
+    """Its steps take as long as those of others: it is no quicker with fewer rooms."""
 
 
 def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[PrefillLoad]:
@@ -97,7 +101,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     free = smooth(reports, _free_fraction, 1.0, stale)
-    steps = smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale)
+    steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale))
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
         num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))
@@ -112,9 +116,19 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
                 pool_tokens=report.pool_tokens,
                 step_s=steps[i],
                 output_len=_output_len(report, num_rooms, assumed.output_len),
+                is_in_group=report.group is not None,
             )
         )
     return out
+
+
+def _of_groups(reports: Sequence[LoadReport], values: Sequence[float]) -> list[float]:
+    """Of workers in a group the mean of its members: what differs is noise."""
+    own = [report.group or report.worker for report in reports]
+    found: dict[str, list[float]] = {}
+    for name, value in zip(own, values, strict=True):
+        found.setdefault(name, []).append(value)
+    return [sum(found[name]) / len(found[name]) for name in own]
 
 
 def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float:

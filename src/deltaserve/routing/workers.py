@@ -126,6 +126,7 @@ class Worker:
             own_rooms=self.own_rooms,
             own_output_tokens=self.own_output_tokens,
             unseen=self.unseen,
+            group=self.member.group,
         )
 
     def describe(self) -> str:
@@ -175,8 +176,10 @@ class Workers:
         return self._workers.get(name)
 
     def of(self, role: Role) -> list[Worker]:
-        """Workers of a role that take rooms now, in configuration order."""
-        return [w for w in self._workers.values() if w.role is role and w.takes_rooms]
+        """Workers of a role that take rooms now, in configuration order. None of a group of which one is missing: it
+        cannot compute, and all of it are about to end."""
+        maimed = {w.member.group for w in self._workers.values() if not w.is_ready} - {None}
+        return [w for w in self._workers.values() if w.role is role and w.takes_rooms and w.member.group not in maimed]
 
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
@@ -247,6 +250,8 @@ class Workers:
         """Why its role cannot be changed now."""
         if {worker.role, role}.difference(CHANGEABLE):
             return f"{worker.name} is a {worker.role.value} worker: only prefill and decode change into each other"
+        if worker.member.group is not None:
+            return f"{worker.name} shares experts with other {worker.role.value} workers: they all keep their role"
         if worker.asked is not None:
             return None
         if not worker.takes_rooms:

@@ -28,7 +28,8 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tokens whose hidden states are read: a prompt's last one, or all of it for its log-probabilities."""
+    """The tokens whose hidden states are read: a prompt's last one, or all of it for its log-probabilities; the last
+    token of a row and the guesses behind it."""
 
     batch: Batch
     """Of their attention."""
@@ -45,7 +46,8 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
         Shared(run.start, run.end, tuple(places[row] for row in run.rows if row in places)) for run in plan.work.shared
     )
     queries = tuple(Query(item.row, item.q_start, item.q_len) for item in plan.items)
-    batch = Batch(queries, plan.work.split_tokens, shared)
+    undecided = tuple(index for index, item in enumerate(plan.items) if item.num_drafts)
+    batch = Batch(queries, plan.work.split_tokens, shared, undecided)
     return StepInputs(
         batch=batch,
         tokens=tokens,
@@ -55,7 +57,7 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
 
 
 def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
-    lens = [item.q_len if item.wants_prompt_logprobs else int(item.samples) for item in items]
+    lens = [item.q_len if item.wants_prompt_logprobs else num_draws(item) for item in items]
     ends = np.cumsum([item.q_len for item in items])
     if batch.num_tokens - sum(lens) < _WORTH_SKIPPING:
         return Wanted(batch, np.arange(batch.num_tokens), tuple(ends.tolist()))
@@ -70,6 +72,11 @@ def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
     return Wanted(Batch(queries, batch.split_tokens, shared), tokens, tuple(np.cumsum(lens).tolist()))
 
 
+def num_draws(item: PlanItem) -> int:
+    """Tokens that may be drawn for it."""
+    return 1 + item.num_drafts if item.samples else 0
+
+
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:
     """[q_len]"""
     if isinstance(item.inputs, TokenValues):
@@ -78,5 +85,5 @@ def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:
         tokens = np.array([row.drawn_in(item.inputs.step)], np.int64)
     if len(tokens) != item.q_len:
         raise ValueError(f"{len(tokens)} input tokens for q_len {item.q_len} of row {item.row}")
-    row.give(item.q_start, tokens)
+    row.give(item.q_start, tokens[: item.num_known])
     return tokens

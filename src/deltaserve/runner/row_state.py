@@ -33,6 +33,10 @@ class Row:
         """Known tokens of positions [start, end), fewer where they are not known yet."""
         return self._tokens[start : min(end, self.num_known)]
 
+    def known(self) -> npt.NDArray[np.int64]:
+        """[n] A view."""
+        return self._tokens[: self.num_known]
+
     def give(self, start: int, tokens: npt.NDArray[np.int64]) -> None:
         """Tokens of positions [start, start + len) are these; later ones are not known any more."""
         end = start + len(tokens)

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from deltaserve.base.errors import ConfigError, StateError
 from deltaserve.base.ids import RowId
+from deltaserve.base.quantization import Quantization
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.element_conversion import torch_dtype
@@ -21,17 +23,23 @@ from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.models.collective import ALONE, Collective
 from deltaserve.models.decoder import Decoder, LastTokens
+from deltaserve.models.draft_head import DraftHead
+from deltaserve.models.expert_group import Partners
 from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.native_ops import make_step_ops
+from deltaserve.models.native_ops import make_step_ops, usable_quantization
+from deltaserve.models.step_ops import Peaks
 from deltaserve.native.native_library import NativeContext
-from deltaserve.runner.inputs import StepInputs, step_inputs
+from deltaserve.runner.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
+from deltaserve.runner.inputs import StepInputs, num_draws, step_inputs
+from deltaserve.runner.model_drafter import ModelDrafter
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.runner.scratch import LOGPROB_POSITIONS
+from deltaserve.runner.step_threads import StepThreads
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.speculation import right_draws
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +55,15 @@ class ExecutorSizes:
     max_context_len: int
     num_threads: int = 1
     """Of this process's torch, and of the native library."""
+    least_threads: int = 1
+    """So many compute where more would wait for cores; at most `num_threads`."""
     attention_backend: AttentionChoice = "auto"
     sharing: Sharing = Sharing.PRIVATE
     """Of the pages."""
+    drafts: DraftChoice = "off"
+    """Who guesses at the next tokens."""
+    quantization: Quantization = "auto"
+    """Which matrices are codes; none are where the native library does not compute."""
 
 
 class TorchExecutor:
@@ -66,18 +80,26 @@ class TorchExecutor:
         sizes: ExecutorSizes,
         device: torch.device,
         native: NativeContext | None,
+        drafter: Drafter | None = None,
+        head: DraftHead | None = None,
     ) -> None:
         """`native` None: attention by torch. Raises ConfigError where it cannot be had as `sizes` ask for it."""
         self._shard = decoder.shard
         self.memory = DeviceMemory(cache, sizes.num_pages, device, self._shard, sizes.sharing)
         self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
         self._attention = make_attention(
-            sizes.attention_backend, native, self.memory.kv, self._tables, decoder.local.num_heads
+            sizes.attention_backend, native, self.memory.kv, self._tables, decoder.local.query_heads
         )
         self._decoder = decoder
         self._device = device
         self._max_context_len = sizes.max_context_len
+        self._drafter = drafter
+        self._head = head
+        self._guessing: ModelDrafter | None = None
+        if head is not None:
+            self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
+        self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
 
     @classmethod
     def load(
@@ -88,7 +110,7 @@ class TorchExecutor:
         sizes: ExecutorSizes,
         device: str = "cpu",
         dtype: DType | None = None,
-        collective: Collective = ALONE,
+        partners: Partners = Partners(),
     ) -> "TorchExecutor":
         """Read the weights, allocate the pools. `spec`, `cache`: of the whole model. `dtype` None: the checkpoint's.
 
@@ -98,10 +120,14 @@ class TorchExecutor:
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
-        weights = load_weights(model_path, spec, torch_dtype(dtype or spec.dtype), where, collective.shard)
+        collective, of_weights = partners.collective, torch_dtype(dtype or spec.dtype)
         native = open_native(sizes.attention_backend, where, sizes.num_threads)
-        ops = make_step_ops(native, weights.embedding.dtype)
-        return cls(Decoder(spec, weights, ops, collective), cache, sizes, where, native)
+        ops = make_step_ops(native, of_weights)
+        quantization = usable_quantization(sizes.quantization, ops)
+        weights = load_weights(model_path, spec, of_weights, where, collective.shard, quantization)
+        decoder = Decoder(spec, weights, ops, collective, partners.group)
+        head = None if spec.draft is None else DraftHead(spec.draft, weights, ops, collective)
+        return cls(decoder, cache, sizes, where, native, make_drafter(sizes.drafts), head)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -112,8 +138,16 @@ class TorchExecutor:
         if plan.items:
             self._check_inputs(plan)
             inputs = step_inputs(plan, self._rows)
-            result = self._compute_or_fail(plan, inputs) if self._shard.size == 1 else self._compute(plan, inputs)
-        return replace(result, seconds=time.perf_counter() - start)
+            is_alone = self._shard.size == 1 and not self._decoder.is_in_group
+            result = self._compute_or_fail(plan, inputs) if is_alone else self._compute(plan, inputs)
+        num_threads, seconds = self._threads.count, time.perf_counter() - start
+        self._threads.learn(seconds)
+        return replace(result, seconds=seconds, num_threads=num_threads)
+
+    @torch.inference_mode()
+    def accompany(self) -> None:
+        """A round of the expert group in which this member has no step. Raises CollectiveError."""
+        self._decoder.accompany()
 
     def _check_inputs(self, plan: StepPlan) -> None:
         if self._shard.rank and not all(isinstance(item.inputs, TokenValues) for item in plan.items):
@@ -122,8 +156,8 @@ class TorchExecutor:
     def _compute_or_fail(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
         """Raises only when the device does not answer any more.
 
-        Only of a worker with one rank: where one of several fails, the others wait for it in a collective, and the
-        worker ends.
+        Only of a worker with one rank and no group: where one of several fails, the others wait for it in a
+        collective, and the worker ends.
         """
         try:
             return self._compute(plan, inputs)
@@ -148,16 +182,47 @@ class TorchExecutor:
             raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
-        last = self._last_tokens(inputs)
-        hidden = self._decoder.forward(tokens, positions, attention, last, states)  # [N, hidden]
+        reads_all = self._head is not None and self._head.reads_all
+        last = None if reads_all else self._last_tokens(inputs)
+        hidden = self._decoder.forward(tokens, positions, attention, last, states)
+        wanted = hidden.normed
+        if len(wanted) != len(inputs.wanted.tokens):
+            wanted = wanted.index_select(0, self._tensor(inputs.wanted.tokens))
+        items = self._results(plan, inputs, wanted)
+        drawn = self._known_to_all(plan, items)
+        undecided = [(item, tokens) for item, tokens in zip(plan.items, drawn, strict=True) if item.num_drafts]
+        self._decoder.settle(hidden, [item.num_known + max(0, len(tokens) - 1) for item, tokens in undecided])
+        draft_start = time.perf_counter()
+        if self._guessing is not None:
+            items = self._guessing.follow(plan, hidden, self._rows, items, drawn)
         result = StepResult(
             step=plan.step,
-            items=self._results(plan, inputs, hidden),
+            items=items,
+            draft_seconds=time.perf_counter() - draft_start,
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
         )
         self._wait_for_device()
         return result
+
+    def _known_to_all(self, plan: StepPlan, results: Sequence[ItemResult]) -> list[list[int]]:
+        """Of each item the tokens drawn, on every rank, where something is made of them in the step or guesses may be
+        among them."""
+        drawn = [[sampled.token for sampled in result.drawn] for result in results]
+        samples = any(item.num_drafts or (item.samples and self._guessing is not None) for item in plan.items)
+        if self._shard.size == 1 or not samples:
+            return drawn
+        width = 2 + max(item.num_drafts for item in plan.items)
+        lines = torch.zeros((len(drawn), width), dtype=torch.int64)
+        for line, tokens in zip(lines, drawn, strict=True):
+            line[: 1 + len(tokens)] = torch.tensor([len(tokens), *tokens])
+        summed: list[list[int]] = self._decoder.collective.all_reduce(lines.to(self._device)).tolist()
+        told = [line[1 : 1 + line[0]] for line in summed]
+        if self._shard.rank:
+            for item, tokens in zip(plan.items, told, strict=True):
+                if tokens:
+                    self._rows[item.row].give(item.q_start + item.num_known, np.array(tokens, np.int64))
+        return told
 
     def _last_tokens(self, inputs: StepInputs) -> LastTokens | None:
         """None: those of the step."""
@@ -170,8 +235,12 @@ class TorchExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.closes:
             del self._rows[row]
+            if self._guessing is not None:
+                self._guessing.close(row)
         for opened in plan.opens:
             self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+            if self._guessing is not None:
+                self._guessing.open(opened.row, opened.draft_start)
         for update in plan.pages:
             self._tables.write(update.pool, update.row, update.first_index, update.pages)
 
@@ -181,33 +250,42 @@ class TorchExecutor:
         for item, end in zip(plan.items, inputs.wanted.ends, strict=True):
             if item.wants_prompt_logprobs:
                 results[item.row] = self._prompt_logprobs(item, hidden[end - item.q_len : end])
-        sampling = [(item, end) for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
-        if sampling:
-            last = hidden.index_select(0, torch.tensor([end - 1 for _, end in sampling], device=self._device))
-            logits = self._decoder.logits(last)  # [S, V] float32
-            drawing = [item for item, _ in sampling] if self._shard.rank == 0 else []
-            for item, sampled in zip(drawing, self._sample(plan, drawing, logits), strict=True):
-                outcome = results[item.row].outcome if sampled is not None else ItemOutcome.NOT_FINITE
-                results[item.row] = ItemResult(item.row, sampled, outcome, results[item.row].prompt_logprobs)
+        drawing = [(item, end) for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
+        if drawing:
+            wanted = np.concatenate([np.arange(end - num_draws(item), end) for item, end in drawing])
+            logits = self._decoder.logits(hidden.index_select(0, self._tensor(wanted)))  # [D, V] float32
+            if self._shard.rank == 0:
+                for result in self._draw(plan, [item for item, _ in drawing], logits):
+                    of_prompt = results[result.row]
+                    outcome = of_prompt.outcome if result.drawn else ItemOutcome.NOT_FINITE
+                    results[result.row] = replace(result, outcome=outcome, prompt_logprobs=of_prompt.prompt_logprobs)
         return tuple(results[item.row] for item in plan.items)
 
-    def _sample(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor) -> list[Sampled | None]:
-        """logits [S, V] of each item's last position. None where they are not finite."""
-        results: list[Sampled | None] = [None] * len(items)
-        good = [index for index, ok in enumerate(finite_rows(logits)) if ok] if items else []
-        if not good:
-            return results
-        lines = logits if len(good) == len(items) else logits[good]
-        for index, draw in zip(good, sample(lines, [self._sample_row(items[i]) for i in good]), strict=True):
-            item = items[index]
-            self._rows[item.row].draw(plan.step, item.q_start + item.q_len, draw.token)
-            results[index] = Sampled(draw.token, draw.logprobs)
-        return results
+    def _draw(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor) -> list[ItemResult]:
+        """logits [D, V]: of each item's last known position, and of its guesses."""
+        firsts = np.cumsum([0, *(num_draws(item) for item in items)]).tolist()
+        draws = _StepDraws(self._rows, logits, self._decoder.peaks(logits), self._device)
+        draws.draw_together(items, firsts)
+        results = []
+        for item, first in zip(items, firsts, strict=False):
+            row = self._rows[item.row]
+            begin = item.q_start + item.num_known
+            drawn = right_draws(item, row.sampling, begin - row.prompt_len, partial(draws.of, item, first))
+            for place, sampled in enumerate(drawn):
+                row.draw(plan.step, begin + place, sampled.token)
+            results.append(ItemResult(item.row, drawn))
+        return self._with_drafts(items, results)
 
-    def _sample_row(self, item: PlanItem) -> SampleRow:
-        row = self._rows[item.row]
-        history = row.history(self._device) if row.sampling.needs_history else None
-        return SampleRow(row.sampling, item.q_start + item.q_len - row.prompt_len, history)
+    def _with_drafts(self, items: Sequence[PlanItem], results: list[ItemResult]) -> list[ItemResult]:
+        if self._drafter is None:
+            return results
+        asked = [
+            DraftAsk(item.row, self._rows[item.row].known(), item.wanted_drafts)
+            for item, result in zip(items, results, strict=True)
+            if item.wanted_drafts and result.drawn
+        ]
+        proposed = dict(zip((ask.row for ask in asked), self._drafter.propose(asked), strict=True))
+        return [replace(result, drafts=proposed.get(result.row, b"")) for result in results]
 
     def _prompt_logprobs(self, item: PlanItem, hidden: Tensor) -> ItemResult:
         """hidden [q_len, hidden]: position i predicts the token at i + 1, where that is known."""
@@ -228,3 +306,50 @@ class TorchExecutor:
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+class _StepDraws:
+    """The draws of a step: what does not depend on tokens drawn before at once, the others when they are asked for."""
+
+    def __init__(self, rows: Mapping[RowId, Row], logits: Tensor, peaks: Peaks, device: torch.device) -> None:
+        """logits [D, V]"""
+        self._rows = rows
+        self._logits = logits
+        self._device = device
+        self._is_finite, self._largest = peaks
+        self._drawn: dict[int, Sampled] = {}
+
+    def draw_together(self, items: Sequence[PlanItem], firsts: Sequence[int]) -> None:
+        """`firsts`: line of each item's first draw."""
+        lines, sampling = [], []
+        for item, first in zip(items, firsts, strict=False):
+            row = self._rows[item.row]
+            if row.sampling.needs_history and item.num_drafts:
+                continue
+            for line in range(first, first + num_draws(item)):
+                if self._is_finite[line]:
+                    lines.append(line)
+                    sampling.append(self._sample_row(item, line - first))
+        if lines:
+            logits = self._logits if len(lines) == len(self._logits) else self._logits[lines]
+            draws = sample(logits, sampling, [self._largest[line] for line in lines])
+            self._drawn = {line: Sampled(d.token, d.logprobs) for line, d in zip(lines, draws, strict=True)}
+
+    def of(self, item: PlanItem, first: int, place: int) -> Sampled | None:
+        """The token behind the last known one (place 0) or behind a guess; None: its logits are not finite.
+
+        A rule that counts tokens counts those drawn before, so each is given to the row before the next is asked for.
+        """
+        line = first + place
+        if not self._is_finite[line]:
+            return None
+        if line not in self._drawn:
+            (draw,) = sample(self._logits[line : line + 1], [self._sample_row(item, place)], [self._largest[line]])
+            self._rows[item.row].give(item.q_start + item.num_known + place, np.array([draw.token], np.int64))
+            return Sampled(draw.token, draw.logprobs)
+        return self._drawn[line]
+
+    def _sample_row(self, item: PlanItem, place: int) -> SampleRow:
+        row = self._rows[item.row]
+        history = row.history(self._device) if row.sampling.needs_history else None
+        return SampleRow(row.sampling, item.q_start + item.num_known + place - row.prompt_len, history)

@@ -6,7 +6,7 @@ up in the cumulative distribution in vocabulary order. A row's token depends on 
 position only, never on the rest of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,12 +51,16 @@ def finite_rows(logits: Tensor) -> list[bool]:
     return finite
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Draw]:
-    """logits [N, V] float32, finite, one line per row. May overwrite `logits`."""
+def sample(logits: Tensor, rows: Sequence[SampleRow], largest: Sequence[int] | None = None) -> list[Draw]:
+    """logits [N, V] float32, finite, one line per row. May overwrite `logits`.
+
+    `largest`: of each line the first of its largest values, where that is known.
+    """
     logprobs = _wanted_logprobs(logits, rows)  # before the rules change the logits
+    known = {} if largest is None else {i: largest[i] for i, row in enumerate(rows) if _takes_largest(row)}
     for index, row in enumerate(rows):
         _apply_rules(logits[index], row)
-    tokens = _choose(logits, rows)
+    tokens = _choose(logits, rows, known)
     return [Draw(token, _row_logprobs(logprobs.get(index), token)) for index, token in enumerate(tokens)]
 
 
@@ -94,6 +98,13 @@ def _row_logprobs(raw: _RawRow | None, token: int) -> TokenLogprobs | None:
     return None if raw is None else TokenLogprobs(float(raw.line[token]), raw.top)
 
 
+def _takes_largest(row: SampleRow) -> bool:
+    """Whether it draws the largest of its logits as they come."""
+    params = row.params
+    has_rules = params.needs_history or params.logit_bias or row.position < params.min_tokens
+    return params.temperature < _COLDEST and not has_rules
+
+
 def _apply_rules(line: Tensor, row: SampleRow) -> None:
     """line [V], in place."""
     params = row.params
@@ -114,11 +125,11 @@ def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
     line -= params.presence_penalty * (history.output_counts > 0)
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """[N, V] -> one token per row: the rows of each way to draw together."""
+def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int]) -> list[int]:
+    """[N, V] -> one token per row, those of `known` rows as they are: the rows of each way to draw together."""
     vocab = logits.shape[1]
-    tokens: dict[int, int] = {}
-    greedy = [index for index, row in enumerate(rows) if row.params.temperature < _COLDEST]
+    tokens = dict(known)
+    greedy = [index for index, row in enumerate(rows) if row.params.temperature < _COLDEST and index not in tokens]
     if greedy:
         tokens |= zip(greedy, _lines(logits, greedy).argmax(-1).tolist(), strict=True)
     limited = [index for index in range(len(rows)) if index not in tokens and _is_limited(rows[index].params, vocab)]

@@ -7,42 +7,66 @@ from deltaserve.device.scratch_limits import (
     CHUNK_LEN,
     CHUNKS_AT_ONCE,
     MAX_KEYS,
+    MAX_PIECE_RESULTS,
     MAX_POSITIONS,
     MAX_TILED_LEN,
     MAX_TILED_PARTS,
     SCORE_BYTES,
     TILE_ROWS,
 )
-from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.model_spec import DraftSpec, ModelSpec
 
 LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
 _FLOAT = 4
+_INDEX = 4
 _LOGIT_COPIES = 5
 """Logits, their scaled form, probabilities, and what a rule makes of them."""
 
 
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
-    return _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
+    own = _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
+    return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
 
 
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    return _tiled(spec, sizes) + _long(spec, sizes)
+    """By whichever backend needs most."""
+    reference = _tiled(spec, sizes) + _long(spec, sizes)
+    return reference if sizes.device == "cpu" else max(reference, kernel_bytes(spec, sizes))
+
+
+def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list."""
+    rows, splits = sizes.max_rows, sizes.context_len // sizes.split_tokens + 2
+    results = rows * max(MAX_PIECE_RESULTS, splits) + sizes.step_len
+    per_result = spec.num_heads * (spec.head_dim + 1) * _FLOAT
+    tiles = results * -(-spec.num_heads // (16 * spec.num_kv_heads)) * 8
+    pages = (rows + 1) * (sizes.context_len // sizes.page_size + 1)
+    return results * per_result + (tiles + pages + 4 * (sizes.step_len + rows)) * _INDEX
 
 
 def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
-    """In float32: residual stream, projections and the widest hidden layer, of all tokens of a step."""
+    """In float32: residual stream, projections and the widest hidden layer, of all tokens of a step; of an expert group
+    all members' tokens may come to the experts of one."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = 3 * spec.intermediate_size
     if spec.moe is not None:
         routed = spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size)
+        routed *= spec.moe.placement.member.size
         inner = max(inner, routed + 3 * spec.moe.shared_size)
     return (sizes.step_len + sizes.max_rows) * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
     return max(sizes.max_rows, LOGPROB_POSITIONS) * spec.vocab_size * _LOGIT_COPIES * _FLOAT
+
+
+def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
+    """A layer beside those of the model, and what it reads of them: all tokens of a step."""
+    read = len(draft.read_layers) * draft.read_size or spec.hidden_size
+    inputs = (sizes.step_len + sizes.max_rows) * (read + 5 * draft.layer.hidden_size) * _FLOAT
+    return inputs + _activations(draft.layer, sizes) + _logits(draft.layer, sizes) + attention_bytes(draft.layer, sizes)
 
 
 def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:

@@ -40,6 +40,10 @@ class Checkpoints:
         point = self.last(kv_len)
         return point if point > cached_len else None
 
+    def next_point(self, request: Request) -> int:
+        """The next grid point behind what is computed."""
+        return self.last(request.num_computed) + self._grid_len
+
     def next_stop(self, request: Request) -> int | None:
         """The next position at which a chunk must end, because its state is kept."""
         computed, known = request.num_computed, request.num_tokens - 1
@@ -51,7 +55,7 @@ class Checkpoints:
     def is_due(self, request: Request) -> bool:
         """Whether the state after what is computed is kept."""
         computed = request.num_computed
-        if computed % self._grid_len:
+        if computed % self._grid_len or computed != request.num_in_state:
             return False
         return computed == self.last(request.num_tokens - 1) or self._is_asked_for(request)
 

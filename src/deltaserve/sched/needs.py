@@ -42,13 +42,24 @@ class PageNeeds:
         most = zip(self.most(num_tokens), leased, self.one_state, strict=True)
         return tuple(state or min(missing, max(0, count - held)) for count, held, state in most)
 
-    def of_next_chunk(self, request: Request) -> Needs:
-        """What the request's next chunk needs and it does not hold."""
-        end = -(-min(request.num_tokens, request.num_computed + self._chunk_len) // self._page_size)
+    def of_next_chunk(self, request: Request, num_drafts: int = 0) -> Needs:
+        """What the request's next chunk, and guesses behind it, need and it does not hold."""
+        num_tokens = min(request.num_tokens + num_drafts, request.num_computed + self._chunk_len)
+        end = -(-num_tokens // self._page_size)
         return tuple(
             int(not request.owned[pool]) if pool in self.state_pools else max(0, end - request.end_page(pool))
             for pool in self.pools
         )
+
+    def of_places(self, request: Request, count: int) -> Needs:
+        """What `count` tokens behind its last one need and it does not hold."""
+        end = -(-(request.num_tokens + count) // self._page_size)
+        return tuple(0 if pool in self.state_pools else max(0, end - request.end_page(pool)) for pool in self.pools)
+
+    def room_behind(self, request: Request) -> int:
+        """Tokens behind the request's last one that its pages have room for."""
+        end = min(request.end_page(pool) for pool in self.token_pools)
+        return end * self._page_size - request.num_tokens
 
     def of_output(self, request: Request, output_len: int) -> Needs:
         """What `output_len` further tokens take, beyond what the request holds, or will hold once it has started.

@@ -10,6 +10,7 @@ from enum import Enum
 
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.request.draft_book import DraftStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class RowOpen:
     """Packed ids known so far (prompt, and output of an earlier life): history of penalties, inputs of extends."""
     prompt_len: int
     """Tokens of the original prompt: output position of the token at index i is i - prompt_len."""
+    draft_start: DraftStart | None = None
+    """None: it starts where the row's first item does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,10 @@ class TokenOf:
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One row computes positions [q_start, q_start + q_len): decode is q_len 1, extend is more.
+    """One row computes positions [q_start, q_start + q_len): decode is one known token, extend is more.
 
-    KV of [0, q_start) is in the row's pages; KV of the computed positions is written there.
+    KV of [0, q_start) is in the row's pages; KV of the computed positions is written there. That of guesses that prove
+    wrong is of no use, and written over by the next item.
     """
 
     row: RowId
@@ -60,9 +64,27 @@ class PlanItem:
     q_len: int
     inputs: TokenValues | TokenOf
     samples: bool
-    """Whether a token is drawn after the last position (false for all but a prompt's last chunk)."""
+    """Whether a token is drawn after the last known position (false for all but a prompt's last chunk)."""
     wants_prompt_logprobs: bool = False
     """Log-probabilities of the *input* tokens at positions q_start + 1 .. q_start + q_len of the row's tokens."""
+    num_drafts: int = 0
+    """The last so many input tokens are guesses. A token is drawn after the last known one, and after each guess as
+    long as all before it were what was drawn (sched/speculation.py)."""
+    wanted_drafts: int = 0
+    """So many guesses at what follows may come with the result. A draft head writes behind the tokens that were drawn,
+    into the row's pages: there is room for that."""
+    wants_features: bool = False
+    """What a draft head reads of the last known token comes with the result: another worker goes on behind it."""
+
+    @property
+    def num_known(self) -> int:
+        """Input tokens that are no guesses."""
+        return self.q_len - self.num_drafts
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it goes on behind a token that was drawn, or computes the last one of a prompt."""
+        return self.samples and self.num_known == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +124,8 @@ class StepPlan:
     opens: tuple[RowOpen, ...] = ()
     pages: tuple[PageUpdate, ...] = ()
     closes: tuple[RowId, ...] = ()
+    least_likely: float = 0.0
+    """A draft head goes on guessing at a row as long as it holds all its guesses there right with this probability."""
 
     @property
     def num_tokens(self) -> int:
@@ -131,10 +155,15 @@ class ItemResult:
     """Answer to one PlanItem, in the order of the plan."""
 
     row: RowId
-    sampled: Sampled | None = None
-    """None for an item that does not sample, and for one that was not computed."""
+    drawn: tuple[Sampled, ...] = ()
+    """One after the other. None for an item that does not sample, and for one that was not computed; more than one
+    where guesses were right."""
     outcome: ItemOutcome = ItemOutcome.COMPUTED
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    features: bytes = b""
+    """Of `PlanItem.wants_features`; empty where there is no draft head."""
+    drafts: bytes = b""
+    """Packed ids that may follow the tokens drawn: guesses, `PlanItem.wanted_drafts` at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +177,7 @@ class StepResult:
     shared_tokens_read: int = 0
     """Of these, positions not read again because another row of the same run read them."""
     seconds: float = field(default=0.0, compare=False)
+    draft_seconds: float = field(default=0.0, compare=False)
+    """Of these, what a draft head took: one pass, or as many as there are guesses at one row."""
+    num_threads: int | None = field(default=None, compare=False)
+    """That computed; None: nobody counts them."""

@@ -56,6 +56,8 @@ class FairQueue:
         """Of those that found no room when they were tried last, in order."""
         self._is_blocked = False
         """None behind the last of these was tried."""
+        self._staller: Request | None = None
+        """Behind whom nobody was tried last."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._normal)
@@ -72,6 +74,11 @@ class FairQueue:
         wait = self._urgent.get(request) or self._normal.get(request)
         return wait is not None and wait.is_stalling
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether somebody waits for memory before all behind it."""
+        return self._staller is not None
+
     def push(self, request: Request) -> None:
         """By arrival, or before all that are not urgent."""
         queue = self._urgent if request.is_urgent else self._normal
@@ -82,6 +89,8 @@ class FairQueue:
     def discard(self, request: Request) -> None:
         """Forget a request; one that is not queued is left alone."""
         self._new.pop(request, None)
+        if request is self._staller:
+            self._staller = None
         for queue in (self._urgent, self._normal):
             if queue.pop(request, None) is not None:
                 self.num_discarded += 1
@@ -112,11 +121,14 @@ class FairQueue:
                     wait = self._wait_of(request)
                     self._refused.append(wait)
                     wait.is_stalling = not _may_be_overtaken(wait, now)
+                    if wait.is_stalling:
+                        self._staller = request
                     if len(self._refused) == MAX_TRIES or wait.is_stalling:
                         self._is_blocked = True
                         break
                 case TryOutcome.HELD_BACK:
-                    pass
+                    if request is self._staller:
+                        self._staller = None
         return taken
 
     def _in_order(self) -> list[Request]:

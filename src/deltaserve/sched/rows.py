@@ -53,4 +53,5 @@ class Rows:
 def _open(request: Request) -> RowOpen:
     if request.row is None:
         raise StateError("a request to be opened has no row")
-    return RowOpen(request.row, request.sampling, bytes(request.tokens), request.prompt_len)
+    start, request.draft_start = request.draft_start, None  # known of its present pages alone
+    return RowOpen(request.row, request.sampling, bytes(request.tokens), request.prompt_len, start)

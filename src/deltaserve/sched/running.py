@@ -6,6 +6,7 @@ enter -> [running] -> leave (computed for somebody else: keeps its pages until t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from deltaserve.base.errors import IntegrityError
 from deltaserve.base.ids import Namespace, PoolId
@@ -17,6 +18,7 @@ from deltaserve.sched.needs import Needs, PageNeeds
 from deltaserve.sched.plan import PlanItem, SharedRun
 from deltaserve.sched.rows import Rows
 from deltaserve.sched.sched_config import SchedConfig
+from deltaserve.sched.step_target import StepTarget
 from deltaserve.sched.worklist import LeasedRow, shared_runs
 from deltaserve.wire.messages import CacheUse
 
@@ -37,6 +39,7 @@ class Running:
         if self.needs.state_pools:
             self.checkpoints = Checkpoints(config.grid_len, config.state_interval_len)
         self.rows = Rows(config.max_running)
+        self.step_target = StepTarget(config.step_target_s)
         self.requests: dict[Request, None] = {}
         self._cache = cache
         self._budget = budget
@@ -61,6 +64,12 @@ class Running:
         """Another role's lengths; rows stay."""
         self.config = config
         self.needs = PageNeeds(config, self._cache.retentions)
+        self.step_target.target_s = config.step_target_s
+
+    def num_open_rows(self, num_promised: int) -> int:
+        """Rows for further requests, where so many of the free ones are promised."""
+        most = self.step_target.most_rows(self.rows.num_rows) - len(self.requests)
+        return min(self.rows.num_free, most) - num_promised
 
     def uses_tree(self, request: Request) -> bool:
         return self.config.radix_cache and request.cache is CacheUse.NORMAL
@@ -92,6 +101,13 @@ class Running:
         self.requests.pop(request, None)
         self._drop_row(request)
         self._budget.reclaim(request)
+
+    def bequeath(self, request: Request) -> None:
+        """The end of one that a step has gone on with meanwhile: what it had computed stays in the tree, its states,
+        which have taken in more than that, do not."""
+        if self._has_news(request):
+            self._hand_over(request, self.needs.token_pools)
+        self.give_back(request)
 
     def retract(self, request: Request) -> None:
         """Take everything from a request; what it computed stays in the tree for its return."""
@@ -132,10 +148,24 @@ class Running:
             return None
         return self.checkpoints.next_stop(request)
 
-    def share_step(self, request: Request, computed_from: int) -> None:
+    def most_drafts(self, request: Request) -> int:
+        """Guesses that a step may verify: up to its last token, and to the next place where a state may be kept."""
+        most = request.max_len - request.num_tokens - 1
+        if self.checkpoints is not None:
+            most = min(most, self.checkpoints.next_point(request) - request.num_tokens)
+        return most
+
+    def step_back(self, request: Request) -> None:
+        """Its states took in fewer tokens than was planned: its own slot is that of what is computed."""
+        last = (request.num_computed - 1) // self.config.page_size
+        for pool in self.needs.state_pools:
+            request.move_state(pool, last)
+            request.tabled[pool] = min(request.tabled.get(pool, 0), last)
+
+    def share_step(self, request: Request, *, is_extend: bool) -> None:
         """After a step: hand over what an extend computed; of decode steps only what ends at a checkpoint."""
         is_checkpoint = self.checkpoints is not None and self.checkpoints.is_due(request)
-        if is_checkpoint or request.num_computed - computed_from > 1:
+        if is_checkpoint or is_extend:
             self.share_computed(request)
 
     def share_computed(self, request: Request) -> None:
@@ -200,20 +230,26 @@ class Running:
         request.passing_state = None
 
     def starts_to_decode(self) -> None:
-        """A request extends no longer: it may share what it reads with other decode rows."""
+        """A request has one token to compute: it may share what it reads with other decode rows."""
         self._runs = None
 
     def shared_runs(self, items: Iterable[PlanItem]) -> tuple[SharedRun, ...]:
-        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step."""
+        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step.
+
+        A row that has drawn its last token, in a step that is not committed yet, is in no item any more.
+        """
+        decoding = {item.row for item in items if item.is_decode}
         if self._runs is None:
-            decoding = {item.row for item in items if item.q_len == 1 and item.samples}
             rows = [
                 LeasedRow(r.row, r.lease.path())
                 for r in self.requests
                 if r.row is not None and r.row in decoding and r.lease is not None
             ]
             self._runs = shared_runs(rows, self.config.split_tokens)
-        return self._runs
+        if all(decoding.issuperset(run.rows) for run in self._runs):
+            return self._runs
+        rest = (replace(run, rows=tuple(row for row in run.rows if row in decoding)) for run in self._runs)
+        return tuple(run for run in rest if len(run.rows) > 1)
 
     # ------------------------------------------------------------ pages kept for output
 

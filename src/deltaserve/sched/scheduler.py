@@ -30,14 +30,17 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The end: what was computed stays in the tree, everything else is given back."""
+        leave = self.running.bequeath
         if not self.steps.is_in_flight(request):
             self.running.leave_computed(request)
-        self.discard(request)
+            leave = self.running.give_back
+        self.waiting.forget(request)
+        self.steps.end(request, leave)
 
     def discard(self, request: Request) -> None:
         """The end, leaving nothing in the tree."""
         self.waiting.forget(request)
-        self.steps.end(request)
+        self.steps.end(request, self.running.give_back)
 
     @property
     def is_idle(self) -> bool:

@@ -197,7 +197,7 @@ class Waiting:
         self._seen = None
 
     def _look(self, now: float) -> _Seen:
-        rows = self._running.rows.num_free - len(self._entering)
+        rows = self._running.num_open_rows(len(self._entering))
         time = int(now / _LOOK_AGAIN_S)
         moves = (self.queue.num_discarded, self._cache.version, rows, self._running.num_extended, time)
         return _Seen(self.queue.num_pushed, moves, tuple(map(self._budget.available, self._running.needs.pools)))
@@ -219,7 +219,7 @@ class Waiting:
             horizon_left=HORIZON_STEPS * step_len - booked,
             has_long=any(tokens > step_len for tokens in missing),
             reserve=running.needs.total(map(running.reserve_of, (*running, *self._entering))),
-            num_rows=running.rows.num_free - len(self._entering),
+            num_rows=running.num_open_rows(len(self._entering)),
             frontier=self._twins.frontier(running),
         )
 
@@ -263,8 +263,8 @@ class Waiting:
         if booking.has_long and missing > step_len:
             return TryOutcome.HELD_BACK
         claim = self.gatekeeper.claim(request, match.num_tokens)
-        if claim is Claim.NOTHING:
-            return TryOutcome.HELD_BACK
+        if claim is Claim.NOTHING or (claim is Claim.SPARE and self.queue.is_stalled):
+            return TryOutcome.HELD_BACK  # else two that are computed ahead in turn keep out who is asked for, for ever
         if not self._start(request, match, claim, self._reserve_beside(request, booking)):
             return TryOutcome.NO_ROOM if claim is Claim.FULL else TryOutcome.HELD_BACK
         booking.horizon_left -= min(missing, step_len)
@@ -281,7 +281,8 @@ class Waiting:
         if owned is None:
             self._cache.release(lease)
             return False
-        request.lease, request.num_computed = lease, lease.num_tokens
+        request.lease = lease
+        request.begin_at(lease.num_tokens)
         request.own(owned, (lease.num_pages,) * len(owned))
         self._running.note_fork(request, match)
         self._twins.forget(request)

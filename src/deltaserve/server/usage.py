@@ -74,4 +74,7 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
         "num_retractions": usage.num_retractions,
+        "speculation_rounds": usage.num_rounds,
+        "drafted_tokens": usage.num_drafts,
+        "accepted_tokens": usage.num_accepted,
     }

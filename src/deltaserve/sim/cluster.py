@@ -55,6 +55,11 @@ class Shape:
     chunk_len: int = 8
     state_chunk_len: int = 4
     state_interval_len: int | None = None
+    max_drafts: int = 0
+    """Guesses verified in a step, of one row."""
+    steps_ahead: int = 0
+    itl_target_s: float | None = None
+    """In a simulated worker a step of so many tokens is said to take as many milliseconds."""
     state_eviction: str = "lru"
     context_len: int = 200
     reserve_len: int = 4
@@ -77,6 +82,8 @@ class Shape:
     prefill_ranks: int = 1
     decode_ranks: int = 1
     """Of unified workers, too."""
+    shares_experts: bool = False
+    """The decode workers are one expert group."""
     prefill_staging_bytes: int = 0
     """Of each rank, half to send and half to receive. 0: none."""
     decode_staging_bytes: int = 0
@@ -169,6 +176,9 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
             schedule_policy=shape.schedule_policy,
             state_chunk_tokens=shape.state_chunk_len,
             state_interval_tokens=shape.state_interval_len,
+            max_drafts=shape.max_drafts,
+            steps_ahead=shape.steps_ahead,
+            itl_target_s=shape.itl_target_s,
             state_eviction=shape.state_eviction,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,
@@ -186,8 +196,9 @@ def url_of(name: PeerName, place: int = 0) -> str:
     return f"sim://{name}/{place}"
 
 
-def member_of(name: PeerName, role: Role, place: int = 0) -> Member:
-    return Member(name, role, url_of(name, place))
+def member_of(name: PeerName, role: Role, place: int = 0, shares_experts: bool = False) -> Member:
+    group = "experts" if shares_experts and role is Role.DECODE else None
+    return Member(name, role, url_of(name, place), group)
 
 
 def front_config(shape: Shape, members: Iterable[Member], life: int, name: PeerName = FRONT) -> FrontConfig:

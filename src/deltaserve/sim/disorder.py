@@ -54,6 +54,10 @@ class Disorder:
         self._chance = chance
         self._links = links
         self._slowness = slowness
+        self.group: frozenset[PeerName] = frozenset()
+        """Workers that share experts: when one ends all do."""
+        self._doomed: dict[PeerName, SimProcess] = {}
+        """Of those: who has not noticed yet."""
         self._strikes: dict[FaultKind, Callable[[], None]] = {
             FaultKind.RESET: self._reset,
             FaultKind.HALF_OPEN: self._half_open,
@@ -93,6 +97,8 @@ class Disorder:
                 wire.mend()
             if any(wire.is_struck for wire in wires):
                 self._crash_maimed(worker)
+        for name in list(self._doomed):
+            self._end_doomed(name)
         for name in self._all:
             process = world.process(name)
             if process is None:
@@ -146,7 +152,23 @@ class Disorder:
         self._cast.bury(process)
         if is_seen:
             world.at(world.now + self._chance.exponential(0.005), lambda: self._tell(name))
+        if name in self.group:
+            self._doom_others(name)
         self._start_later(name)
+
+    def _doom_others(self, dead: PeerName) -> None:
+        """They see the end of a connection a moment later, and end; the supervisor waits for that."""
+        world = self._cast.world
+        self._doomed.pop(dead, None)
+        for name in sorted(self.group - self._doomed.keys()):
+            process = world.process(name)
+            if process is not None:
+                self._doomed[name] = process
+                world.at(world.now + self._chance.exponential(0.003), lambda name=name: self._end_doomed(name))  # type: ignore[misc]
+
+    def _end_doomed(self, name: PeerName) -> None:
+        if self._doomed.get(name) is self._cast.world.process(name) is not None:
+            self._crash(name, is_seen=self._chance.hits(0.5))
 
     def _tell(self, name: PeerName) -> None:
         if self._cast.world.process(name) is None:
@@ -157,7 +179,10 @@ class Disorder:
         world.at(world.now + self._chance.log_uniform(0.001, 3.0), lambda: self._start(name))
 
     def _start(self, name: PeerName) -> None:
-        if self._cast.world.process(name) is None:
+        world = self._cast.world
+        if name in self.group and self._doomed:
+            world.at(world.now + 0.01, lambda: self._start(name))
+        elif world.process(name) is None:
             self._cast.start(name)
 
     def _pause(self) -> None:

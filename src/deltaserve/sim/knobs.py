@@ -26,6 +26,14 @@ from deltaserve.transport.loopback import Mover
 NAMESPACES = ("", "tenant-a", "tenant-b")
 LEAST_DRAIN_S = 0.7
 """A writer that drains says so twice a second: whoever waits less takes it for silent."""
+_SPECULATES = 0.25
+"""Of the runs: guesses at the next tokens, right ones and wrong ones, are verified."""
+_OVERLAPS = 0.4
+"""Of the runs: steps are planned while others compute."""
+_PACED = 0.1
+"""Of the runs: rows and prompts are taken in as a target for the length of a step allows."""
+_EXPERT_GROUPS = 0.05
+"""Of the runs: decode workers share experts."""
 _LOADED = 0.03
 """Of the runs: they are long."""
 _CROWDED = 0.25
@@ -113,6 +121,18 @@ class Knobs:
 
 def draw_knobs(seed: int) -> Knobs:
     """Equal seeds, equal knobs."""
+    knobs, chance = _draw(seed), Chance(seed, "drafts")
+    if Chance(seed, "overlap").hits(_OVERLAPS):
+        knobs = replace(knobs, shape=replace(knobs.shape, steps_ahead=1))
+    pace = Chance(seed, "pace")
+    if pace.hits(_PACED):
+        knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=pace.choose((0.0005, 0.002, 0.004))))
+    if chance.hits(_SPECULATES):
+        return replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
+    return knobs
+
+
+def _draw(seed: int) -> Knobs:
     knobs, chance = _varied(draw_plain_knobs(seed), Chance(seed, "variety")), Chance(seed, "load")
     speed = Chance(seed, "speed of links")
     if speed.hits(0.15):  # a prompt, or a report of everything, takes some hundredths of a second
@@ -129,7 +149,16 @@ def draw_knobs(seed: int) -> Knobs:
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
     knobs = _with_staging(knobs, Chance(seed, "staging"))
     knobs = _with_trouble_of_ranks(knobs, Chance(seed, "trouble of ranks"))
-    return _with_copying_readers(knobs, Chance(seed, "copying readers"))
+    knobs = _with_copying_readers(knobs, Chance(seed, "copying readers"))
+    return _with_an_expert_group(knobs, Chance(seed, "expert group"))
+
+
+def _with_an_expert_group(knobs: Knobs, chance: Chance) -> Knobs:
+    """Decode workers whose every step is one of all of them."""
+    if not chance.hits(_EXPERT_GROUPS) or not knobs.can_fence:
+        return knobs
+    shape = replace(knobs.shape, num_decode=chance.between(2, 4), num_unified=0, decode_ranks=1, shares_experts=True)
+    return replace(knobs, shape=shape, misfits=0.0)
 
 
 def _with_copying_readers(knobs: Knobs, chance: Chance) -> Knobs:

@@ -4,8 +4,9 @@
     stamp(pool, -1) = H(namespace)
     next token     = H(all stamps that its last position sees, read from its pages) mod vocab, and its log-probabilities
                      from the same H
-A FULL pool's stamps are all seen, a WINDOW pool's only while in the window. A STATE pool has one slot per state: the
-stamp of the last token taken in, all over the slot, read where an item begins and written where it ends.
+A FULL pool's stamps are all seen, a WINDOW pool's only while in the window. A STATE pool has one slot per state: what
+follows from the stamp of the last token taken in, all over the slot, read where an item begins and written where it
+ends. A slot is three blocks of heads, as the inputs of a convolution are.
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
 of the prompt: `oracle_answer`.
 """
@@ -21,8 +22,9 @@ from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
 from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, PageGroup
+from deltaserve.layout.spec import CacheGroup, CacheSpec, HeadBlock, PageGroup, StateGroup
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.sched.speculation import right_draws
 from deltaserve.sim.rank_memory import STAMP_BYTES, SplitMemory, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")
@@ -38,31 +40,38 @@ def stamp_spec(page_size: int, num_pools: int = 1, window_len: int = 9, num_head
     `num_heads`: pieces that a stamp is cut into, which ranks share.
     """
     retentions = (KEEP_ALL, Retention(Lifetime.WINDOW, window_len), Retention(Lifetime.STATE))[:num_pools]
-    head_dim = STAMP_BYTES // DType.FLOAT32.itemsize // num_heads
-    groups = tuple(
-        PageGroup(f"stamps-{kept.lifetime.value}", 1, num_heads, head_dim, DType.FLOAT32, kept, planes=1)
-        for kept in retentions
-    )
-    return CacheSpec(page_size, groups)
+    return CacheSpec(page_size, tuple(_stamp_group(page_size, kept, num_heads) for kept in retentions))
+
+
+def _stamp_group(page_size: int, kept: Retention, num_heads: int) -> CacheGroup:
+    """Pages of all pools are as large: of page_size stamps."""
+    name, of_head = f"stamps-{kept.lifetime.value}", STAMP_BYTES // num_heads
+    if kept.lifetime is not Lifetime.STATE:
+        return PageGroup(name, 1, num_heads, of_head // DType.FLOAT32.itemsize, DType.FLOAT32, kept, planes=1)
+    blocks = tuple(HeadBlock(num_heads, page_size, of_head // part) for part in (4, 4, 2))
+    return StateGroup(name, 1, blocks, DType.FP8_E4M3)
 
 
 class Chain:
     """The right stamps of one row in one pool, grown as its tokens become known."""
 
-    __slots__ = ("_last", "_pool", "stamps")
+    __slots__ = ("_first", "_pool", "stamps")
 
     def __init__(self, pool: int, namespace: Namespace) -> None:
         self._pool = bytes([pool])
-        self._last = xxhash.xxh3_128_digest(namespace.encode())
+        self._first = xxhash.xxh3_128_digest(namespace.encode())
         self.stamps = bytearray()
 
     def grow(self, tokens: bytes | bytearray, end: int) -> None:
         """To the stamps of positions [0, end) of packed `tokens`."""
-        digest, pool, last = xxhash.xxh3_128_digest, self._pool, self._last
+        digest, pool, last = xxhash.xxh3_128_digest, self._pool, bytes(self.stamps[-STAMP_BYTES:]) or self._first
         for at in range(len(self.stamps) // STAMP_BYTES * TOKEN_BYTES, end * TOKEN_BYTES, TOKEN_BYTES):
             last = digest(pool + last + tokens[at : at + TOKEN_BYTES])
             self.stamps += last
-        self._last = last
+
+    def cut(self, end: int) -> None:
+        """Back to the stamps of positions [0, end)."""
+        del self.stamps[end * STAMP_BYTES :]
 
     def stamp(self, at: int) -> bytes:
         """Of one position."""
@@ -159,6 +168,35 @@ class _Row:
     chains: list[Chain]
     tables: list[dict[int, PageId]] = field(default_factory=list)
     """Per pool: page index |-> page."""
+    drawn: tuple[StepIndex | None, int] = (None, 0)
+    """In which step which token was drawn last."""
+
+    def grow(self, tokens: bytes, start: int) -> None:
+        """Packed tokens from position `start` on are computed."""
+        end = start + token_len(tokens)
+        self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES] = tokens
+        for chain in self.chains:
+            chain.grow(self.tokens, end)
+
+    def cut(self, end: int) -> None:
+        """Tokens from position `end` on were guesses that are wrong."""
+        del self.tokens[end * TOKEN_BYTES :]
+        for chain in self.chains:
+            chain.cut(end)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenStamps:
+    """What the positions of an item see of one pool."""
+
+    kept: Retention
+    start: int
+    """First position of `stamps`."""
+    stamps: bytes
+
+    def of(self, position: int) -> bytes:
+        first = first_seen(self.kept, position) - self.start
+        return self.stamps[first * STAMP_BYTES : (position + 1 - self.start) * STAMP_BYTES]
 
 
 class OracleExecutor:
@@ -169,6 +207,7 @@ class OracleExecutor:
         self._memory = memory
         self._vocab_size = vocab_size
         self._rows: dict[RowId, _Row] = {}
+        self._prompt_lens: dict[RowId, int] = {}
         self.namespaces: dict[RowId, Namespace] = {}
         """Of rows about to be opened: a plan does not say."""
         self.spoil_next = False
@@ -206,6 +245,9 @@ class OracleExecutor:
         self._launched = None
         flavour = (self.first_flavour + plan.step) % self.flavours
         results = tuple(self._compute(item, flavour) for item in plan.items)
+        for result in results:
+            if result.drawn:
+                self._rows[result.row].drawn = plan.step, result.drawn[-1].token
         if self.spoil_next:
             self.spoiled += [self._prompt(item.row) for item in plan.items]
         self.not_finite += [self._prompt(r.row) for r in results if r.outcome is ItemOutcome.NOT_FINITE]
@@ -219,18 +261,23 @@ class OracleExecutor:
         pools = range(self._cache.num_pools)
         namespace = self.namespaces.get(opened.row, Namespace(""))
         chains = [Chain(pool, namespace) for pool in pools]
+        self._prompt_lens[opened.row] = opened.prompt_len
         self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools])
 
     def _begin(self, item: PlanItem) -> None:
         row = self._rows[item.row]
-        if not isinstance(item.inputs, TokenValues):
-            raise ValueError("the oracle runs at overlap depth 0")
-        end = item.q_start + item.q_len
-        row.tokens[item.q_start * TOKEN_BYTES : end * TOKEN_BYTES] = item.inputs.tokens
+        row.grow(self._input(row, item), item.q_start)
         for pool, kept in enumerate(self._pools):
-            row.chains[pool].grow(row.tokens, end)
             if kept.lifetime is not Lifetime.STATE:  # that goes on in the slot it is read from
                 self._memory.write_stamps(PoolId(pool), row.tables[pool], item.q_start, _UNWRITTEN * item.q_len)
+
+    @staticmethod
+    def _input(row: _Row, item: PlanItem) -> bytes:
+        """What the row has drawn; where it could not draw, any token: whatever comes of it is dropped."""
+        if isinstance(item.inputs, TokenValues):
+            return item.inputs.tokens
+        step, token = row.drawn
+        return pack_u32([token if step == item.inputs.step else 0])
 
     def _read_ahead(self, item: PlanItem) -> None:
         for pool, kept in enumerate(self._pools):
@@ -239,18 +286,53 @@ class OracleExecutor:
 
     def _compute(self, item: PlanItem, flavour: int) -> ItemResult:
         row = self._rows[item.row]
-        stamps = [
-            (self._advance if kept.lifetime is Lifetime.STATE else self._extend)(row, PoolId(pool), item)
+        found = [
+            (self._go_on if kept.lifetime is Lifetime.STATE else self._extend)(row, PoolId(pool), item)
             for pool, kept in enumerate(self._pools)
         ]
+        seen = [of_pool for of_pool in found if of_pool is not None]
         of_prompt = self._prompt_logprobs(row, item) if item.wants_prompt_logprobs else ()
-        if not item.samples:
-            return ItemResult(item.row, prompt_logprobs=of_prompt)
-        if any(of_pool is None for of_pool in stamps):
+        behind = item.q_start + item.num_known
+
+        def draw(place: int) -> Sampled | None:
+            if len(seen) < len(found):
+                return None
+            read = [of_pool.of(behind + place - 1) for of_pool in seen]
+            return next_token(read, self._vocab_size, row.sampling.logprobs, flavour)
+
+        prompt_len = self._prompt_lens[item.row]
+        drawn = right_draws(item, row.sampling, behind - prompt_len, draw) if item.samples else ()
+        end = behind + max(0, len(drawn) - 1)
+        if item.num_drafts:
+            row.cut(end)
+        for pool, kept in enumerate(self._pools):
+            if kept.lifetime is Lifetime.STATE:
+                slot = row.tables[pool][(item.q_start + item.q_len - 1) // self._cache.page_size]
+                state = state_of(row.chains[pool].stamp(end - 1), self._cache.page_size)
+                state = state if found[pool] is not None else _not_finite(state)
+                self._memory.write_state(PoolId(pool), slot, state)
+        if item.samples and not drawn:
             return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
-        read = [of_pool for of_pool in stamps if of_pool is not None]
-        sampled = next_token(read, self._vocab_size, row.sampling.logprobs, flavour)
-        return ItemResult(item.row, sampled, prompt_logprobs=of_prompt)
+        drafts = self._guess(row, item, drawn, flavour) if drawn and item.wanted_drafts else b""
+        return ItemResult(item.row, drawn, prompt_logprobs=of_prompt, drafts=drafts)
+
+    def _guess(self, row: _Row, item: PlanItem, drawn: Sequence[Sampled], flavour: int) -> bytes:
+        """Right guesses and wrong ones: which, is a matter of the tokens so far."""
+        known = token_len(row.tokens)
+        row.grow(pack_u32([drawn[-1].token]), known)
+        guesses: list[int] = []
+        for _ in range(item.wanted_drafts):
+            end = token_len(row.tokens)
+            seen = [
+                bytes(chain.stamps[first_seen(kept, end - 1) * STAMP_BYTES :])
+                for chain, kept in zip(row.chains, self._pools, strict=True)
+            ]
+            right = next_token(seen, self._vocab_size, None, (flavour + 1) % self.flavours).token
+            is_right = row.chains[0].stamps[-1] % 4
+            guesses.append(right if is_right else (right + 1) % self._vocab_size)
+            row.grow(pack_u32(guesses[-1:]), end)
+        row.cut(known)
+        return pack_u32(guesses)
 
     def _prompt_logprobs(self, row: _Row, item: PlanItem) -> tuple[TokenLogprobs, ...]:
         """Of the tokens at q_start + 1 .. q_start + q_len, as far as they are known."""
@@ -259,8 +341,8 @@ class OracleExecutor:
         tokens = [(bytes(row.tokens[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES]), at) for at in known]
         return tuple(prompt_logprobs(row.chains, token, at, self._vocab_size, num_top) for token, at in tokens)
 
-    def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes | None:
-        """Read the stamps that the item's positions see, write theirs; returns what the last of them sees.
+    def _extend(self, row: _Row, pool: PoolId, item: PlanItem) -> _SeenStamps | None:
+        """Read the stamps that the item's positions see, write theirs.
 
         None: they are not finite, because those read are not, or because they are to be spoiled.
         """
@@ -271,7 +353,7 @@ class OracleExecutor:
             self._memory.write_stamps(pool, table, item.q_start, _not_finite(computed))
             return None
         self._memory.write_stamps(pool, table, item.q_start, computed)
-        return (stood + computed)[(first_seen(self._pools[pool], end - 1) - start) * STAMP_BYTES :]
+        return _SeenStamps(self._pools[pool], start, stood + computed)
 
     def _read(self, row: _Row, pool: PoolId, item: PlanItem) -> tuple[int, bytes, bool]:
         """First position that the item sees, the stamps from there to its own, and whether they are finite."""
@@ -284,29 +366,29 @@ class OracleExecutor:
         is_finite = stood == right or _is_own(stood, right, f"row {item.row} from position {start} on, pool {pool}")
         return start, stood, is_finite
 
-    def _advance(self, row: _Row, pool: PoolId, item: PlanItem) -> bytes | None:
-        """Go on from the state before the item's positions, write the one after them; returns its stamp.
-
-        None: it is not finite.
-        """
+    def _go_on(self, row: _Row, pool: PoolId, item: PlanItem) -> _SeenStamps | None:
+        """Go on from the state before the item's positions. None: it is not finite, or is to be spoiled."""
         table, chain, size = row.tables[pool], row.chains[pool], self._cache.page_size
-        end = item.q_start + item.q_len
         is_finite = not self.spoil_next
         if item.q_start:
             slot = table[(item.q_start - 1) // size]
-            stood, right = self._memory.pages(pool, [slot]), chain.stamp(item.q_start - 1) * size
+            stood, right = self._memory.pages(pool, [slot]), state_of(chain.stamp(item.q_start - 1), size)
             where = f"row {item.row} goes on at {item.q_start}, slot {slot}"
             is_finite &= stood == right or _is_own(stood, right, where)
-        computed = chain.stamp(end - 1)
-        self._memory.write_state(pool, table[(end - 1) // size], computed if is_finite else _not_finite(computed))
-        return computed if is_finite else None
+        computed = bytes(chain.stamps[item.q_start * STAMP_BYTES :])
+        return _SeenStamps(self._pools[pool], item.q_start, computed) if is_finite else None
+
+
+def state_of(stamp: bytes, page_size: int) -> bytes:
+    """What fills a slot: no two parts of it look alike, so that none passes for another."""
+    return b"".join([xxhash.xxh3_128_digest(stamp + bytes([part])) for part in range(page_size)])
 
 
 def is_state_of(stood: bytes, pool: int, namespace: Namespace, tokens: bytes) -> bool:
     """Whether a slot holds the state behind exactly these packed tokens, finite or not."""
     chain, num_tokens = Chain(pool, namespace), token_len(tokens)
     chain.grow(tokens, num_tokens)
-    right = chain.stamp(num_tokens - 1) * (len(stood) // STAMP_BYTES)
+    right = state_of(chain.stamp(num_tokens - 1), len(stood) // STAMP_BYTES)
     return stood in (right, _not_finite(right))
 
 

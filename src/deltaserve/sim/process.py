@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.base.ids import Boot, PeerName, Role, Room
+from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room, RowId
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.instance.api import DrainRequested, Event, InstanceConfig
 from deltaserve.instance.core import EngineCore
@@ -16,7 +16,9 @@ from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleR
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.sched.plan import StepPlan
+from deltaserve.sched.rounds import MemberRounds
 from deltaserve.sim.attempts import Attempts
+from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import region_infos, stamp_memory
 from deltaserve.sim.sim_rank import RankPace, SimRank
@@ -185,7 +187,10 @@ class SimWorker(SimProcess):
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
         self._attempts = Attempts()
-        self._is_computing = False
+        self._submitted: list[tuple[StepPlan, dict[RowId, Namespace]]] = []
+        """Plans whose steps are not over, and whose rows they open."""
+        self.rounds = MemberRounds()
+        self.expert_group: SimExpertGroup | None = None
         self.on_rank_lost: Callable[[SimWorker, int], None] = _unforeseen
         """Called when a rank is of no use any more, so none is."""
         self.num_refuted = 0
@@ -255,6 +260,8 @@ class SimWorker(SimProcess):
         for rank in self.ranks:
             rank.transport.go_on(self.world.now)
         super().go_on()
+        if self.expert_group is not None:
+            self.expert_group.look()
 
     def drain(self) -> None:
         self.handle(DrainRequested())
@@ -300,26 +307,57 @@ class SimWorker(SimProcess):
     # ------------------------------------------------------------ step thread
 
     def _plan(self) -> None:
-        if self._is_computing:
-            return
         plan = self.instance.plan(self.now)
         if plan is None:
+            if self.expert_group is not None and not self._submitted:
+                self.rounds.rest()
+                self.expert_group.look()
             return
-        self._is_computing = True
-        if plan.opens:
-            opened = {o.row for o in plan.opens}
-            running = self.instance.parts.scheduler.running
-            self.executor.namespaces |= {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        opened = {o.row for o in plan.opens}
+        running = self.instance.parts.scheduler.running
+        namespaces = {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        self._submitted.append((plan, namespaces))
+        if len(self._submitted) == 1:
+            self._launch()
+
+    def _launch(self) -> None:
+        """The device takes up the step that was planned first."""
+        plan, namespaces = self._submitted[0]
+        self.executor.namespaces |= namespaces
         self.executor.launch(plan)
+        if self.config.options.steps_ahead:
+            self.later(self.step_s / 2, self._plan)
         # As sched/executor.py says: not before the pages that it wrote may be read.
-        self.later(self.pace.step_s * self.pace.slowness, lambda: self._finish_step(plan))
+        if self.expert_group is None:
+            self.later(self.step_s, lambda: self._finish_step(plan))
+        else:
+            self.rounds.submit(plan)
+            self.expert_group.look()
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes here."""
+        return self.pace.step_s * self.pace.slowness
+
+    def wake(self, delay: float, call: Callable[[], None]) -> None:
+        """Call after so long, whatever becomes of this process."""
+        self.world.at(self.world.now + delay, call)
+
+    def finish(self, plan: StepPlan) -> None:
+        """The round of a step is over."""
+        self._turn_to(lambda: self._finish_step(plan))
 
     def _finish_step(self, plan: StepPlan) -> None:
         if any(rank.is_gone for rank in self.ranks):
             return  # a step is over when every rank has answered it
-        self._is_computing = False
         self.world.trace.note(self.world.now, self.name, "step", plan.step, len(plan.items))
-        self.instance.commit(self.executor.execute(plan), self.now)
+        result = self.executor.execute(plan)
+        if self.config.options.itl_target_s is not None:
+            result = replace(result, seconds=plan.num_tokens / 1000)
+        self._submitted.pop(0)
+        if self._submitted:
+            self._launch()
+        self.instance.commit(result, self.now)
         self._take_turn()
 
     # ------------------------------------------------------------ transfer threads

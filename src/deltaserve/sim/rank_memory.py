@@ -1,7 +1,8 @@
 """Pages of a simulated rank, as bytearrays."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import xxhash
 
@@ -12,12 +13,20 @@ from deltaserve.layout.copy_plan import PageSlice, PlacedPages, Route
 from deltaserve.layout.kv import group_page_bytes
 from deltaserve.layout.prompt_pages import tokens_before
 from deltaserve.layout.shard import Shard, holders
-from deltaserve.layout.spec import CacheSpec
+from deltaserve.layout.spec import CacheGroup, CacheSpec, StateGroup
 from deltaserve.transfer.staging import STAGING
 from deltaserve.wire.messages import RegionInfo
 
 STAMP_BYTES = 16
 _POISON = b"\xdb" * STAMP_BYTES
+
+
+class _Cell(NamedTuple):
+    """A head of a block."""
+
+    num_bytes: int
+    places: Sequence[tuple[int, int]]
+    """(rank, offset in its page) of each copy."""
 
 
 class HeadMemory:
@@ -107,9 +116,9 @@ class StampMemory(HeadMemory, StampPages):
         at = (page * self._page_size + offset) * STAMP_BYTES
         self.memory[RegionId(pool)][at : at + STAMP_BYTES] = stamp
 
-    def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
-        """All over the slot, so that no part of another one passes for it."""
-        self.memory[RegionId(pool)][slot * self.page_bytes : (slot + 1) * self.page_bytes] = stamp * self._page_size
+    def write_state(self, pool: PoolId, slot: PageId, state: bytes) -> None:
+        """The whole slot: its blocks, of each its heads."""
+        self.memory[RegionId(pool)][slot * self.page_bytes : (slot + 1) * self.page_bytes] = state
 
     def poison(self, pool: PoolId, page: PageId) -> None:
         """What stood there is of no use to anybody any more."""
@@ -117,7 +126,7 @@ class StampMemory(HeadMemory, StampPages):
 
 
 class SplitMemory(StampPages):
-    """All stamps of a worker of several ranks, cut into heads that each rank has its share of."""
+    """All stamps of a worker of several ranks, cut into heads that each rank has its share of, of each block."""
 
     def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> None:
         self.ranks = tuple(HeadMemory(cache, num_pages, Shard(rank, num_ranks)) for rank in range(num_ranks))
@@ -133,20 +142,36 @@ class SplitMemory(StampPages):
             for head in range(self._num_heads)
         ]
         """Of each head: the ranks that hold it, and as which of theirs."""
+        self._state_pools = {cache.pool_of(group) for group in cache.groups if isinstance(group, StateGroup)}
+        self._state_cells = [cell for pool in self._state_pools for cell in self._cells(cache.groups[pool], num_ranks)]
+
+    def _cells(self, group: CacheGroup, num_ranks: int) -> Iterator[_Cell]:
+        """Heads of the blocks of a state, in its order. Counted here and not by a PageFormat, which is under test."""
+        start = 0
+        for block in group.blocks:
+            size = block.num_rows * block.row_width * group.dtype.itemsize
+            for places in self._places:
+                yield _Cell(size, [(rank, start + place * size) for rank, place in places])
+            start += max(1, self._num_heads // num_ranks) * size
 
     def pages(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
-        """Stamps of `pages`, one after the other."""
+        """Stamps of `pages`, one after the other; states likewise."""
         return b"".join([self._page(pool, page) for page in pages])
 
     def _page(self, pool: PoolId, page: PageId) -> bytes:
+        if pool in self._state_pools:
+            return b"".join([self._copied(pool, page, cell) for cell in self._state_cells])
         size, heads = self._head_bytes, [self._head(pool, page, head) for head in range(self._num_heads)]
         ends = range(0, self._page_size * size, size)
         return b"".join([head[at : at + size] for at in ends for head in heads])
 
     def _head(self, pool: PoolId, page: PageId, head: int) -> bytes:
-        """Where ranks hold unequal copies it is nobody's: who reads that is found out."""
         size = self._page_size * self._head_bytes
-        starts = [(rank, page * self.rank_page_bytes + place * size) for rank, place in self._places[head]]
+        return self._copied(pool, page, _Cell(size, [(rank, place * size) for rank, place in self._places[head]]))
+
+    def _copied(self, pool: PoolId, page: PageId, cell: _Cell) -> bytes:
+        """Where ranks hold unequal copies it is nobody's: who reads that is found out."""
+        size, starts = cell.num_bytes, [(rank, page * self.rank_page_bytes + at) for rank, at in cell.places]
         first, *others = [bytes(self.ranks[rank].memory[RegionId(pool)][at : at + size]) for rank, at in starts]
         return first if all(copy == first for copy in others) else _common(first, others)
 
@@ -157,13 +182,20 @@ class SplitMemory(StampPages):
                 at = page * self.rank_page_bytes + (place * self._page_size + offset) * size
                 self.ranks[rank].memory[RegionId(pool)][at : at + size] = stamp[head * size : (head + 1) * size]
 
-    def write_state(self, pool: PoolId, slot: PageId, stamp: bytes) -> None:
+    def write_state(self, pool: PoolId, slot: PageId, state: bytes) -> None:
         """As of StampMemory."""
-        for offset in range(self._page_size):
-            self.write_stamp(pool, slot, offset, stamp)
+        start = 0
+        for size, places in self._state_cells:
+            for rank, at in places:
+                first = slot * self.rank_page_bytes + at
+                self.ranks[rank].memory[RegionId(pool)][first : first + size] = state[start : start + size]
+            start += size
 
     def poison(self, pool: PoolId, page: PageId) -> None:
         """As of StampMemory."""
+        if pool in self._state_pools:
+            self.write_state(pool, page, _POISON * self._page_size)
+            return
         for offset in range(self._page_size):
             self.write_stamp(pool, page, offset, _POISON)
 

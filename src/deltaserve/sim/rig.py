@@ -30,6 +30,7 @@ from deltaserve.sim.cluster import (
 )
 from deltaserve.sim.disorder import Disorder
 from deltaserve.sim.excuses import LOSES_BYTES, TROUBLE
+from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,
@@ -58,7 +59,8 @@ MAX_EVENTS = 100_000
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""The same on slow networks, where a request that was retracted is carried again."""
+"""The same on slow networks, where a request that was retracted is carried again, and where ranks that hear each other
+late copy staged pages bit by bit."""
 _NUM_PROBES = 3
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
@@ -155,7 +157,11 @@ class Run:
         self._front_names = knobs.shape.fronts()
         self._which_front = Chance(seed, "fronts")
         chance, fronts = Chance(seed, "disorder"), self._front_names
+        decode = [name for name, role in self._roles.items() if role is Role.DECODE]
+        self._group_names = frozenset(decode if knobs.shape.shares_experts else ())
+        self._group = SimExpertGroup(len(self._group_names))
         self._disorder = Disorder(self, list(self._roles), fronts, chance, self._links, knobs.slowness)
+        self._disorder.group = self._group_names
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:
@@ -265,8 +271,11 @@ class Run:
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
         limit = self.world.now + self._liveness_s()
-        self.world.run(until=self.world.now + _STRANDED_S, done=self.clients.all_over)
-        self._restart_stranded()
+        until = self.world.now
+        while until < limit and not self._is_over():
+            until = min(limit, until + _STRANDED_S)
+            self.world.run(until=until, done=self._is_over)
+            self._restart_stranded()
         self._until(limit, self.clients.all_over, lambda: "requests do not end")
         shape = self.knobs.shape
         patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s + 2 * self.knobs.fence_s
@@ -324,7 +333,8 @@ class Run:
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
-        return LIVENESS_S if self.knobs.bytes_per_s is None else SLOW_LIVENESS_S
+        is_slow = self.knobs.bytes_per_s is not None or (self.knobs.staging_pauses and self.knobs.rank_lag_s)
+        return SLOW_LIVENESS_S if is_slow else LIVENESS_S
 
     def _check_verdicts(self) -> None:
         """I29: pages are not judged wrong while their bytes may be on their way behind what announced them."""
@@ -353,6 +363,9 @@ class Run:
             raise IntegrityError(f"I14: {MAX_EVENTS} events and no end; {otherwise()}")
         if not holds():
             raise IntegrityError(f"I11: {otherwise()}")
+
+    def _is_over(self) -> bool:
+        return self.clients.all_over() or self._is_endless()
 
     def _is_endless(self) -> bool:
         return self.world.num_events >= MAX_EVENTS
@@ -465,6 +478,9 @@ class Run:
         shape = self.knobs.shape
         worker = SimWorker(self.world, config, url, pace, fence, shape.stall_s, shape.staging(self._roles[name]))
         worker.on_rank_lost = self._disorder.rank_lost
+        if name in self._group_names:
+            worker.expert_group = self._group
+            self._group.admit(worker)
         worker.executor.flavours, worker.executor.first_flavour = self.knobs.flavours, config.boot
         if self.knobs.sick in (None, name):
             for rank in worker.ranks:
@@ -485,11 +501,12 @@ class Run:
     def _member(self, name: PeerName) -> Member:
         """The worker, where it listens in its latest life."""
         place = max(0, self._lives[name] - 1) if self.knobs.moves else 0
-        return member_of(name, self._roles[name], place)
+        return member_of(name, self._roles[name], place, self.knobs.shape.shares_experts)
 
     def _known(self, name: PeerName) -> Member:
         """What a front that starts now is told of the worker."""
-        return Member(name, self._roles[name], None) if name in self._unregistered else self._member(name)
+        member = self._member(name)
+        return replace(member, url=None) if name in self._unregistered else member
 
     def _compat(self, name: PeerName, right: Compat) -> Compat:
         """Of the life that begins."""

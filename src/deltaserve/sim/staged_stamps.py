@@ -1,5 +1,6 @@
 """Staging memory of a simulated rank: pages of stamps are gathered and scattered a granule at a time."""
 
+import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -70,6 +71,12 @@ class StampStaging:
 
     def scatter_microseconds(self) -> int:
         return 0
+
+    def checksum(self, offset: int, num_bytes: int) -> int:
+        return zlib.crc32(memoryview(self._buffer)[offset : offset + num_bytes])
+
+    def wipe(self, offset: int, num_bytes: int) -> None:
+        self._buffer[offset : offset + num_bytes] = bytes(num_bytes)
 
     def num_pages(self, group: str) -> int:
         return len(self._memory[RegionId(self._pools[group])]) // self._page_bytes

@@ -10,9 +10,11 @@ from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig, Memory
 from deltaserve.transfer.gate import ChunkJob, Gate
+from deltaserve.transfer.ring import RingLease
 from deltaserve.transfer.staging import Staging
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
@@ -80,6 +82,8 @@ class TaggedEndpoint(Endpoint):
         """Handed over so far."""
         self._ends: dict[tuple[TicketId, PoolId], int] = {}
         """Where the last chunk with pages of that pool ended."""
+        self._staged_memory = staging.memory if staging is not None else None
+        self._lent: frozenset[RingLease | None] = frozenset()
 
     @property
     def is_moving(self) -> bool:
@@ -102,6 +106,21 @@ class TaggedEndpoint(Endpoint):
                     raise IntegrityError(f"I20: a chunk starts at page {pairs.first}, the last ended at {end}")
                 self._ends[command.ticket, pairs.pool] = end + len(pairs.dst)
         return super().perform(command, now)
+
+    def poll(self, now: float) -> list[TransferReport]:
+        reports = super().poll(now)
+        self._wipe_what_was_lent()
+        return reports
+
+    def _wipe_what_was_lent(self) -> None:
+        """Else an earlier write of the same pages would look like the one that is on its way."""
+        if self.staged is not None and isinstance(memory := self._staged_memory, StampStaging):
+            ring = self.staged.receiving
+            leases = frozenset(map(ring.lease_of, ring))
+            for lease in leases - self._lent:
+                if lease is not None:
+                    memory.wipe(lease.offset, lease.num_bytes)
+            self._lent = leases
 
     def _post_next(self, link: object, gate: Gate, job: ChunkJob, now: float, reports: list[TransferReport]) -> None:
         self._labels.posting = gate.ticket

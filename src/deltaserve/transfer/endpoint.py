@@ -178,11 +178,7 @@ class Endpoint:
     def __init__(
         self, config: EndpointConfig, transport: Transport, memory: Memory, staging: Staging | None = None
     ) -> None:
-        """`staging`: its region is one of `config.regions`, named STAGING. None: all writes are direct.
-
-        So they are where a notification does not say that its bytes are there: a scatter would move what was there
-        before.
-        """
+        """`staging`: its region is one of `config.regions`, named STAGING. None: all writes are direct."""
         self._config = config
         self._memory = memory
         self._links: dict[PeerName, _Link] = {}
@@ -190,13 +186,13 @@ class Endpoint:
         self._regions = {region.component: RegionId(region.id) for region in config.regions}
         self.counters: Counter[str] = Counter()
         """bytes_sent, writes_posted, writes_failed, malformed_notifications; and those of staging.py."""
-        self._staging = staging if transport.evidence is Evidence.COMPLETION else None
+        self._staging = staging
         self.staged: StagedTransport | None = None
         """Between this and the transport."""
-        if self._staging is not None:
+        if staging is not None:
             cache = config.cache
             pools = {group.name: cache.pool_of(group) for group in cache.groups}
-            self.staged = StagedTransport(transport, self._staging, config.shard.rank, pools, self.counters)
+            self.staged = StagedTransport(transport, staging, config.shard.rank, pools, self.counters)
         self._transport: Transport = self.staged or transport
         self._told: Counter[str] = Counter()
         """Of `counters`, as far as the control plane knows."""
@@ -300,7 +296,8 @@ class Endpoint:
         rank, groups = self._config.shard.rank, self._config.cache.groups
         plan = plan_cache(self._config.cache, self._config.shard.size, far, len(theirs))
         regions = [{region.component: RegionId(region.id) for region in end.regions} for end in theirs]
-        missing = sorted({group.name for group in groups for of_rank in regions if group.name not in of_rank})
+        kept = {group.name for group in far.groups}
+        missing = sorted({name for name in kept for of_rank in regions if name not in of_rank})
         if missing:
             raise TransportError(f"{peer} announced no region for {', '.join(missing)}")
         return tuple(
@@ -430,6 +427,8 @@ class Endpoint:
         copies: list[Copy] = []
         for pair in command.pairs:
             for group in self._config.cache.groups_of(pair.pool):
+                if reader.routes[group.name].has_nothing:
+                    continue
                 src = PlacedPages(self._regions[group.name], pair.src_first, pair.src)
                 dst = PlacedPages(reader.regions[group.name], pair.first, pair.dst)
                 copies += reader.routes[group.name].copies(src, dst)

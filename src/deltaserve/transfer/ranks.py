@@ -119,7 +119,8 @@ class RankGroup:
     @property
     def num_pending(self) -> int:
         """Tickets and commands that some rank still answers for."""
-        return len(self._openings) + len(self._tickets) + len(self._checks) + sum(map(len, self._fences.values()))
+        num_opening = sum(1 for opening in self._openings.values() if opening.waiting)
+        return num_opening + len(self._tickets) + len(self._checks) + sum(map(len, self._fences.values()))
 
     # ------------------------------------------------------------ commands
 

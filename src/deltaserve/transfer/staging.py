@@ -25,7 +25,10 @@ the reader refuses with a reason after `patience_s`; then, as when a window neve
 has and writes directly, counts it and keeps the reason. Where elements must be converted there is no direct write: that
 write ends with an error.
 
-Over a transport whose notifications prove nothing (Evidence.CONTENTS) nothing is staged: see Endpoint.
+Over a transport whose notifications prove nothing (Evidence.CONTENTS) the plan carries a checksum of the bytes, and
+they are scattered once it is right: what is announced is looked at again for `patience_s`. A lease whose bytes never
+became right, or were not wanted, ends with the fence, for they may come yet. Checksums of pages are on there, too: a
+page that is wrong all the same is never used.
 
 `choose` is the one place that says which path a chunk takes.
 """
@@ -95,6 +98,8 @@ that took; writes that went directly in the end; frames that are none, and plans
 _AGAIN_S = 0.5
 """An ask without an answer, and a lease of which nothing came, is told again so often: one of the two may be lost, or
 was overtaken by the news that nobody needs the lease."""
+_LOOK_AGAIN_S = 0.005
+"""After announced bytes were not right yet: a look reads them."""
 _SLICES_PER_TURN = 4
 """Of gathers and scatters, between two turns of whoever polls."""
 
@@ -176,6 +181,10 @@ class StagingMemory(Protocol):
 
     def num_pages(self, group: str) -> int:
         """That the arena of a page group has."""
+        ...
+
+    def checksum(self, offset: int, num_bytes: int) -> int:
+        """crc32 of bytes of the staging region."""
         ...
 
 
@@ -302,11 +311,17 @@ class _Outgoing:
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
-    """Bytes that arrived."""
+    """Bytes that were announced."""
 
     key: _LeaseKey
     data: StagedData
+    num_bytes: int
     slices: Iterator[int]
+    """Of the scatter."""
+    has_landed: bool
+    """It is known that the bytes are here."""
+    give_up_at: float
+    look_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +355,7 @@ class StagedTransport:
     ) -> None:
         """`rank`: of this side. `pools`: of each page group. `counters`: COUNTERS."""
         self._transport = transport
+        self._proves = transport.evidence is Evidence.COMPLETION
         self._memory = staging.memory
         self._config = staging.config
         self._rank = rank
@@ -461,14 +477,14 @@ class StagedTransport:
     def _move_a_slice(self, heard: list[Notification]) -> bool:
         """Of the oldest scatter and of the oldest gather. False: there was nothing to move."""
         is_busy = False
-        if self._incoming:
+        incoming = next((i for i in list(self._incoming) if self._has_landed(i)), None)
+        if incoming is not None:
             is_busy = True
-            incoming = self._incoming[0]
             moved = next(incoming.slices, None)
             self.counters["scattered_bytes"] += moved or 0
             self.counters["scatter_microseconds"] = self._memory.scatter_microseconds()
             if moved is None:
-                self._incoming.popleft()
+                self._incoming.remove(incoming)
                 self._give_back(incoming.key)
                 self._scattered(incoming, heard)
         gathering = next((o for o in self._outgoing.values() if o.gather is not None), None)
@@ -478,6 +494,18 @@ class StagedTransport:
                 gathering.gather, gathering.is_gathered = None, True
                 self._post(gathering)
         return is_busy
+
+    def _has_landed(self, incoming: _Incoming) -> bool:
+        """Whether the bytes are here: where no notification proves it, once they are those that the writer sent."""
+        lease = self.receiving.lease_of(incoming.key)
+        if incoming.has_landed or lease is None or self._now < incoming.look_at:
+            return incoming.has_landed
+        incoming.has_landed = self._memory.checksum(lease.offset, incoming.num_bytes) == incoming.data.checksum
+        if not incoming.has_landed and self._now >= incoming.give_up_at:
+            self._incoming.remove(incoming)
+            self._refuse(incoming.key)
+        incoming.look_at = self._now + _LOOK_AGAIN_S
+        return incoming.has_landed
 
     def _wait(self) -> None:
         now = self._now
@@ -643,6 +671,7 @@ class StagedTransport:
                 for part in window.parts
             ),
             note=outgoing.note or b"",
+            checksum=None if self._proves else self._memory.checksum(outgoing.offset, window.num_bytes),
         )
         here = Span(self._config.region, outgoing.offset, window.num_bytes)
         copy = Copy(here, Span(window.region, lease.offset, window.num_bytes))
@@ -741,12 +770,14 @@ class StagedTransport:
         self._lent.pop(key, None)
         self._reserved.pop(key, None)
         parts = self._parts(key.sender.rank, data, plan)
-        if parts is None or sum(part.num_bytes for part in parts) > lease.num_bytes:
+        num_bytes = sum(part.num_bytes for part in parts or ())
+        if parts is None or num_bytes > lease.num_bytes:
             self._refuse(key)
             return
         match self._grants.take(key.sender.peer, key.sender.rank, _ticket_of(data), data.parts):
             case PlanVerdict.GRANTED:
-                self._incoming.append(_Incoming(key, data, self._scatter(parts, lease.offset)))
+                slices, give_up_at = self._scatter(parts, lease.offset), self._now + self._config.patience_s
+                self._incoming.append(_Incoming(key, data, num_bytes, slices, self._proves, give_up_at))
             case PlanVerdict.UNKNOWN:
                 self._early[key] = _Early(data, self._now + self._config.patience_s)
             case PlanVerdict.REFUSED:
@@ -765,9 +796,11 @@ class StagedTransport:
                 self._arrived(key, early.data, plan)
 
     def _refuse(self, key: _LeaseKey) -> None:
-        """Its bytes are not wanted. The write is never answered, so it fails."""
+        """Its bytes are not wanted. The write is never answered, so it fails. Where they may come yet, its peer is
+        fenced before the lease is anybody else's."""
         self.counters["staging_refused"] += 1
-        self._give_back(key)
+        if self._proves:
+            self._give_back(key)
 
     def _parts(self, writer: int, data: StagedData, plan: CachePlan) -> list[StagedPart] | None:
         """What the writer says it sent, by our plan of the pair. None: it cannot be."""

@@ -10,10 +10,11 @@ Notifications are ours: an engine process tells the other one after the library 
 
 import atexit
 import itertools
+import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deltaserve.base.extents import Copy, Region
 from deltaserve.base.ids import PeerName, RegionId
@@ -104,7 +105,7 @@ class MooncakeTransport:
             raise TransportError(f"register region {region.id}: id in use, or no memory")
         if region.device != "cpu" or region.file is None:
             raise TransportError(f"register region {region.id}: mooncake moves CPU memory that processes can share")
-        self._regions[region.id] = region
+        self._regions[region.id] = replace(region, file=os.dup(region.file))
         self._drop_spare()
 
     def open(self, peer: PeerName) -> bytes:
@@ -180,6 +181,9 @@ class MooncakeTransport:
         for peer in list(self._engines):
             self.fence(peer)
         self._drop_spare()
+        for region in self._regions.values():
+            if region.file is not None:
+                os.close(region.file)
         self._regions.clear()
         atexit.unregister(self.close)
 

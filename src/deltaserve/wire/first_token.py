@@ -6,6 +6,15 @@ from deltaserve.base.errors import ProtocolError
 from deltaserve.base.sampling import TokenLogprobs
 
 
+class DraftHandover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a draft head goes on from behind a prompt."""
+
+    group: str
+    """Page group of its keys and values, which have come with the others where both sides keep it."""
+    features: bytes
+    """What it reads of the prompt's last token, in the dtype of the computation."""
+
+
 class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The token drawn from the prompt's last position."""
 
@@ -13,6 +22,8 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logprobs: TokenLogprobs | None = None
     cached_len: int = 0
     """Prompt tokens prefill took from its own tree."""
+    draft: DraftHandover | None = None
+    """None: prefill has no draft head."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -328,6 +328,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
     """The part of it that recurrent states were."""
+    num_rounds: int = 0
+    """Steps in which guesses at its next tokens were verified."""
+    num_drafts: int = 0
+    """Guesses verified in them."""
+    num_accepted: int = 0
+    """Those that were right."""
     queue_s: float = 0.0
     """Submitted until prefill began."""
     prefill_s: float = 0.0

@@ -77,6 +77,8 @@ class StagedData(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     parts: tuple[StagedPages, ...]
     note: bytes
     """Heard after the scatter; empty: nothing is announced."""
+    checksum: int | None = None
+    """crc32 of all that the write has put into the lease. None: a notification proves that it is there."""
 
 
 class StageAck(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -80,7 +80,7 @@ class EchoInstance:
         return None
 
     def plan(self, now: float) -> StepPlan | None:
-        if not self._waiting:
+        if not self._waiting or self._running is not None:
             return None
         self._running = self._waiting.popleft()
         submit = self._running.body
@@ -97,8 +97,7 @@ class EchoInstance:
         assert self._running is not None
         submit, self._running = self._running.body, None
         assert isinstance(submit, Submit)
-        sampled = result.items[0].sampled
-        assert sampled is not None
+        (sampled,) = result.items[0].drawn
         run = TokenRun(room=submit.room, epoch=submit.epoch, start=0, tokens=pack_u32([sampled.token]))
         end = Finished(room=submit.room, epoch=submit.epoch, usage=_usage(), finish=FinishReason.LENGTH)
         self._tell(Tokens(runs=(run,)))
@@ -155,7 +154,7 @@ class EchoExecutor:
             time.sleep(0.5)
         inputs = plan.items[0].inputs
         assert isinstance(inputs, TokenValues)
-        return StepResult(plan.step, (ItemResult(_ROW, Sampled(unpack_u32(inputs.tokens)[-1] + 1)),), seconds=0.001)
+        return StepResult(plan.step, (ItemResult(_ROW, (Sampled(unpack_u32(inputs.tokens)[-1] + 1),)),), seconds=0.001)
 
 
 class EchoPlane:

@@ -18,7 +18,7 @@ def show(happening: Happening) -> None:
 def main(path: Path) -> int:
     asked = json.loads(path.read_text())
     children = [
-        ChildSpec(name=c["name"], argv=tuple(c["argv"]), kind=Kind[c["kind"]], env=c.get("env", {}))
+        ChildSpec(c["name"], tuple(c["argv"]), Kind[c["kind"]], c.get("env", {}), group=c.get("group"))
         for c in asked["children"]
     ]
     restarts = RestartPolicy(**asked.get("restarts", {}))

@@ -1,0 +1,22 @@
+"""A GGUF file as a Hugging Face folder, for servers that read no GGUF: the same values, multiplied out."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from deltaserve.cli.verify_reference import load_gguf
+from deltaserve.models.gguf_model import GgufModel
+from deltaserve.text.gguf_text import read_gguf
+
+
+def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:
+    """`folder` is there only once it is whole."""
+    partial = folder.with_name(folder.name + ".partial")
+    load_gguf(GgufModel.open(gguf), dtype).save_pretrained(partial)
+    text = read_gguf(gguf)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=text.tokenizer, chat_template=text.template, **text.special_names
+    )
+    tokenizer.save_pretrained(partial)
+    partial.rename(folder)

@@ -1,0 +1,33 @@
+"""When to plan the next step while one computes: late, so that who comes meanwhile is in it, and in time.
+
+A prompt, or a room that has landed, waits for the end of the steps that are planned already. Planned as soon as it may
+be, the step behind would add its whole length to that wait; planned shortly before the one under way ends, it adds
+little. Where steps are about as short as planning takes, both would only compete for the interpreter.
+"""
+
+from math import inf
+
+_LEARNS = 0.2
+"""At each step that only decodes, of how long these take."""
+_MARGIN = 0.15
+_MIN_MARGIN_S = 0.002
+"""So much before the expected end, or the share of a step above: it takes a part of a millisecond to plan."""
+_MIN_STEP_S = 2 * _MIN_MARGIN_S
+"""Behind a shorter step nothing is planned."""
+
+
+class StepPace:
+    """Of one step thread. A step that ends sooner than expected is followed by one planned then."""
+
+    def __init__(self) -> None:
+        self._expected_s = 0.0
+
+    def learn(self, seconds: float) -> None:
+        """So long took a step that only decodes."""
+        self._expected_s += (_LEARNS if self._expected_s else 1.0) * (seconds - self._expected_s)
+
+    def plan_at(self, began: float) -> float:
+        """For a step that began then; infinity: not while it computes."""
+        if self._expected_s < _MIN_STEP_S:
+            return inf
+        return began + self._expected_s - max(_MIN_MARGIN_S, _MARGIN * self._expected_s)

@@ -1,0 +1,27 @@
+"""What a request's guesses are, and how they have fared."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DraftBook:
+    """Of one request. Counts are over its whole life on this worker."""
+
+    drafts: bytes = b""
+    """Packed ids that may follow its tokens; they are none of them."""
+    right_share: float | None = None
+    """How often its guesses were right lately. None: none was compared yet."""
+    num_rounds: int = 0
+    """Steps in which guesses were verified."""
+    num_verified: int = 0
+    num_right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStart:
+    """From where on a draft head has to fill its pages of a row whose prompt was computed elsewhere."""
+
+    first: int
+    """Position; what is before it is there."""
+    features: bytes
+    """What it reads of the token before that one; empty: nobody knows it."""

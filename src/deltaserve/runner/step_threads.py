@@ -1,0 +1,32 @@
+"""The threads that compute a worker's steps: torch's and the native library's, as many as `ThreadPace` says."""
+
+import time
+
+import torch
+
+from deltaserve.native.native_library import NativeContext
+from deltaserve.runner.core_waits import compute_wait_s
+from deltaserve.runner.thread_pace import ThreadPace
+
+
+class StepThreads:
+    """Of one executor; called from the thread that computes."""
+
+    def __init__(self, native: NativeContext | None, least: int, most: int) -> None:
+        self._native = native
+        self._pace = ThreadPace(most, compute_wait_s, least)
+
+    @property
+    def count(self) -> int:
+        """That compute the next step."""
+        return self._pace.num_threads
+
+    def learn(self, seconds: float) -> None:
+        """After a step that took so long."""
+        before = self._pace.num_threads
+        wanted = self._pace.learn(seconds, time.monotonic())
+        if wanted == before:
+            return
+        torch.set_num_threads(wanted)
+        if self._native is not None:
+            self._native.use_threads(wanted)

@@ -1,0 +1,53 @@
+"""How many threads compute the next steps: all that a worker has while each has a core, fewer while they wait for one.
+
+Threads of a step wait for each other, so one that is ready and has no core holds up all of them. On an idle machine of
+two cores a second thread makes a step 1.5 times as fast; where other processes want the cores it makes it slower than
+one thread alone. How long threads were ready and did not run is counted by the kernel, and is what this goes by.
+"""
+
+from collections.abc import Callable
+
+_WINDOW_S = 0.2
+"""Of steps: what is counted in it decides."""
+_WAITED_SHARE = 1 / 3
+"""Of a window's steps: beyond it, half of the threads would do as much."""
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
+"""From fewer threads to the next try with more. It doubles with each try that fails."""
+
+
+class ThreadPace:
+    """Of one worker's steps; seconds of a clock that the caller reads."""
+
+    def __init__(self, most: int, waited_s: Callable[[], float | None], least: int = 1) -> None:
+        """`waited_s`: how long the threads that compute have been ready without a core, in all; None: nobody counts it,
+        and the number stays what it is."""
+        self.num_threads = most
+        self._most, self._least = most, least
+        self._waited_s = waited_s
+        self._busy_s = 0.0
+        self._waited_before: float | None = None
+        self._pause_s, self._retry_at = _PAUSE_S, 0.0
+
+    def learn(self, seconds: float, now: float) -> int:
+        """After a step that took so long: threads of the next one."""
+        self._busy_s += seconds
+        if self._most > self._least and (self._waited_before is None or self._busy_s >= _WINDOW_S):
+            self._look(now)
+        return self.num_threads
+
+    def _look(self, now: float) -> None:
+        before, waited = self._waited_before, self._waited_s()
+        busy_s, self._busy_s = self._busy_s, 0.0
+        self._waited_before = waited
+        if waited is None or before is None:
+            return
+        share = (waited - before) / busy_s
+        if self.num_threads > self._least and share > _WAITED_SHARE:
+            self.num_threads = max(self._least, self.num_threads // 2)
+            self._retry_at = now + self._pause_s
+            self._pause_s = min(_MAX_PAUSE_S, 2 * self._pause_s)
+        elif self.num_threads < self._most:
+            if now >= self._retry_at:
+                self.num_threads = min(self._most, 2 * self.num_threads)
+        else:
+            self._pause_s = max(_PAUSE_S, self._pause_s / 2)

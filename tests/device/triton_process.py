@@ -1,0 +1,63 @@
+"""A process in which Triton's kernels run without a GPU, by its interpreter: it reads its switch when it is imported,
+and other tests of a process may have imported it.
+"""
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.pool import Pool
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+_LIMIT_S = 100.0
+Result = TypeVar("Result")
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton: pip install 'deltaserve[triton]'")
+
+
+def interpreting_process() -> Iterator[Pool]:
+    yield from _process(_interpret)
+
+
+def compiling_process(cache: str) -> Iterator[Pool]:
+    """The kernels are compiled in it; what comes of it is kept in the folder `cache`."""
+    yield from _process(_compile, cache)
+
+
+def run_in(process: Pool, check: Callable[..., Result], *args: Any) -> Result:
+    """Its error is raised here; a process that dies in the check is one that takes too long."""
+    return process.apply_async(check, args).get(_LIMIT_S)
+
+
+def _process(begin: Callable[..., None], *args: str) -> Iterator[Pool]:
+    with multiprocessing.get_context("spawn").Pool(1, begin, args) as process:
+        yield process
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    warnings.simplefilter("error", RuntimeWarning)
+    importlib.import_module("torch").set_num_threads(1)
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+
+    def dot(_: Any, a: Any, b: Any, added: Any, *__: Any) -> Any:
+        return interpreter.TensorHandle(_product(a.data, b.data) + added.data, added.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = dot
+
+
+def _compile(cache: str) -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = cache
+
+
+def _product(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """The interpreter's own is BLAS, which rounds a row by its place in the matrix: no kernel can make up for that."""
+    product: npt.NDArray[np.float32] = np.einsum("ik,kj->ij", a.astype(np.float32), b.astype(np.float32))
+    return product

@@ -1,0 +1,120 @@
+"""Draft heads through prefill and decode: answers are those without guesses, and as many are right as on one worker."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deltaserve.base.ids import Role
+from deltaserve.transfer.staging import StagingMode
+from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
+from tests.product.in_process import DECODE, Pages, Product, Served, Setup
+from tests.runner.world import random_tokens
+
+BOTH = (Role.PREFILL, Role.DECODE)
+HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
+QUICK = {("deepseek_v3_mtp", 1, False), ("deepseek_v3_mtp", 64, True), (EAGLE3_HEAD, 16, True)}
+"""Head, page size, decode's cache. The others take minutes."""
+
+
+def drafting(tiny_models: Path, name: str, **fields: object) -> tuple[Path, Setup]:
+    setup = Setup(drafting=BOTH, **fields)  # type: ignore[arg-type]
+    if name == EAGLE3_HEAD:
+        return tiny_models / EAGLE3_MODEL, replace(setup, draft_folder=tiny_models / EAGLE3_HEAD)
+    return tiny_models / name, setup
+
+
+def accepted_per_round(answers: Sequence[Served]) -> float:
+    return sum(answer.num_accepted for answer in answers) / sum(answer.num_rounds for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size", "decode_cache"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in ((name, page, cache) for name in HEADS for page in (1, 16, 64) for cache in (False, True))
+    ],
+)
+def test_answers_are_those_without_guesses(tiny_models: Path, name: str, page_size: int, decode_cache: bool) -> None:
+    """Hits of nothing, of all of a prompt, of a part; the next turn of a conversation."""
+    path, setup = drafting(tiny_models, name, decode_cache=decode_cache)
+    product = Product(path, 1, 1, Pages(page_size), setup=setup)
+    system, long, short = random_tokens(70, 1), random_tokens(58, 2), random_tokens(9, 3)
+    (cold,) = product.serve([*system, *long], max_tokens=16)
+    (whole,) = product.serve([*system, *long], max_tokens=16)
+    assert whole.tokens == cold.tokens
+    partly, other = product.serve([*system, *short], random_tokens(21, 4), max_tokens=16)
+    (again,) = product.serve([*system, *short], max_tokens=16)
+    assert again.tokens == partly.tokens
+    (turn,) = product.serve([*system, *long, *cold.tokens, *random_tokens(30, 5)], max_tokens=16)
+    assert ({answer.decode_cached_len for answer in (whole, partly, again, turn)} == {0}) is not decode_cache
+    assert accepted_per_round([cold, whole, partly, other, again, turn]) > 0.1
+    product.close()
+
+
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks", "staging"), [(2, 1, StagingMode.ON), (1, 2, None)])
+@pytest.mark.parametrize("name", HEADS)
+def test_between_ranks(
+    tiny_models: Path, name: str, prefill_ranks: int, decode_ranks: int, staging: StagingMode | None
+) -> None:
+    path, setup = drafting(tiny_models, name)
+    product = Product(path, prefill_ranks, decode_ranks, staging=staging, setup=setup)
+    answers = product.serve(random_tokens(70, 1), random_tokens(21, 4), max_tokens=16)
+    assert accepted_per_round(answers) > 0.1
+    assert product.worker(DECODE).count("writes_failed") == 0
+    product.close()
+
+
+def test_between_page_sizes(tiny_models: Path) -> None:
+    path, setup = drafting(tiny_models, "deepseek_v3_mtp")
+    product = Product(path, 1, 1, (Pages(16), Pages(64)), staging=StagingMode.ON, setup=setup)
+    assert accepted_per_round(product.serve(random_tokens(150, 1), max_tokens=16)) > 0.1
+    product.close()
+
+
+def counted(path: Path, setup: Setup) -> float:
+    """Accepted per round over prompts that no cache holds."""
+    product = Product(path, 1, 1, setup=setup)
+    answers = [product.serve(random_tokens(40 + 7 * seed, seed), max_tokens=96)[0] for seed in range(10)]
+    product.close()
+    return accepted_per_round(answers)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_as_many_guesses_are_right_as_on_one_worker(tiny_models: Path, name: str) -> None:
+    """With the head's pages and the last hidden state. Where prefill has no head fewer are, and answers the same."""
+    path, setup = drafting(tiny_models, name)
+    together = counted(path, replace(setup, drafting=(Role.UNIFIED,), is_unified=True))
+    apart = counted(path, setup)
+    without = counted(path, replace(setup, drafting=(Role.DECODE,)))
+    print(f"{name}: accepted per round {together:.2f} on one worker, {apart:.2f} apart, {without:.2f} none on prefill")
+    assert apart == pytest.approx(together, rel=0.02)
+    assert without > 0.0
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("roles", [(Role.PREFILL,), (Role.DECODE,)])
+def test_only_one_side_has_a_head(tiny_models: Path, name: str, roles: tuple[Role, ...]) -> None:
+    path, setup = drafting(tiny_models, name)
+    product = Product(path, 1, 1, setup=replace(setup, drafting=roles))
+    prompts = random_tokens(70, 1), random_tokens(21, 4)
+    cold = product.serve(*prompts, max_tokens=16)
+    again = product.serve(*prompts, max_tokens=16)
+    assert [answer.tokens for answer in again] == [answer.tokens for answer in cold]
+    unsent = product.worker(DECODE).instance.metrics()["deltaserve_unsent_draft_tokens_total"]
+    cached = sum(answer.decode_cached_len for answer in again)
+    assert unsent == (2 * 91 - cached if roles == (Role.DECODE,) else 0)
+    assert (sum(answer.num_rounds for answer in cold) > 0) is (roles == (Role.DECODE,))
+    product.close()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_mtp", "qwen3_next_mtp"])
+def test_rows_that_give_their_memory_back(tiny_models: Path, name: str) -> None:
+    """The youngest rows are retracted between rounds, and resume from what the tree and prefill have."""
+    path, setup = drafting(tiny_models, name, num_contexts=1, decode_extend_len=64)
+    product = Product(path, 1, 1, setup=setup)
+    answers = product.serve(*(random_tokens(50 + seed, seed) for seed in range(4)), max_tokens=64)
+    assert accepted_per_round(answers) > 0.1
+    assert product.worker(DECODE).instance.metrics()["deltaserve_retractions_total"] > 0
+    product.close()
