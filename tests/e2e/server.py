@@ -180,6 +180,21 @@ class Server(Process, Api):
         self.port = free_port()  # the admin routes may have the second
         Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name.removesuffix(".gguf"))
         Process.__init__(self, folder, "serve", str(model), "--port", str(self.port), *flags)
+        self._seen_lives: dict[str, int] = {}
+
+    def wait_back(self, name: str) -> None:
+        """A child that was made to end since the last call was started again, and requests are taken again.
+
+        Its end need not be told yet: ends are counted from call to call, not read from the log.
+        """
+        ended = self._seen_lives.get(name, 1)
+        wait_until(lambda: self._num_lives(name) > ended, f"{name} to be back", self)
+        self._seen_lives[name] = self._num_lives(name)
+        wait_until(self.is_ready, "readiness", self)
+
+    def _num_lives(self, name: str) -> int:
+        """How many times a child was ready so far."""
+        return self.log().count(f" {name}: ready at")
 
     def pid(self, name: str) -> int:
         """Of the latest start of a child."""

@@ -111,18 +111,6 @@ def killing(server: Server, name: str) -> Callable[[int], None]:
     return on_token
 
 
-def addresses(server: Server, name: str) -> list[str]:
-    """Where each start of a child was ready so far."""
-    return [line.split()[-1] for line in server.log().splitlines() if f" {name}: ready at" in line]
-
-
-def wait_back(server: Server, name: str) -> None:
-    """It was started again, wherever it listens now, and requests are taken again."""
-    deaths = sum(line.startswith(f"{name}:") for line in server.deaths())
-    wait_until(lambda: len(addresses(server, name)) > max(1, deaths), f"{name} to be back", server)
-    wait_until(server.is_ready, "readiness", server)
-
-
 def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
     """The request waits for the new prefill and is answered; a stream on decode goes on."""
     model = tiny_models / "llama"
@@ -133,7 +121,7 @@ def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Ser
         asked = in_the_middle(pair, pool, 1)
         pair.signal("prefill-0", signal.SIGKILL)
         asked.assert_right(model)
-        wait_back(pair, "prefill-0")
+        pair.wait_back("prefill-0")
         assert len(running.result(PATIENCE_S)) == 2500
     assert_true(model, asked.prompt, pair.complete(asked.prompt, 4))
 
@@ -159,7 +147,7 @@ def test_decode_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Serv
         asked = in_the_middle(pair, pool, 3)
         pair.signal("decode-0", signal.SIGKILL)
         asked.assert_right(model)
-    wait_back(pair, "decode-0")
+    pair.wait_back("decode-0")
     assert_true(model, asked.prompt, pair.complete(asked.prompt, 4))
 
 
@@ -168,7 +156,7 @@ def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server
     prompt = short_prompt(4)
     undisturbed = stream_tokens(pair, prompt, 600, lambda count: None)
     assert stream_tokens(pair, prompt, 600, killing(pair, "decode-0")) == undisturbed
-    wait_back(pair, "decode-0")
+    pair.wait_back("decode-0")
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
 
 
@@ -180,7 +168,7 @@ def test_a_request_that_comes_while_the_only_worker_starts_again(tiny_models: Pa
     pair.signal(name, signal.SIGKILL)
     wait_until(lambda: len(pair.deaths()) > num_deaths, "the death to be told", pair)
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
-    wait_back(pair, name)
+    pair.wait_back(name)
 
 
 def test_front_killed(tiny_models: Path, pair: Server) -> None:
@@ -189,7 +177,7 @@ def test_front_killed(tiny_models: Path, pair: Server) -> None:
     pair.complete(prompt, 4)
     with pytest.raises(httpx.TransportError):
         stream_tokens(pair, prompt, 2000, killing(pair, "front"))
-    wait_back(pair, "front")
+    pair.wait_back("front")
     pair.wait_quiet()
     answer = pair.complete(prompt, 4)
     assert_true(tiny_models / "llama", prompt, answer)
@@ -205,7 +193,7 @@ def test_killed_while_another_one_is_there(tiny_models: Path, folder: Path, role
         victim = busy(server, role)
         server.signal(victim, signal.SIGKILL)
         asked.assert_right(model)
-        wait_back(server, victim)
+        server.wait_back(victim)
 
 
 def test_supervisor_killed(tiny_models: Path, folder: Path) -> None:

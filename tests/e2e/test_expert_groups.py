@@ -12,7 +12,7 @@ from deltaserve.engine.exits import Exit
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
-from tests.e2e.test_deaths import busy, stream_tokens, wait_back
+from tests.e2e.test_deaths import busy, stream_tokens
 from tests.runner.world import reference_logprobs
 from tools.recall.experts import with_experts
 
@@ -76,7 +76,7 @@ def test_a_member_that_is_killed(group: Server, model: Path) -> None:
         answers = [stream.result() for stream in streams]
     assert answers == [greedy(model, prompt, 40) for prompt in prompts]
     for name in MEMBERS:
-        wait_back(group, name)
+        group.wait_back(name)
     assert len(group.deaths()) == 2
     ends = sorted(death.partition(": ")[2] for death in group.deaths())
     assert ends[0] == f"ended with exit code {Exit.RANK_ENDED.value}"

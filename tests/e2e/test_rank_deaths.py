@@ -18,7 +18,7 @@ import pytest
 from deltaserve.engine.exits import Exit
 from tests.e2e.questions import RECALL_MODEL, answers_to, ask_about
 from tests.e2e.server import PATIENCE_S, Server, serving, wait_until
-from tests.e2e.test_deaths import stream_tokens, wait_back
+from tests.e2e.test_deaths import stream_tokens
 
 STREAM_LEN = 64
 
@@ -64,7 +64,7 @@ def is_transferring(server: Server) -> bool:
 
 
 def assert_came_back(server: Server, name: str, killed: psutil.Process, ranks: int) -> None:
-    wait_back(server, name)
+    server.wait_back(name)
     assert server.deaths()[-1] == f"{name}: ended with exit code {Exit.RANK_ENDED.value}"
     assert f"(process {killed.pid}) ended with signal {signal.SIGKILL.name}" in server.log()
     assert num_ranks(server, name) == ranks

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving, wait_until
-from tests.e2e.test_deaths import in_the_middle, wait_back
+from tests.e2e.test_deaths import in_the_middle
 from tests.e2e.test_parity import check_batch, check_hits, check_lengths
 from tests.e2e.test_pressure import leave_after, num_cancelled
 from tests.fixtures.mooncake_engines import need_mooncake
@@ -75,7 +75,7 @@ def test_a_worker_killed_in_the_middle_of_a_transfer(
         pair.signal(name, signal.SIGKILL)
         if name == "prefill-0":
             asked.assert_right(tiny_models / "llama")
-    wait_back(pair, name)
+    pair.wait_back(name)
     wait_until(lambda: not any(engine.is_running() for engine in engines), "its engines to end", pair)
     prompt = random_prompt(20 * PAGE, seed=77)
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
