@@ -37,8 +37,6 @@ Attempt = Callable[[Request], TryOutcome]
 class _Wait:
     overtaken: int = 0
     refused_since: float | None = None
-    is_stalling: bool = False
-    """It was refused so often or for so long that none behind it was tried."""
 
 
 class FairQueue:
@@ -56,8 +54,8 @@ class FairQueue:
         """Of those that found no room when they were tried last, in order."""
         self._is_blocked = False
         """None behind the last of these was tried."""
-        self._staller: Request | None = None
-        """Behind whom nobody was tried last."""
+        self._stallers: set[Request] = set()
+        """Those that were refused so often or for so long that nobody behind them was tried."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._normal)
@@ -71,13 +69,12 @@ class FairQueue:
 
     def is_stalled_by(self, request: Request) -> bool:
         """Whether those behind this one wait until it has found room."""
-        wait = self._urgent.get(request) or self._normal.get(request)
-        return wait is not None and wait.is_stalling
+        return request in self._stallers
 
     @property
     def is_stalled(self) -> bool:
         """Whether somebody waits for memory before all behind it."""
-        return self._staller is not None
+        return bool(self._stallers)
 
     def push(self, request: Request) -> None:
         """By arrival, or before all that are not urgent."""
@@ -89,8 +86,7 @@ class FairQueue:
     def discard(self, request: Request) -> None:
         """Forget a request; one that is not queued is left alone."""
         self._new.pop(request, None)
-        if request is self._staller:
-            self._staller = None
+        self._stallers.discard(request)
         for queue in (self._urgent, self._normal):
             if queue.pop(request, None) is not None:
                 self.num_discarded += 1
@@ -120,15 +116,13 @@ class FairQueue:
                 case TryOutcome.NO_ROOM:
                     wait = self._wait_of(request)
                     self._refused.append(wait)
-                    wait.is_stalling = not _may_be_overtaken(wait, now)
-                    if wait.is_stalling:
-                        self._staller = request
-                    if len(self._refused) == MAX_TRIES or wait.is_stalling:
+                    if is_stalling := not _may_be_overtaken(wait, now):
+                        self._stallers.add(request)
+                    if len(self._refused) == MAX_TRIES or is_stalling:
                         self._is_blocked = True
                         break
                 case TryOutcome.HELD_BACK:
-                    if request is self._staller:
-                        self._staller = None
+                    self._stallers.discard(request)
         return taken
 
     def _in_order(self) -> list[Request]:

@@ -221,7 +221,7 @@ def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
     prefill = chance.choose(sizes)
     decode = prefill if chance.hits(0.5) else chance.choose((0, *sizes))
     lag_s = chance.choose((0.0, chance.log_uniform(0.0005, 0.1)))
-    lies = {FaultKind.WRONG_PLAN: chance.log_uniform(0.02, 0.3)} if knobs.rates and chance.hits(0.4) else {}
+    lies = {FaultKind.WRONG_PLAN: chance.log_uniform(0.03, 0.4)} if knobs.rates and chance.hits(0.4) else {}
     speed = knobs.bytes_per_s  # padding and several ranks must not make a write last longer than it is waited for
     return replace(
         knobs,
