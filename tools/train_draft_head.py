@@ -1,20 +1,23 @@
 """Train an EAGLE-3 draft head for a model, with nothing but the model: it writes the chats that the head learns from.
 
     python -m tools.train_draft_head OUT [--model FILE_OR_FOLDER] [--num-tokens 300000] [--processes 2]
+    python -m tools.train_draft_head OUT --prompts FILE [--model FILE_OR_FOLDER] ..
     deltaserve serve MODEL --speculative-algorithm EAGLE3 --speculative-draft-model-path OUT --speculative-num-steps 4
 
 Three stages, each with lines of progress:
  1. chats: the model writes users' turns behind its chat template's header and answers them, greedily for the most part.
     They go into files in OUT/chats (or --chats): 6 KB a token, with what the head reads of the model. A run that was
-    stopped goes on where it was; one with more --num-tokens adds files.
+    stopped goes on where it was; one with more --num-tokens adds files. With --prompts the model answers those, each
+    once: a head learns most from prompts as they are served. A line of FILE is {"messages": [..]}, {"prompt": "text"}
+    or {"prompt": [ids of tokens]}.
  2. training: each epoch ends with a line that says how often the head's first, second, third .. guess is right where
     those before it are, on chats that were kept apart, and how many of them would be accepted in a round.
  3. OUT/config.json and OUT/model.safetensors, with the names that published heads have.
 
 For a model of 135M parameters on 2 cores with AVX512-BF16: chats came at 150 to 200 tokens a second beside other work;
 an epoch of 300,000 tokens takes one minute in the first half of the training and two and a half in the second. A head
-fits one model file alone: quantisation and fine-tuning change what it reads. The model must have a chat template, at
-least 4 layers, all of them attention.
+fits one model file alone: quantisation and fine-tuning change what it reads. The model must have at least 4 layers, all
+of them attention, and a chat template where no prompts are given.
 """
 
 import argparse
@@ -33,6 +36,7 @@ from deltaserve.cli.demo_model import PACKAGE, find_language_model
 from deltaserve.models.eagle3 import eagle3_head
 from tools.draft_head.folder import head_shape, new_head, target_tables, write_head
 from tools.draft_head.lessons import guessable_tokens
+from tools.draft_head.prompts import read_prompts
 from tools.draft_head.store import ChatRecipe, read_chats, unrepeated, write_chats
 from tools.draft_head.target import trainable_spec
 from tools.draft_head.train import Exam, Trainer, TrainRecipe
@@ -40,6 +44,7 @@ from tools.draft_head.train import Exam, Trainer, TrainRecipe
 _HELD_OUT = 32
 """One chat of so many is not learnt from."""
 _RECIPE = TrainRecipe()
+_DRAFT_VOCAB = 8192
 Tell = Callable[[str], None]
 
 
@@ -54,13 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
     chats = ChatRecipe(args.seed, left_out=QUESTIONS)
+    if args.answer_len is not None:
+        chats = replace(chats, answer_len=args.answer_len)
     recipe = TrainRecipe(args.seed, args.epochs, num_passes=args.passes, peak_lr=args.peak_lr)
     if args.minutes is not None:
         recipe = replace(recipe, most_seconds=60 * args.minutes)
     try:
-        files = write_chats(args.chats or args.out / "chats", model, chats, args.num_tokens, args.processes, tell)
+        prompts = read_prompts(args.prompts, model, trainable_spec(model).vocab_size) if args.prompts else ()
+        folder = args.chats or args.out / "chats"
+        files = write_chats(folder, model, chats, args.num_tokens, args.processes, tell, prompts)
         torch.set_num_threads(args.processes)
-        make_head(args.out, model, files, recipe, args.draft_vocab, tell)
+        draft_vocab = args.draft_vocab or min(_DRAFT_VOCAB, trainable_spec(model).vocab_size)
+        make_head(args.out, model, files, recipe, draft_vocab, tell)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
 
@@ -108,13 +118,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("out", type=Path, help="folder of the head, made where it is missing")
     parser.add_argument("--model", type=Path, help="GGUF file or folder; without it, that of the demo")
     parser.add_argument("--chats", type=Path, metavar="FOLDER", help="where chats are, or go; OUT/chats")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="that are to be answered: JSON lines, see above")
+    parser.add_argument("--answer-len", type=_count, help="tokens of an answer at most (160)")
     parser.add_argument("--num-tokens", type=_count, default=300_000, help="of answers (300000)")
     parser.add_argument("--processes", type=_count, default=2, help="that write chats, and threads that train (2)")
     parser.add_argument("--epochs", type=_count, default=_RECIPE.num_epochs, help="times that each chat is read")
     parser.add_argument("--passes", type=_count, default=_RECIPE.num_passes, help="guesses in a row to learn")
     parser.add_argument("--minutes", type=float, help="of training at most; its schedule is cut to fit")
     parser.add_argument("--peak-lr", type=float, default=_RECIPE.peak_lr, help="highest learning rate of AdamW")
-    parser.add_argument("--draft-vocab", type=_count, default=8192, help="tokens that it chooses among (8192)")
+    parser.add_argument(
+        "--draft-vocab", type=_count, help="tokens that it chooses among (8192, or all where the model has fewer)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of chats and weights")
     return parser
 

@@ -1,5 +1,6 @@
 """A draft head is trained on what a tiny model writes: it learns, computes in training as in service, and serves."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from deltaserve.text.text_codec import TextCodec
 from tests.fixtures.tiny_models import EAGLE3_MODEL
 from tests.models.dense_heads import NUM_GUESSES, dense_drafted, dense_eagle3, model_hidden
 from tests.product.in_process import Pages, Product, Setup
-from tests.runner.world import random_tokens
+from tests.runner.world import random_tokens, reference_logprobs
 from tools.draft_head.chats import ChatForm
 from tools.draft_head.folder import head_shape
 from tools.draft_head.head import TrainedHead
+from tools.draft_head.prompts import read_prompts
 from tools.draft_head.store import ChatRecipe, read_chats, told_apart, unrepeated, write_chats
 from tools.draft_head.train import Exam, TrainRecipe
 from tools.train_draft_head import main, make_head
@@ -73,6 +75,51 @@ def test_chats_go_on_where_they_stopped(tiny_models: Path, files: list[Path], tm
         write_chats(folder, model, replace(CHATS, seed=4), NUM_TOKENS, 1, silent)
     (again,) = write_chats(tmp_path, model, CHATS, 1, 1, silent)
     assert again.read_bytes() == files[0].read_bytes()
+
+
+def test_given_prompts_are_answered_once_each(tiny_models: Path, tmp_path: Path) -> None:
+    """Those of a file, in the forms that it may have; the answers are the model's own."""
+    model = tiny_models / EAGLE3_MODEL
+    lines = [
+        {"prompt": random_tokens(19, 1)},
+        {"prompt": "some text"},
+        {"messages": [{"role": "user", "content": "a question"}]},
+        {"prompt": random_tokens(19, 1)},
+        {"prompt": random_tokens(40, 2)},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    prompts = read_prompts(file, model, load_spec(model).vocab_size)
+    assert [len(prompt) for prompt in prompts] == [19, *map(len, prompts[1:3]), 40]
+    recipe = replace(CHATS, chats_per_file=3, sampled_share=0.0, answer_len=12)
+    files = write_chats(tmp_path / "chats", model, recipe, NUM_TOKENS, 1, silent, prompts)
+    chats = read_chats(files)
+    assert len(files) == 2
+    assert sorted(chat.tokens[: chat.first + 1] for chat in chats) == sorted(prompts)
+    for chat in chats:
+        drawn = reference_logprobs(model, list(chat.tokens[:-1]))[chat.first :].argmax(-1)
+        assert tuple(drawn.tolist()) == chat.tokens[chat.first + 1 :]
+    with pytest.raises(ConfigError, match="of another model or recipe"):
+        write_chats(tmp_path / "chats", model, recipe, NUM_TOKENS, 1, silent, prompts[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "no prompts in it"),
+        ('{"prompt": "fine"}\n{"prompt": ', "line 2: no prompt: Expecting value"),
+        ('{"text": "x"}', "line 1: no prompt: 'prompt'"),
+        ("[1, 2]", "line 1: no prompt"),
+        ('{"prompt": [1, 100000]}', "line 1: expected tokens from 0 to"),
+        ('{"prompt": []}', "line 1: expected tokens"),
+        ('{"messages": [{"role": 1}]}', "line 1: no prompt"),
+    ],
+)
+def test_files_that_hold_no_prompts(tiny_models: Path, tmp_path: Path, text: str, error: str) -> None:
+    model, file = tiny_models / EAGLE3_MODEL, tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=error):
+        read_prompts(file, model, load_spec(model).vocab_size)
 
 
 def test_turns_that_differ_in_marks_alone_are_one() -> None:

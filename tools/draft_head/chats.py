@@ -1,4 +1,4 @@
-"""Chats that a model has with itself: it writes the user's turn, and answers.
+"""Chats that a model has with itself: it writes the user's turn, and answers. Or it answers prompts that it is given.
 
 A model with a chat template has learnt users' turns with everything else, so behind the template's header of one it
 writes what a user may say ("Magpie", Xu et al. 2024, arXiv 2406.08464): no data is needed. Answers are mostly greedy,
@@ -7,7 +7,8 @@ as most answers that a head is asked about are. What a head reads of the model c
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from functools import partial
+from itertools import islice, repeat, takewhile
 from pathlib import Path
 from random import Random
 
@@ -64,7 +65,7 @@ class ChatLimits:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One turn of a user and its answer. n tokens were computed, and one more was drawn behind them."""
+    """One turn of a user, or a prompt, and its answer. n tokens were computed, and one more was drawn behind them."""
 
     tokens: tuple[int, ...]  # [n + 1]
     first: int
@@ -77,10 +78,13 @@ class Chat:
         return len(self.tokens) - self.first - 1
 
 
+_GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+
+
 @dataclass(slots=True)
 class _Row:
-    sampling: SamplingParams
     tokens: list[int]
+    sampling: SamplingParams = _GREEDY
     num_computed: int = 0
     first: int | None = None
     """None: the user still speaks."""
@@ -99,48 +103,58 @@ class _Row:
         return Chat(tuple(self.tokens), self.first, torch.cat(self.read), torch.cat(self.normed))
 
 
-class Chatter:
-    """Writes chats, some at a time."""
+class AnswerWriter:
+    """Writes the model's answers to prompts, some at a time."""
 
-    def __init__(self, model: Path, num_rows: int, limits: ChatLimits, sampled_share: float) -> None:
-        """`sampled_share`: of answers that are drawn at temperature 0.7. Raises ConfigError."""
+    def __init__(self, model: Path, num_rows: int, longest: int, answer_len: int, sampled_share: float) -> None:
+        """`longest`: tokens of a prompt with its answer; `sampled_share`: of answers that are drawn at temperature 0.7.
+
+        Raises ConfigError.
+        """
         self._codec = TextCodec.load(model)
-        self._form = ChatForm.of(self._codec, model.name)
-        self._limits = limits
+        self._ends = frozenset(self._codec.eos_ids)
         self._num_rows = num_rows
+        self._answer_len = answer_len
         self._sampled_share = sampled_share
-        self._target = Target(model, num_rows, limits.most(self._form))
+        self._target = Target(model, num_rows, longest)
 
-    def chats(self, count: int, seed: int, is_new: Callable[[str], bool]) -> Iterator[Chat]:
-        """So many, each as soon as it is done. `is_new`: whether a user's turn is to be answered."""
+    def answers(self, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Chat]:
+        """One to each prompt, each as soon as it is done."""
         rng = Random(seed)
-        rows = [self._opened(rng) for _ in range(min(count, self._num_rows))]
-        while count:
+        return self._written((self._answering(_Row(list(prompt)), rng) for prompt in prompts), self._goes_on)
+
+    def _written(self, opened: Iterator[_Row], goes_on: Callable[[_Row, int], bool]) -> Iterator[Chat]:
+        """Of rows as they are opened; `goes_on` takes a row's next token and says whether it is not at its end."""
+        rows = dict(enumerate(islice(opened, self._num_rows)))  # line |-> what it holds
+        while rows:
             computed = self._target.compute(
-                [Piece(line, row.num_computed, tuple(row.tokens[row.num_computed :])) for line, row in enumerate(rows)]
+                [Piece(line, row.num_computed, tuple(row.tokens[row.num_computed :])) for line, row in rows.items()]
             )
-            drawn = self._drawn(rows, computed)
-            for line, token in enumerate(drawn):
-                if self._goes_on(rows[line], token, rng, is_new):
+            for line, token in zip(list(rows), self._drawn(list(rows.values()), computed), strict=True):
+                row = rows[line]
+                if goes_on(row, token):
                     continue
-                if rows[line].first is not None:
-                    yield rows[line].chat()
-                    count -= 1
-                    if not count:
-                        return
-                rows[line] = self._opened(rng)
+                if row.first is not None:
+                    yield row.chat()
+                following = next(opened, None)
+                if following is None:
+                    del rows[line]
+                else:
+                    rows[line] = following
 
-    def turn_text(self, tokens: Sequence[int]) -> str:
-        return self._codec.decode(tokens, skip_special_tokens=True).strip()
+    def _answering(self, row: _Row, rng: Random) -> _Row:
+        """From now on."""
+        row.first = len(row.tokens) - 1
+        is_sampled = rng.random() < self._sampled_share
+        temperature = 0.7 if is_sampled else 0.0
+        row.sampling = SamplingParams(max_tokens=1, seed=rng.getrandbits(31), temperature=temperature)
+        return row
 
-    def turn_of(self, chat: Chat) -> str:
-        """The user's."""
-        return self.turn_text(chat.tokens[len(self._form.header) : chat.first + 1 - len(self._form.footer)])
-
-    def _opened(self, rng: Random) -> _Row:
-        """At the user's turn."""
-        sampling = SamplingParams(max_tokens=1, seed=rng.getrandbits(31), temperature=1.0, top_p=0.95)
-        return _Row(sampling, list(self._form.header))
+    def _goes_on(self, row: _Row, token: int) -> bool:
+        """Of an answer."""
+        assert row.first is not None
+        row.tokens.append(token)
+        return token not in self._ends and len(row.tokens) - row.first <= self._answer_len
 
     def _drawn(self, rows: Sequence[_Row], computed: Computed) -> list[int]:
         """The next token of each; what was computed is taken down."""
@@ -152,11 +166,38 @@ class Chatter:
         draws = sample(computed.logits, asked, computed.logits.argmax(-1).tolist())
         return [draw.token for draw in draws]
 
-    def _goes_on(self, row: _Row, token: int, rng: Random, is_new: Callable[[str], bool]) -> bool:
-        form, limits = self._form, self._limits
+
+class Chatter(AnswerWriter):
+    """Writes users' turns as well."""
+
+    def __init__(self, model: Path, num_rows: int, limits: ChatLimits, sampled_share: float) -> None:
+        """`sampled_share`: of answers. Raises ConfigError."""
+        self._form = ChatForm.of(TextCodec.load(model), model.name)
+        self._limits = limits
+        super().__init__(model, num_rows, limits.most(self._form), limits.answer_len, sampled_share)
+
+    def chats(self, count: int, seed: int, is_new: Callable[[str], bool]) -> Iterator[Chat]:
+        """So many, each as soon as it is done. `is_new`: whether a user's turn is to be answered."""
+        rng = Random(seed)
+        opened = (self._opened(rng) for _ in repeat(None))
+        return islice(self._written(opened, partial(self._chat_goes_on, rng, is_new)), count)
+
+    def turn_text(self, tokens: Sequence[int]) -> str:
+        return self._codec.decode(tokens, skip_special_tokens=True).strip()
+
+    def turn_of(self, chat: Chat) -> str:
+        """The user's."""
+        return self.turn_text(chat.tokens[len(self._form.header) : chat.first + 1 - len(self._form.footer)])
+
+    def _opened(self, rng: Random) -> _Row:
+        """At the user's turn."""
+        sampling = SamplingParams(max_tokens=1, seed=rng.getrandbits(31), temperature=1.0, top_p=0.95)
+        return _Row(list(self._form.header), sampling)
+
+    def _chat_goes_on(self, rng: Random, is_new: Callable[[str], bool], row: _Row, token: int) -> bool:
         if row.first is not None:
-            row.tokens.append(token)
-            return token not in form.ends and len(row.tokens) - row.first <= limits.answer_len
+            return self._goes_on(row, token)
+        form, limits = self._form, self._limits
         if token != form.footer[0]:
             row.tokens.append(token)
             return token not in form.ends and len(row.tokens) - len(form.header) <= limits.turn_len
@@ -164,8 +205,5 @@ class Chatter:
         if not text or not is_new(text):
             return False
         row.tokens += form.footer
-        row.first = len(row.tokens) - 1
-        is_sampled = rng.random() < self._sampled_share
-        temperature = 0.7 if is_sampled else 0.0
-        row.sampling = SamplingParams(max_tokens=1, seed=rng.getrandbits(31), temperature=temperature)
+        self._answering(row, rng)
         return True

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -25,10 +25,11 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.fingerprint import model_fingerprint
 from deltaserve.text.text_codec import TextCodec
-from tools.draft_head.chats import Chat, ChatForm, ChatLimits, Chatter
+from tools.draft_head.chats import AnswerWriter, Chat, ChatForm, ChatLimits, Chatter
+from tools.draft_head.prompts import Prompt
 from tools.draft_head.target import read_layers, trainable_spec
 
-_RECIPE, _MODEL = "recipe.json", "model"
+_RECIPE, _PROMPTS, _MODEL = "recipe.json", "prompts.json", "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class ChatRecipe:
     answer_len: int = 160
     left_out: tuple[str, ...] = ()
     """Turns that no user may write: questions of a benchmark."""
+    prompts: str | None = None
+    """Hash of the prompts that are answered, where they are given; then no user's turn is written."""
 
     @property
     def limits(self) -> ChatLimits:
@@ -56,27 +59,41 @@ def told_apart(turn: str) -> str:
 
 
 def write_chats(
-    folder: Path, model: Path, recipe: ChatRecipe, num_tokens: int, num_processes: int, tell: Callable[[str], None]
+    folder: Path,
+    model: Path,
+    recipe: ChatRecipe,
+    num_tokens: int,
+    num_processes: int,
+    tell: Callable[[str], None],
+    prompts: Sequence[Prompt] = (),
 ) -> list[Path]:
-    """Files with as many tokens of answers, those that are there already included; `tell` is told of each.
+    """Files with as many tokens of answers, those that are there already included; `tell` is told of each. The model
+    answers each prompt once, and where none is given it writes users' turns itself.
 
     Raises ConfigError for a model that cannot write chats, and where the folder's are of another model or recipe.
     """
     read_layers(trainable_spec(model))
-    ChatForm.of(TextCodec.load(model), model.name)
+    if not prompts:
+        ChatForm.of(TextCodec.load(model), model.name)
     folder.mkdir(parents=True, exist_ok=True)
+    if prompts:
+        text = json.dumps(prompts)
+        recipe = replace(recipe, prompts=hashlib.sha256(text.encode()).hexdigest())
     _check_recipe(folder, model, recipe)
+    if prompts:
+        (folder / _PROMPTS).write_text(text)
     found = _written(folder, num_tokens)
     if found:
         tell(f"chats: {len(found)} files are there, {sum(found.values()):,} of {num_tokens:,} tokens of answers")
-    numbers, lock = (number for number in count() if number not in found), Lock()
+    all_numbers = range(-(-len(prompts) // recipe.chats_per_file)) if prompts else count()
+    numbers, lock = (number for number in all_numbers if number not in found), Lock()
 
     def work(writer: _Writer) -> None:
         while True:
             with lock:
-                if sum(found.values()) >= num_tokens:
+                number = next(numbers, None) if sum(found.values()) < num_tokens else None
+                if number is None:
                     return
-                number = next(numbers)
             num_written = writer.write(number)
             with lock:
                 found[number] = num_written
@@ -126,7 +143,7 @@ class _Writer:
         return int(answer)
 
 
-def read_recipe(folder: Path) -> ChatRecipe:
+def _read_recipe(folder: Path) -> ChatRecipe:
     values = json.loads((folder / _RECIPE).read_text())
     return ChatRecipe(**{name: value for name, value in values.items() if name != _MODEL})
 
@@ -157,21 +174,50 @@ def chat_file(folder: Path, number: int) -> Path:
     return folder / f"chats-{number:04d}.safetensors"
 
 
-def write_file(folder: Path, number: int, chatter: Chatter, recipe: ChatRecipe) -> int:
-    """Returns its tokens of answers."""
-    path = chat_file(folder, number)
-    seen = set(map(told_apart, recipe.left_out))
+def file_writer(folder: Path, model: Path) -> Callable[[int], int]:
+    """Writes the file of a number by the folder's recipe; returns its tokens of answers."""
+    recipe = _read_recipe(folder)
+    chats = _answering(folder, model, recipe) if recipe.prompts else _chatting(model, recipe)
 
-    def is_new(turn: str) -> bool:
-        before = len(seen)
-        seen.add(told_apart(turn))
-        return len(seen) > before
+    def write(number: int) -> int:
+        seed = int.from_bytes(hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()[:4], "big")
+        path = chat_file(folder, number)
+        partial = path.with_suffix(f".{os.getpid()}")
+        save_file(_packed(chats(number, seed)), partial)
+        partial.rename(path)
+        return sum(chat.num_answer_tokens for chat in _unpacked(path))
 
-    seed = int.from_bytes(hashlib.sha256(f"{recipe.seed} {number}".encode()).digest()[:4], "big")
-    partial = path.with_suffix(f".{os.getpid()}")
-    save_file(_packed(chatter.chats(recipe.chats_per_file, seed, is_new)), partial)
-    partial.rename(path)
-    return sum(chat.num_answer_tokens for chat in _unpacked(path))
+    return write
+
+
+def _chatting(model: Path, recipe: ChatRecipe) -> Callable[[int, int], Iterable[Chat]]:
+    """Of a file's number and its seed."""
+    chatter = Chatter(model, recipe.num_rows, recipe.limits, recipe.sampled_share)
+
+    def chats(number: int, seed: int) -> Iterable[Chat]:
+        seen = set(map(told_apart, recipe.left_out))
+
+        def is_new(turn: str) -> bool:
+            before = len(seen)
+            seen.add(told_apart(turn))
+            return len(seen) > before
+
+        return chatter.chats(recipe.chats_per_file, seed, is_new)
+
+    return chats
+
+
+def _answering(folder: Path, model: Path, recipe: ChatRecipe) -> Callable[[int, int], Iterable[Chat]]:
+    """The same; a file has its own of the prompts."""
+    prompts: list[Prompt] = json.loads((folder / _PROMPTS).read_text())
+    longest = max(map(len, prompts)) + recipe.answer_len + 1
+    writer = AnswerWriter(model, recipe.num_rows, longest, recipe.answer_len, recipe.sampled_share)
+
+    def chats(number: int, seed: int) -> Iterable[Chat]:
+        first = number * recipe.chats_per_file
+        return writer.answers(prompts[first : first + recipe.chats_per_file], seed)
+
+    return chats
 
 
 def _packed(chats: Iterable[Chat]) -> dict[str, Tensor]:

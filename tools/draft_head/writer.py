@@ -8,16 +8,14 @@ from pathlib import Path
 
 import torch
 
-from tools.draft_head.chats import Chatter
-from tools.draft_head.store import read_recipe, write_file
+from tools.draft_head.store import file_writer
 
 
 def main(folder: Path, model: Path) -> None:
     torch.set_num_threads(1)
-    recipe = read_recipe(folder)
-    chatter = Chatter(model, recipe.num_rows, recipe.limits, recipe.sampled_share)
+    write = file_writer(folder, model)
     for line in sys.stdin:
-        print(write_file(folder, int(line), chatter, recipe), flush=True)
+        print(write(int(line)), flush=True)
 
 
 if __name__ == "__main__":
