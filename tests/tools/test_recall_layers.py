@@ -1,4 +1,4 @@
-"""A recall model made deeper by layers that add nothing says what it said before; the file of questions is as promised."""
+"""A recall model with layers that add nothing says what it said before; the file of questions is as promised."""
 
 import json
 from pathlib import Path
