@@ -46,7 +46,7 @@ bool ds_block_product(DsContext* context, int isa, const DsBlockProduct* call) {
         const PreparedRows rows = take_rows(context, *call);
         std::vector<float*> scratch;
         for (auto& buffer : context->of_threads) scratch.push_back(buffer.take(kBlockScratch));
-        const int64_t num_tiles = (call->num_rows + kBlockRows - 1) / kBlockRows;
+        const int64_t num_tiles = tile_count(call->num_rows);
         const int64_t tiles = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(1, kBlockRows * b.depth));
         context->pool.run((num_tiles + tiles - 1) / tiles, [&](int64_t i, int) {
             kernels->blocks->prepare(*call, rows, i * tiles, std::min(num_tiles, (i + 1) * tiles));

@@ -21,7 +21,11 @@ constexpr int kVectors = 2;  // of columns, in registers
 constexpr int kVectors = 1;
 #endif
 constexpr int kPass = kVectors * kLanes;
-constexpr int64_t kDirectRows = 2 * kBlockRows;  // more of them meet expanded codes
+#if defined(__AVX2__)
+constexpr int64_t kDirectRows = 8 * kBlockRows;  // more of them meet expanded codes
+#else
+constexpr int64_t kDirectRows = 2 * kBlockRows;
+#endif
 
 DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -283,12 +287,15 @@ template <class F> void multiply_rows(const Tile& tile, int64_t num_rows) {
     }
 }
 
-// `num_rows` rows from `tile.row`, where a tile begins.
-template <class F> void multiply_tiles(Tile tile, int64_t num_rows) {
-    const int64_t end = tile.row + num_rows;
+// Tiles first <= i < end of x, their results one behind the other from `tile.totals` on.
+template <class F> void multiply_tiles(Tile tile, int64_t num_rows, int64_t first, int64_t end) {
     tile.is_first = true;
-    for (; tile.row < end; tile.is_first = false, tile.row += kBlockRows, tile.totals += kBlockRows * kBlockColumns)
-        multiply_rows<F>(tile, least(kBlockRows, end - tile.row));
+    for (int64_t i = first; i < end; i++, tile.is_first = false) {
+        tile.row = tile_start(num_rows, i);
+        const int64_t height = tile_start(num_rows, i + 1) - tile.row;
+        multiply_rows<F>(tile, height);
+        tile.totals += height * kBlockColumns;
+    }
 }
 
 template <int kBits> void expand(const Tile& tile, float* to) {
@@ -317,13 +324,15 @@ template <class E> void write_rows(const DsBlockProduct& call, int64_t first, in
         }
 }
 
-// Some runs of a panel, added to what its results are so far.
-template <int kBits> void multiply_runs(const DsBlockProduct& call, Tile tile, int64_t num_rows, float* expanded) {
-    if (call.rounds) return multiply_tiles<Rounded<kBits>>(tile, num_rows);
-    if (num_rows <= kDirectRows) return multiply_tiles<Exact<Packed<kBits>>>(tile, num_rows);
+// Some runs of a panel, added to what results of tiles first <= i < end are so far.
+template <int kBits>
+void multiply_runs(const DsBlockProduct& call, Tile tile, int64_t first, int64_t end, float* expanded) {
+    const int64_t num_rows = call.num_rows;
+    if (call.rounds) return multiply_tiles<Rounded<kBits>>(tile, num_rows, first, end);
+    if (num_rows <= kDirectRows) return multiply_tiles<Exact<Packed<kBits>>>(tile, num_rows, first, end);
     tile.expanded = expanded;
     expand<kBits>(tile, expanded);
-    multiply_tiles<Exact<Expanded>>(tile, num_rows);
+    multiply_tiles<Exact<Expanded>>(tile, num_rows, first, end);
 }
 
 template <int kBits, class E>
@@ -331,21 +340,22 @@ void multiply_panels(const DsBlockProduct& call, const PreparedRows& rows, int64
     const DsBlocks& blocks = call.blocks;
     const bool is_direct = call.rounds || call.num_rows <= kDirectRows;
     const int64_t num_runs = blocks.depth / blocks.run_len, step = is_direct ? num_runs : kExpandedLen / blocks.run_len;
-    float* expanded = scratch + kRowsAtOnce * kBlockColumns;
+    const int64_t num_tiles = tile_count(call.num_rows);
+    float* expanded = scratch + kTilesAtOnce * kBlockRows * kBlockColumns;
     Tile tile = {};
     tile.blocks = &blocks;
     tile.rows = &rows;
     tile.totals = scratch;
     for (int64_t i = first; i < end; i++)
-        for (int64_t row = 0; row < call.num_rows; row += kRowsAtOnce) {
-            const int64_t num_rows = least(kRowsAtOnce, call.num_rows - row);
+        for (int64_t from = 0; from < num_tiles; from += kTilesAtOnce) {
+            const int64_t to = least(num_tiles, from + kTilesAtOnce), row = tile_start(call.num_rows, from);
+            const int64_t num_rows = tile_start(call.num_rows, to) - row;
             tile.panel = (const uint8_t*)blocks.panels + i * panel_bytes(blocks);
-            tile.row = row;
             memset(scratch, 0, sizeof(float) * num_rows * kBlockColumns);
             for (int64_t run = 0; run < num_runs; run += step) {
                 tile.first_run = run;
                 tile.end_run = least(num_runs, run + step);
-                multiply_runs<kBits>(call, tile, num_rows, expanded);
+                multiply_runs<kBits>(call, tile, from, to, expanded);
             }
             write_rows<E>(call, row, num_rows, i * kBlockColumns, scratch);
         }
@@ -361,7 +371,7 @@ void multiply(const DsBlockProduct& call, const PreparedRows& rows, int64_t firs
 // Rows of a tile as they are, and sums of runs.
 template <class E> void prepare_exact(const DsBlockProduct& call, const PreparedRows& rows, int64_t tile) {
     const DsBlocks& blocks = call.blocks;
-    const int64_t first = tile * kBlockRows, num_rows = least(kBlockRows, call.num_rows - first);
+    const int64_t first = tile_start(call.num_rows, tile), num_rows = tile_start(call.num_rows, tile + 1) - first;
     for (int64_t r = 0; r < num_rows; r++) {
         const uint8_t* x = at<E>(call.x, (first + r) * call.x_stride);
         float* values = rows.values + first * blocks.depth + r;
@@ -406,7 +416,7 @@ template <class E> float round_values(const uint8_t* x, int8_t* codes) {
 // The same rounded.
 template <class E> void prepare_rounded(const DsBlockProduct& call, const PreparedRows& rows, int64_t tile) {
     const DsBlocks& blocks = call.blocks;
-    const int64_t first = tile * kBlockRows, num_rows = least(kBlockRows, call.num_rows - first);
+    const int64_t first = tile_start(call.num_rows, tile), num_rows = tile_start(call.num_rows, tile + 1) - first;
     const int64_t num_runs = blocks.depth / blocks.run_len;
     for (int64_t r = 0; r < num_rows; r++)
         for (int64_t k = 0; k < blocks.depth; k += kRoundedLen) {

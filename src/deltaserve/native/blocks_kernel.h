@@ -11,13 +11,17 @@
 namespace deltaserve {
 
 constexpr int kBlockColumns = 32;     // of a product that lie together: a panel
-constexpr int kBlockRows = 8;         // of x that meet a code while it is in registers: a tile
+constexpr int kBlockRows = 8;         // of x that meet a code while it is in registers, at most: a tile
 constexpr int kRoundedLen = 32;       // values of x that are rounded to int8 with one scale
-constexpr int64_t kRowsAtOnce = 256;   // whose results of a panel are in work together
+constexpr int64_t kTilesAtOnce = 32;   // whose results of a panel are in work together
 constexpr int64_t kExpandedLen = 512;  // depth of what is expanded at once, where many rows meet it
 
-// Rows of x as the kernels take them: tiles of kBlockRows, of which the last may have fewer, and in a tile the rows side by
-// side. Arrays that a call does not need are null.
+// Rows of x are cut into as few tiles as there may be, of about equal height: to make floats of codes takes as long as to
+// multiply them with three or four rows, so a tile of one row would cost as much as one of four.
+constexpr int64_t tile_count(int64_t num_rows) { return (num_rows + kBlockRows - 1) / kBlockRows; }
+constexpr int64_t tile_start(int64_t num_rows, int64_t tile) { return tile * num_rows / tile_count(num_rows); }
+
+// Rows of x as the kernels take them: in a tile side by side. Arrays that a call does not need are null.
 struct PreparedRows {
     float* values;    // [tile][depth][row]
     float* sums;      // [tile][run][row] of x, or of what it was rounded to
@@ -34,7 +38,7 @@ constexpr int64_t run_bytes(const DsBlocks& b) { return codes_start(b) + kBlockC
 constexpr int64_t panel_bytes(const DsBlocks& b) { return b.depth / b.run_len * run_bytes(b); }
 
 // Floats of scratch memory of a thread.
-constexpr int64_t kBlockScratch = kRowsAtOnce * kBlockColumns + kExpandedLen * kBlockColumns;
+constexpr int64_t kBlockScratch = kTilesAtOnce * kBlockRows * kBlockColumns + kExpandedLen * kBlockColumns;
 
 struct BlocksKernel {
     // Tiles first <= tile < end of x.
