@@ -51,6 +51,32 @@ def test_guesses_are_verified_where_they_pay(per_token: float, are_right: bool, 
     assert [chosen.get(request, 0) for request in requests] == [expected] * 8
 
 
+@pytest.mark.parametrize(
+    ("per_token", "are_right", "expected"),
+    [
+        pytest.param(0.1 * MS, True, True, id="cheap and right"),
+        pytest.param(0.1 * MS, False, False, id="cheap and wrong"),
+        pytest.param(600 * MS, True, False, id="dear and right"),
+    ],
+)
+def test_a_step_waits_for_guesses_that_pay(per_token: float, are_right: bool, expected: bool) -> None:
+    """Others are asked about now and then, so that their price stays known."""
+    speculation = after(per_token)
+    requests = [guessing(speculation, are_right) for _ in range(8)]
+    most = dict.fromkeys(requests, GUESSES)
+    assert [speculation.pays(most, 8) for _ in range(300)] == [expected] * 300
+    assert not speculation.pays({}, 8)
+    num_planned_behind = 0
+    while not speculation.pays(most, 8):
+        speculation.go_without()
+        num_planned_behind += 1
+    assert num_planned_behind in ([0] if expected else range(100, 130))
+    assert 0 < sum(speculation.choose(most, 8).values()) <= (8 * GUESSES if expected else 4)
+    assert speculation.pays(most, 8) is expected
+    assert Speculation(None).pays(most, 8)
+    assert Speculation(StepCost()).pays(most, 8)
+
+
 def test_while_the_price_is_unknown_steps_of_two_lengths_are_made() -> None:
     """One row whose guesses are always as many would else have steps of one length alone, and never learn."""
     cost = StepCost()

@@ -44,6 +44,7 @@ def build_parts(config: InstanceConfig) -> Parts:
 
 def sched_config(config: InstanceConfig) -> SchedConfig:
     page_size, options = config.cache.page_size, config.options
+    has_head = config.cache.draft_group is not None
     return SchedConfig(
         page_size=page_size,
         max_running=config.max_running_requests,
@@ -56,9 +57,9 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
         radix_cache=options.radix_cache,
         policy=options.schedule_policy,
         max_drafts=0 if config.role is Role.PREFILL else options.max_drafts,
-        num_ahead=0 if config.role is Role.PREFILL or options.max_drafts else options.steps_ahead,
+        num_ahead=0 if config.role is Role.PREFILL or has_head else options.steps_ahead,
         draft_policy=options.draft_policy,
-        drafts_take_places=config.cache.draft_group is not None,
+        drafts_take_places=has_head,
         state_chunk_len=options.state_chunk_tokens,
         state_interval_len=options.state_interval_tokens,
     )

@@ -10,7 +10,8 @@ Which guesses are worth a place in a step is a matter of cost. A step of T token
 from the steps themselves. A guess that is right with probability p adds p tokens: it is verified where p / c1 is more
 than the tokens a second that the step makes without it (`Speculation.choose`). So guessing ends by itself where rows
 fill the machine, or where a request's guesses are wrong. Guesses that are not verified are compared with what is drawn
-all the same, so how often they are right stays known.
+all the same, so how often they are right stays known. As long as guesses do not pay, steps are planned behind one that
+computes, where guesses at what it draws cannot be there yet (`Speculation.pays`).
 
 A draft head takes time for its guesses themselves, one pass for each place: `Speculation.depth` says how many are made
 at most. It also says how likely it holds each guess, so how many are made is decided guess by guess: as long as all of
@@ -18,7 +19,7 @@ a row are likely enough to pay for one more pass and one more token to verify (`
 all verified.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from deltaserve.base.sampling import SamplingParams
@@ -42,8 +43,9 @@ _LEAVES_OUT = 4
 """While it is not known what a guess costs, one step in so many verifies none: lengths of steps must differ."""
 _LOOKS_AGAIN = 128
 """Steps after which some guesses are verified, so that their price stays known."""
-_LOOKS_AT = 2
-"""Requests whose guesses those are: few enough to cost little, enough to make a step of another length."""
+_LOOKS_AT, _LOOKS_AT_EACH = 2, 2
+"""Requests whose guesses those are, and guesses of each where there is a price: few cost little, and are enough to make
+a step of another length."""
 
 
 def right_draws(
@@ -112,10 +114,28 @@ class Speculation:
             return most
         self._num_unlooked += 1
         if price is None:
-            return {} if self._num_unlooked % _LEAVES_OUT == 0 else _some(most)
+            return {} if self._num_unlooked % _LEAVES_OUT == 0 else dict(_some(most))
         if self._num_unlooked >= _LOOKS_AGAIN:
             self._num_unlooked = 0
-            return _some(most)
+            return {request: min(count, _LOOKS_AT_EACH) for request, count in _some(most)}
+        chosen = self._worth(most, num_tokens, price)
+        if chosen == most:
+            self._num_unlooked = 0
+        return chosen
+
+    def pays(self, most: dict[Request, int], num_tokens: int) -> bool:
+        """Whether a step should be planned for guesses: `choose` would take some of these. Nothing is counted."""
+        if not most:
+            return False
+        if self._cost is None or self._cost.price is None or self._num_unlooked + 1 >= _LOOKS_AGAIN:
+            return True
+        return bool(self._worth(most, num_tokens, self._cost.price))
+
+    def go_without(self) -> None:
+        """A step is planned for which there are no guesses yet."""
+        self._num_unlooked += 1
+
+    def _worth(self, most: dict[Request, int], num_tokens: int, price: float) -> dict[Request, int]:
         places = [
             (self._share_of(request) ** place, request) for request, n in most.items() for place in range(1, n + 1)
         ]
@@ -128,8 +148,6 @@ class Speculation:
             gained += probability
             cost += price
             chosen[request] = chosen.get(request, 0) + 1
-        if len(chosen) == len(most) and sum(chosen.values()) == len(places):
-            self._num_unlooked = 0
         return chosen
 
     def _share_of(self, request: Request) -> float:
@@ -209,8 +227,8 @@ class Speculation:
                 counted.num_right += num_right
 
 
-def _some(most: dict[Request, int]) -> dict[Request, int]:
-    return dict(islice(most.items(), _LOOKS_AT))
+def _some(most: dict[Request, int]) -> Iterator[tuple[Request, int]]:
+    return islice(most.items(), _LOOKS_AT)
 
 
 def fitting_drafts(request: Request, most: int) -> int:

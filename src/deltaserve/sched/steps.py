@@ -131,6 +131,7 @@ class Steps:
         going_on = [r for r in self._running if self._goes_on_behind(before, r)]
         if not going_on or not self._grow_behind(before, going_on):
             return None
+        self.speculation.go_without()
         return self._launch(self._items(going_on, before))
 
     def _launch(self, items: Sequence[PlanItem]) -> StepPlan:
@@ -156,7 +157,9 @@ class Steps:
     # ------------------------------------------------------------ behind a step under way
 
     def _may_plan_behind(self, flight: _Flight) -> bool:
-        return flight.is_plain and not self._running.needs.state_pools
+        if not flight.is_plain or self._running.needs.state_pools:
+            return False
+        return not self._running.config.max_drafts or not self.speculation.pays(*self._guesses(self._running))
 
     def _goes_on_behind(self, flight: _Flight, request: Request) -> bool:
         """Whether it has something to compute whatever the step draws, unless that is a token that ends it."""
@@ -270,7 +273,7 @@ class Steps:
         items = []
         for request in decoding:
             if before is not None and before.names(request):
-                items.append(_item_behind(request, before.plan.step))
+                items.append(_item_behind(request, before.plan.step, wanted))
                 continue
             num_drafts = drafts.get(request, 0)
             items.append(_item(request, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
@@ -300,7 +303,7 @@ class Steps:
         Memory for them is taken where it is there, if need be from cached pages: nobody makes way for a guess.
         """
         running = self._running
-        most = {r: n for r in decoding if (n := fitting_drafts(r, running.most_drafts(r)))}
+        most, _ = self._guesses(decoding)
         chosen = self.speculation.choose(most, num_tokens)
         for request, num_drafts in chosen.items():
             needs = running.needs.of_next_chunk(request, num_drafts)
@@ -309,6 +312,11 @@ class Steps:
                 request.grow(grown)
             chosen[request] = min(num_drafts, running.needs.room_behind(request))
         return chosen
+
+    def _guesses(self, decoding: Iterable[Request]) -> tuple[dict[Request, int], int]:
+        """Request |-> guesses that there are and is room for; and how many requests there were."""
+        fitting = {r: fitting_drafts(r, self._running.most_drafts(r)) for r in decoding}
+        return {r: count for r, count in fitting.items() if count}, len(fitting)
 
     def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
         """Tokens of each extend in this step.
@@ -406,11 +414,11 @@ class Steps:
         request.cache = CacheUse.BYPASS
 
 
-def _item_behind(request: Request, step: StepIndex) -> PlanItem:
+def _item_behind(request: Request, step: StepIndex, wanted_drafts: int) -> PlanItem:
     """Of a row that decodes in `step`: what it draws there is computed next."""
     if request.row is None:
         raise StateError("a running request without a row")
-    return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True)
+    return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
 
 
 def _item(request: Request, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:
