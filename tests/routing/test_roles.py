@@ -150,6 +150,21 @@ def test_a_worker_of_another_configuration_is_refused(role: str, configured: str
     assert words in (cluster.front.ready() or "")
 
 
+def test_one_that_was_refused_at_first_is_taken_as_what_it_says() -> None:
+    """By a front that has just started, and has met a worker of another model before (simulator seed 63000060487)."""
+    cluster = Cluster(NAMES)
+    other = COMPAT | {"fingerprint": "other"}
+    cluster.say("prefill-0", Hello(role="prefill", compat=other, facts=facts(), configured_role="prefill"))
+    cluster.say("decode-0", Hello(role="prefill", compat=COMPAT, facts=facts(), configured_role="decode"))
+    worker = cluster.front.workers.get(PeerName("decode-0"))
+    assert worker is not None
+    assert not worker.is_ready
+    become(cluster, "prefill-0", Role.PREFILL, Role.PREFILL)
+    assert worker.is_ready
+    assert worker.role is Role.PREFILL
+    assert worker.asked is None
+
+
 def test_a_member_of_an_expert_group_keeps_its_role() -> None:
     cluster = trio()
     worker = cluster.front.workers.get(PeerName("decode-0"))

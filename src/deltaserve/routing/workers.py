@@ -345,11 +345,10 @@ class Workers:
         worker.hello_pause_s = 0.0
         self._judge(worker)
         self._reconsider()
-        if worker.is_ready:
-            self._learn_role(worker, Role(hello.role), was_changed=bool(hello.configured_role))
 
-    def _learn_role(self, worker: Worker, role: Role, was_changed: bool) -> None:
+    def _learn_role(self, worker: Worker, hello: Hello) -> None:
         """One that was started anew, as what it is configured, goes back to the role it had: it may be the last."""
+        role, was_changed = Role(hello.role), bool(hello.configured_role)
         if worker.asked is not None and worker.asked.role is role:
             worker.asked = None
         elif worker.asked is None and role is not worker.role and not was_changed:
@@ -367,9 +366,11 @@ class Workers:
             worker.expected_until, worker.last_facts = now + self._config.come_back_s, worker.facts
 
     def _judge(self, worker: Worker) -> None:
-        """Take the worker, or refuse it."""
+        """Take the worker as what its Hello says, or refuse it."""
         worker.refusal = self._misfit(worker)
         self._table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
+        if worker.is_ready and worker.peer.hello is not None:
+            self._learn_role(worker, worker.peer.hello)
 
     def _reconsider(self) -> None:
         """Whoever was the measure may be gone: judge the refused again."""
