@@ -41,6 +41,8 @@ def _encoded(name: str, lines: list[str], codec: TextCodec, vocab_size: int) -> 
 
 def _prompt(line: Any, codec: TextCodec) -> Prompt:
     if "messages" in line:
+        if not codec.has_chat_template:
+            raise ValueError("the model has no chat template for messages")
         return codec.encode_chat(line["messages"], {})
     prompt = line["prompt"]
     return codec.encode(prompt) if isinstance(prompt, str) else tuple(prompt)

@@ -159,7 +159,9 @@ class Steps:
     def _may_plan_behind(self, flight: _Flight) -> bool:
         if not flight.is_plain or self._running.needs.state_pools:
             return False
-        return not self._running.config.max_drafts or not self.speculation.pays(*self._guesses(self._running))
+        return not self._running.config.max_drafts or not self.speculation.pays(
+            self._guesses(self._running), len(self._running)
+        )
 
     def _goes_on_behind(self, flight: _Flight, request: Request) -> bool:
         """Whether it has something to compute whatever the step draws, unless that is a token that ends it."""
@@ -303,8 +305,7 @@ class Steps:
         Memory for them is taken where it is there, if need be from cached pages: nobody makes way for a guess.
         """
         running = self._running
-        most, _ = self._guesses(decoding)
-        chosen = self.speculation.choose(most, num_tokens)
+        chosen = self.speculation.choose(self._guesses(decoding), num_tokens)
         for request, num_drafts in chosen.items():
             needs = running.needs.of_next_chunk(request, num_drafts)
             grown = self._budget.allocate(needs) if any(needs) else None
@@ -313,10 +314,9 @@ class Steps:
             chosen[request] = min(num_drafts, running.needs.room_behind(request))
         return chosen
 
-    def _guesses(self, decoding: Iterable[Request]) -> tuple[dict[Request, int], int]:
-        """Request |-> guesses that there are and is room for; and how many requests there were."""
-        fitting = {r: fitting_drafts(r, self._running.most_drafts(r)) for r in decoding}
-        return {r: count for r, count in fitting.items() if count}, len(fitting)
+    def _guesses(self, decoding: Iterable[Request]) -> dict[Request, int]:
+        """Request |-> guesses that there are, and is room for."""
+        return {r: n for r in decoding if (n := fitting_drafts(r, self._running.most_drafts(r)))}
 
     def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
         """Tokens of each extend in this step.
