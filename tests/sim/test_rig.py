@@ -51,6 +51,8 @@ KEPT_SEEDS = {
     4206864: "a slow network carried so many requests for longer than the judge waits",
     41000055240: "ranks that hear each other late copied staged pages of 31 requests for longer than the judge waited",
     40000001960: "pages in quarantine left too little, and the judge looked for stranded workers once",
+    63000044044: "all probes shared the judge's time, and the last one began 0.8 s before its end",
+    63000099096: "what nobody had written was equal on both sides: by contents it had landed before it had",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 

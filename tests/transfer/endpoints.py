@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from deltaserve.base.extents import Copy
 from deltaserve.base.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.sim.oracle import stamp_spec
-from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory, region_infos
+from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory, poison_of, region_infos
 from deltaserve.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
@@ -72,7 +72,7 @@ class Rank:
         evidence: Evidence = Evidence.COMPLETION,
     ) -> None:
         cache = stamp_spec(PAGE_SIZE, num_pools)
-        self.memory = StampMemory(cache, (32,) * num_pools)
+        self.memory = StampMemory(cache, (32,) * num_pools, poison_of(me))
         self.transport = WatchedTransport(me, fabric, self.memory, evidence)
         for _, region in self.memory.regions:
             self.transport.register(region)

@@ -177,7 +177,7 @@ class SimWorker(SimProcess):
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
         self._staging = staging
-        self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size)
+        self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size, config.name)
         self.config = config
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)

@@ -18,7 +18,15 @@ from deltaserve.transfer.staging import STAGING
 from deltaserve.wire.messages import RegionInfo
 
 STAMP_BYTES = 16
-_POISON = b"\xdb" * STAMP_BYTES
+
+
+def poison_of(worker: str) -> bytes:
+    """What stands in memory of `worker` that changed hands.
+
+    No other worker writes that: bytes that were not written, sent with those that were, differ from what they land on.
+    Evidence.CONTENTS demands as much (transport/base.py).
+    """
+    return xxhash.xxh3_128_digest(b"poison of " + worker.encode())
 
 
 class _Cell(NamedTuple):
@@ -96,11 +104,11 @@ class StampPages(ABC):
 class StampMemory(HeadMemory, StampPages):
     """All stamps of a worker of one rank."""
 
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int]) -> None:
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], poison: bytes) -> None:
         super().__init__(cache, num_pages)
         self.page_bytes = self.rank_page_bytes
         self._page_size = cache.page_size
-        self._poison = _POISON * cache.page_size
+        self._poison = poison * cache.page_size
 
     @property
     def ranks(self) -> tuple[HeadMemory, ...]:
@@ -128,7 +136,8 @@ class StampMemory(HeadMemory, StampPages):
 class SplitMemory(StampPages):
     """All stamps of a worker of several ranks, cut into heads that each rank has its share of, of each block."""
 
-    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> None:
+    def __init__(self, cache: CacheSpec, num_pages: Sequence[int], num_ranks: int, poison: bytes) -> None:
+        self._poison = poison
         self.ranks = tuple(HeadMemory(cache, num_pages, Shard(rank, num_ranks)) for rank in range(num_ranks))
         self.rank_page_bytes = self.ranks[0].rank_page_bytes
         self.page_bytes = cache.page_size * STAMP_BYTES
@@ -194,10 +203,10 @@ class SplitMemory(StampPages):
     def poison(self, pool: PoolId, page: PageId) -> None:
         """As of StampMemory."""
         if pool in self._state_pools:
-            self.write_state(pool, page, _POISON * self._page_size)
+            self.write_state(pool, page, self._poison * self._page_size)
             return
         for offset in range(self._page_size):
-            self.write_stamp(pool, page, offset, _POISON)
+            self.write_stamp(pool, page, offset, self._poison)
 
 
 def _common(first: bytes, others: Sequence[bytes]) -> bytes:
@@ -205,10 +214,11 @@ def _common(first: bytes, others: Sequence[bytes]) -> bytes:
     return bytes(0xEE if any(copy[at] != byte for copy in others) else byte for at, byte in enumerate(first))
 
 
-def stamp_memory(cache: CacheSpec, num_pages: Sequence[int], num_ranks: int) -> StampMemory | SplitMemory:
+def stamp_memory(cache: CacheSpec, num_pages: Sequence[int], num_ranks: int, worker: str) -> StampMemory | SplitMemory:
     """Of a worker."""
+    poison = poison_of(worker)
     is_whole = num_ranks == cache.groups[0].blocks[0].num_heads == 1
-    return StampMemory(cache, num_pages) if is_whole else SplitMemory(cache, num_pages, num_ranks)
+    return StampMemory(cache, num_pages, poison) if is_whole else SplitMemory(cache, num_pages, num_ranks, poison)
 
 
 def region_infos(memory: HeadMemory) -> tuple[RegionInfo, ...]:

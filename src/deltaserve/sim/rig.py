@@ -285,41 +285,47 @@ class Run:
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
         self._until(limit, self._is_ready, lambda: f"not ready: {self._not_ready()}")
+        self._until(limit, self._is_free, lambda: f"held before a probe: {self._held()}")
         for number in range(_NUM_PROBES):
-            self._until(limit, self._is_free, lambda: f"held before a probe: {self._held()}")
-            probe = self._probe() if number == 0 else self._repeat()
-            self._until(limit, self.clients.all_over, lambda: "a probe does not end")
-            if probe.answer.error is not None:
-                raise IntegrityError(f"I17: a probe failed after heal: {probe.answer.error.message}")
-        self._read_again(limit)
-        self._until(limit, self._is_free, lambda: f"held after the last request: {self._held()}")
+            if problem := self._ended_probe(self._probe if number == 0 else self._repeat):
+                raise IntegrityError(f"I17: a probe failed after heal: {problem}")
+        self._read_again()
+        self._until_free("held after the last request")
         self.clients.check()
         self._check_fences()
         self._check_verdicts()
         for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
 
-    def _read_again(self, limit: float) -> None:
+    def _ended_probe(self, submit: Callable[[], Asked]) -> str | None:
+        """What went wrong with a request that nothing stands in the way of. It has as much time as any other."""
+        self._until_free("held before a probe")  # a queue may hold one
+        probe = submit()
+        self._until(self.world.now + self._liveness_s(), self.clients.all_over, lambda: "a probe does not end")
+        return probe.answer.error.message if probe.answer.error is not None else None
+
+    def _until_free(self, otherwise: str) -> None:
+        limit = self.world.now + self._liveness_s()
+        self._until(limit, self._is_free, lambda: f"{otherwise}: {self._held()}")
+
+    def _read_again(self) -> None:
         """I17: a worker that met KV that is not finite reads it no more; one that cannot know of it meets it once."""
         workers = list(self.world.workers.values())
         spoiled = [prompt for worker in workers for prompt in worker.executor.spoiled]
         if spoiled:
-            self._ask_again(self._curiosity.choose(spoiled), dict.fromkeys(workers, 1), limit)
+            self._ask_again(self._curiosity.choose(spoiled), dict.fromkeys(workers, 1))
         found_out = [(worker, prompt) for worker in workers for prompt in worker.executor.not_finite]
         if found_out:
             knows, prompt = self._curiosity.choose(found_out)
-            self._ask_again(prompt, {worker: int(worker is not knows) for worker in workers}, limit)
+            self._ask_again(prompt, {worker: int(worker is not knows) for worker in workers})
 
-    def _ask_again(self, prompt: tuple[Namespace, bytes], allowed: Mapping[SimWorker, int], limit: float) -> None:
-        namespace, tokens = prompt
+    def _ask_again(self, prompt: tuple[Namespace, bytes], allowed: Mapping[SimWorker, int]) -> None:
+        namespace, packed = prompt
+        tokens = list(unpack_u32(packed))[: max(1, self.knobs.traffic.largest - 2)]
         before = {worker: len(worker.executor.not_finite) for worker in allowed}
         for _ in range(_NUM_PROBES):
-            asked = list(unpack_u32(tokens))[: max(1, self.knobs.traffic.largest - 2)]
-            self._until(limit, self._is_free, lambda: f"held before a probe: {self._held()}")  # a queue may hold one
-            probe = self._submit(asked, 2, namespace)
-            self._until(limit, self.clients.all_over, lambda: "a probe does not end")
-            if probe.answer.error is not None:
-                raise IntegrityError(f"I17: what was spoiled once fails after heal: {probe.answer.error.message}")
+            if problem := self._ended_probe(lambda: self._submit(tokens, 2, namespace)):
+                raise IntegrityError(f"I17: what was spoiled once fails after heal: {problem}")
         for worker, most in allowed.items():
             if len(worker.executor.not_finite) > before[worker] + most:
                 raise IntegrityError(f"I17: {worker.name} reads KV that is not finite again")
