@@ -60,7 +60,7 @@ DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 struct Rows {
     float *q, *values, *total;                     // [row][padded dim]: of the split, of all splits before
     float *top, *sum, *total_top, *total_sum;      // [row]
-    float* scores;                                 // [kTileRows][kBlockKeys]; of tile_floats
+    float* scores;                                 // [row of a group of tiles][kBlockKeys]; of score_floats
     float *packed_keys, *packed_values;            // [dim][kBlockKeys], [kBlockKeys][padded dim]
     int dim, value_dim;                            // padded
 };
@@ -80,7 +80,7 @@ Rows rows_in(const Scratch& scratch, int max_rows, int dim, int value_dim) {
     rows.total = take((int64_t)max_rows * rows.value_dim);
     rows.packed_keys = take(kBlockKeys * rows.dim);
     rows.packed_values = take(kBlockKeys * rows.value_dim);
-    rows.scores = take(tile_floats(dim));
+    rows.scores = take(score_floats(dim));
     rows.top = take(max_rows);
     rows.sum = take(max_rows);
     rows.total_top = take(max_rows);
@@ -478,9 +478,16 @@ void add_values(const Block& block, const Block* next, int first, int end, const
     of(Count<1>{});
 }
 
-// Rows [row, row + kRows) of the task meet a block.
+// What is known of a tile's rows when they have met a block's keys.
+struct Met {
+    int first, end;  // keys that some row sees; first >= end: none
+    float factors[kTileRows];
+};
+
+// Rows [row, row + kRows) of the task meet the keys of a block.
 template <class P, int kRows, bool kIsFew>
-void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
+void meet_keys(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows,
+               int row, float* scores, Met& met) {
     const Segment& segment = plan.segments[task.segment];
     Seen<kRows> seen;
     for (int r = 0; r < kRows; r++) {
@@ -493,44 +500,77 @@ void meet(const Block& block, const Block* next, const PlanView& plan, const Tas
         seen.first = first < seen.first ? first : seen.first;
         seen.end = end > seen.end ? end : seen.end;
     }
+    met.first = seen.first;
+    met.end = seen.end;
     if (seen.first >= seen.end) return;
     const float* q = rows.q + (int64_t)row * rows.dim;
     if (kIsFew)
-        score_in_place<P, kRows>(block, next, seen.first, seen.end, q, rows.dim, scale, rows.scores);
+        score_in_place<P, kRows>(block, next, seen.first, seen.end, q, rows.dim, scale, scores);
     else
-        score<P, kRows>(rows.packed_keys, lanes_of<P>(seen.first, seen.end), q, rows.dim, scale, rows.scores);
-    float factors[kRows];
-    weigh<P, kRows>(rows.scores, seen, rows.top + row, rows.sum + row, factors);
-    add_values<P, kRows>(block, next, seen.first, seen.end, rows.packed_values, rows.scores, factors,
+        score<P, kRows>(rows.packed_keys, lanes_of<P>(seen.first, seen.end), q, rows.dim, scale, scores);
+    weigh<P, kRows>(scores, seen, rows.top + row, rows.sum + row, met.factors);
+}
+
+// ... and its values.
+template <class P, int kRows>
+void meet_values(const Block& block, const Block* next, const Rows& rows, int row, const float* scores, const Met& met) {
+    if (met.first >= met.end) return;
+    add_values<P, kRows>(block, next, met.first, met.end, rows.packed_values, scores, met.factors,
                          rows.values + (int64_t)row * rows.value_dim, rows.value_dim);
+}
+
+template <class P, int kRows>
+void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
+    Met met;
+    meet_keys<P, kRows, true>(block, next, plan, task, scale, rows, row, rows.scores, met);
+    meet_values<P, kRows>(block, next, rows, row, rows.scores, met);
 }
 
 // Few rows: each key meets them as it is read.
 template <class P>
 void meet_few(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     int row = 0;
-    for (; row + 4 <= task.num_rows; row += 4, next = nullptr)
-        meet<P, 4, true>(block, next, plan, task, scale, rows, row);
-    for (; row + 3 <= task.num_rows; row += 3, next = nullptr)
-        meet<P, 3, true>(block, next, plan, task, scale, rows, row);
-    for (; row + 2 <= task.num_rows; row += 2, next = nullptr)
-        meet<P, 2, true>(block, next, plan, task, scale, rows, row);
-    for (; row < task.num_rows; row++, next = nullptr) meet<P, 1, true>(block, next, plan, task, scale, rows, row);
+    for (; row + 4 <= task.num_rows; row += 4, next = nullptr) meet<P, 4>(block, next, plan, task, scale, rows, row);
+    for (; row + 3 <= task.num_rows; row += 3, next = nullptr) meet<P, 3>(block, next, plan, task, scale, rows, row);
+    for (; row + 2 <= task.num_rows; row += 2, next = nullptr) meet<P, 2>(block, next, plan, task, scale, rows, row);
+    for (; row < task.num_rows; row++, next = nullptr) meet<P, 1>(block, next, plan, task, scale, rows, row);
 }
 
-// Many rows go in tiles.
+template <class Act> DS_INLINE void of_size(int size, Act act) {
+    static_assert(kTileRows == 6 && kFewRows >= 4, "one case for each size of a tile");
+    switch (size) {
+        case 3: return act(Count<3>{});
+        case 4: return act(Count<4>{});
+        case 5: return act(Count<5>{});
+        default: return act(Count<6>{});
+    }
+}
+
+// Many rows go in tiles, and these in groups: a block's keys stay in the first cache while a group meets them, then its
+// values.
 template <class P>
 void meet_many(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
-    static_assert(kTileRows == 6 && kFewRows >= 4, "one case for each size of a tile");
-    for (int row = 0; row < task.num_rows;) {
-        const int size = size_of_tile(task.num_rows, row);
-        switch (size) {
-            case 3: meet<P, 3, false>(block, nullptr, plan, task, scale, rows, row); break;
-            case 4: meet<P, 4, false>(block, nullptr, plan, task, scale, rows, row); break;
-            case 5: meet<P, 5, false>(block, nullptr, plan, task, scale, rows, row); break;
-            default: meet<P, 6, false>(block, nullptr, plan, task, scale, rows, row);
+    Met met[kGroupTiles];
+    for (int begin = 0; begin < task.num_rows;) {
+        int row = begin, tiles = 0;
+        for (; tiles < kGroupTiles && row < task.num_rows; tiles++) {
+            const int size = size_of_tile(task.num_rows, row);
+            of_size(size, [&](auto count) {
+                meet_keys<P, decltype(count)::value, false>(block, nullptr, plan, task, scale, rows, row,
+                                                            rows.scores + tiles * kTileRows * kBlockKeys, met[tiles]);
+            });
+            row += size;
         }
-        row += size;
+        row = begin;
+        for (int tile = 0; tile < tiles; tile++) {
+            const int size = size_of_tile(task.num_rows, row);
+            of_size(size, [&](auto count) {
+                meet_values<P, decltype(count)::value>(block, nullptr, rows, row,
+                                                       rows.scores + tile * kTileRows * kBlockKeys, met[tile]);
+            });
+            row += size;
+        }
+        begin = row;
     }
 }
 

@@ -12,6 +12,7 @@ namespace deltaserve {
 
 constexpr int kBlockKeys = 64;  // scores of a row at once; blocks lie at absolute multiples in a split
 constexpr int kTileRows = 6;    // rows that meet a key while it is in registers
+constexpr int kGroupTiles = 6;  // tiles that meet a block's keys before they meet its values: either fits the first cache
 
 // One token of a query over some keys; it stands for `group_size` rows of each KV head.
 struct TokenRows {
@@ -58,14 +59,15 @@ struct Scratch {
 // Channels in scratch memory: a multiple of every vector.
 constexpr int padded(int dim) { return (dim + 15) / 16 * 16; }
 
-// Floats for the scores of a tile, or for keys on their way into packed ones.
-constexpr int64_t tile_floats(int head_dim) {
-    return kTileRows * kBlockKeys > 16 * padded(head_dim) ? kTileRows * kBlockKeys : 16 * padded(head_dim);
+// Floats for the scores of a group of tiles, or for keys on their way into packed ones.
+constexpr int64_t score_floats(int head_dim) {
+    constexpr int64_t kScores = kGroupTiles * kTileRows * kBlockKeys;
+    return kScores > 16 * padded(head_dim) ? kScores : 16 * padded(head_dim);
 }
 
-// Floats of Scratch::rows: queries, values of a split and of all so far, two scales of each; a tile; keys and values.
+// Floats of Scratch::rows: queries, values of a split and of all so far, two scales of each; scores; keys and values.
 constexpr int64_t scratch_floats(int64_t max_rows, int head_dim, int value_dim) {
-    return max_rows * (padded(head_dim) + 2 * padded(value_dim) + 4) + tile_floats(head_dim) +
+    return max_rows * (padded(head_dim) + 2 * padded(value_dim) + 4) + score_floats(head_dim) +
            kBlockKeys * (padded(head_dim) + padded(value_dim)) + 16;
 }
 
