@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from deltaserve.base.lifetime import Lifetime
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.checkpoint_config import load_spec
@@ -27,15 +28,19 @@ def page_bytes(model: Path, page_size: int, kv_dtype: DType | None = None) -> in
 
 
 def moved_bytes(model: Path, page_size: int, length: int, hit: int, window_hit: int | None = None) -> int:
-    """Of the pages that a prompt brings to decode, which has `hit` tokens of it.
+    """Of the pages that a prompt brings to decode, which has `hit` tokens of it. A recurrent model's state is always
+    brought: who computes the prompt's last token has the one at its end.
 
     `window_hit`: as far as it has what a window shows of them, where that is not as far.
     """
     spec = load_spec(model)
     cache = spec.cache_spec(page_size, spec.dtype)
     hits = [hit, *[hit if window_hit is None else window_hit] * (cache.num_pools - 1)]
+    kept = zip(cache.pools, hits, strict=True)
+    hits = [min(n, length - 1) if retention.lifetime is Lifetime.STATE else n for retention, n in kept]
     firsts = (
-        max(kept.first_needed(length, page_size), n // page_size) for kept, n in zip(cache.pools, hits, strict=True)
+        max(retention.first_needed(length, page_size), n // page_size)
+        for retention, n in zip(cache.pools, hits, strict=True)
     )
     sizes = zip(firsts, pool_page_bytes(cache), strict=True)
     return sum((-(-length // page_size) - first) * num_bytes for first, num_bytes in sizes)
