@@ -118,6 +118,12 @@ class Driver:
     def step(
         self, items: Sequence[PlanItem], shared: Sequence[SharedRun] = (), closes: Sequence[int] = ()
     ) -> StepResult:
+        return self.run(self.planned(items, shared, closes))
+
+    def planned(
+        self, items: Sequence[PlanItem], shared: Sequence[SharedRun] = (), closes: Sequence[int] = ()
+    ) -> StepPlan:
+        """The next step's plan."""
         plan = StepPlan(
             StepIndex(self.steps),
             tuple(items),
@@ -129,7 +135,7 @@ class Driver:
         )
         self._opens, self._updates = [], []
         self.steps += 1
-        return self.run(plan)
+        return plan
 
     def _spoil(self, executor: TorchExecutor) -> None:
         """Not a number in every dtype."""

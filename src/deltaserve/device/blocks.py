@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.scratch_limits import BLOCK_BYTES
 from deltaserve.device.tiles import Bools, EdgeItems, Ints, SplitItems, TilePlan
@@ -115,7 +115,7 @@ class _Indexer:
         return np.repeat(mask[:, None], self.arena.layout.num_heads, 1)
 
     def tensor(self, values: Ints | Bools) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.arena.bytes.device)
+        return on_device(np.ascontiguousarray(values), self.arena.bytes.device)
 
     @property
     def budget(self) -> int:

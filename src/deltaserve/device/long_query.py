@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.attention import Query
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.page_table import Table
 from deltaserve.device.precision import may_round, rounded_products
@@ -101,7 +102,7 @@ class LongQuery:
         pages = self._line[start // size : -(-end // size)].astype(np.int64)
         heads = np.arange(arena.layout.num_heads)[:, None]
         rows = pages * arena.rows_per_page + heads * arena.rows_per_head  # [H, pages]
-        return _Keys(torch.from_numpy(rows.reshape(-1)).to(arena.bytes.device), start, end, start % size)
+        return _Keys(on_device(rows.reshape(-1), arena.bytes.device), start, end, start % size)
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None, out: Tensor) -> None:
         """q [T, Hq, D], out [T, Hq, Dv]: fills this query's tokens of `out`."""

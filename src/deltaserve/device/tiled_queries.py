@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.blocks import Block, PartTable, Pass, make_blocks
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.precision import may_round, rounded_products
 from deltaserve.device.tiles import TilePlan
@@ -20,7 +21,7 @@ class TiledQueries:
 
     def __init__(self, arena: KvArena, plan: TilePlan, group_size: int, scratch: Workspace) -> None:
         device, group = arena.bytes.device, arena.layout.group
-        self.tokens = torch.from_numpy(plan.tokens).to(device)  # [Tt]
+        self.tokens = on_device(plan.tokens, device)  # [Tt]
         table = PartTable.of(plan, arena.layout.num_heads * group_size)
         self._parts = parts = _Parts(
             scratch.take("queries", (table.num_tokens * table.num_heads + 1, group.head_dim), torch.float32),
@@ -102,7 +103,7 @@ def _merges(table: PartTable, device: torch.device) -> list[_Merge]:
         tokens = np.flatnonzero(sizes == size)[:, None, None]  # [t, 1, 1]
         places = table.place_in_order(tokens, heads, np.arange(counts[tokens].max()))  # [t, Hq, M]
         rows = tokens[:, :, 0] * table.num_heads + heads[:, 0]
-        merges.append(_Merge(*(torch.from_numpy(values.reshape(-1)).to(device) for values in (rows, places))))
+        merges.append(_Merge(*(on_device(values.reshape(-1), device) for values in (rows, places))))
     return merges
 
 

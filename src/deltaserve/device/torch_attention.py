@@ -6,10 +6,10 @@ root-to-leaf order. See tiles.py for the partition.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from deltaserve.device.attention import Batch, Shared, StepAttention
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.long_query import LongQuery
 from deltaserve.device.page_table import Table
@@ -77,4 +77,4 @@ def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
     heads = np.arange(arena.layout.num_heads)  # [H]
     rows = pages * arena.rows_per_page + heads * arena.rows_per_head
     slots = rows * page_size + (positions % page_size)[:, None]
-    return torch.from_numpy(slots.reshape(-1)).to(arena.bytes.device)
+    return on_device(slots.reshape(-1), arena.bytes.device)

@@ -1,10 +1,10 @@
 """Which slots a step's queries read and write."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from deltaserve.device.attention import Batch, Query, StepStates
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.state_arena import StateArena
@@ -33,7 +33,7 @@ class TorchStates:
         return self._tensor(table[lines, indexes].astype(np.int64))
 
     def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64 | np.bool_]]) -> Tensor:
-        return torch.from_numpy(values).to(self._arena.bytes.device)
+        return on_device(values, self._arena.bytes.device)
 
     @property
     def queries(self) -> tuple[Query, ...]:

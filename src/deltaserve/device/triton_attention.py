@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deltaserve.base.errors import StateError
 from deltaserve.device.attention import Batch, Shared, StepAttention
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.page_table import Table
 from deltaserve.device.paged_attention import PagedAttention
@@ -177,7 +178,4 @@ def _power_of_two(number: int) -> int:
 def _copied(arrays: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int32]]], device: torch.device) -> list[Tensor]:
     """On the device, by one copy that waits for nothing."""
     sizes = [array.size for array in arrays]
-    together = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        together = together.pin_memory().to(device, non_blocking=True)
-    return list(torch.split(together, sizes))
+    return list(torch.split(on_device(np.concatenate(arrays), device), sizes))

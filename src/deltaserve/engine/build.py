@@ -80,7 +80,9 @@ def build_worker(
 
     several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
     member = None if mesh is None else ExpertMember(mesh, executor.accompany)
-    return WorkerParts(make_instance(config), several or executor, open_plane, member)
+    computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
+    launcher = executor if computes_beside else None
+    return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher)
 
 
 def build_rank(

@@ -22,7 +22,7 @@ from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.load_line import LoadLine
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
-from deltaserve.engine.step_pace import StepPace
+from deltaserve.engine.step_pace import Pace
 from deltaserve.engine.step_thread import Stepping
 from deltaserve.engine.transfer_thread import Reports, TransferThread
 from deltaserve.instance.api import Action, DrainRequested, Instance
@@ -62,6 +62,7 @@ class Threads:
     """What the loop commands, and where they answer."""
 
     step: Stepping
+    pace: Pace
     transfer: TransferThread
     answers: Mailbox[StepResult | Reports]
 
@@ -91,7 +92,7 @@ class Loop:
         """Submitted and not answered, the one that computes first."""
         self._computing_since = 0.0
         """Since when it does."""
-        self._pace = StepPace()
+        self._pace = threads.pace
         self._is_active = False
         self._num_stop_signals = 0
         self._drain_deadline: float | None = None

@@ -6,6 +6,7 @@ little. Where steps are about as short as planning takes, both would only compet
 """
 
 from math import inf
+from typing import Protocol
 
 _LEARNS = 0.2
 """At each step that only decodes, of how long these take."""
@@ -14,6 +15,29 @@ _MIN_MARGIN_S = 0.002
 """So much before the expected end, or the share of a step above: it takes a part of a millisecond to plan."""
 _MIN_STEP_S = 2 * _MIN_MARGIN_S
 """Behind a shorter step nothing is planned."""
+
+
+class Pace(Protocol):
+    """Of the step thread."""
+
+    def learn(self, seconds: float) -> None:
+        """So long took a step that only decodes."""
+        ...
+
+    def plan_at(self, began: float) -> float:
+        """For a step that began then; infinity: not while it computes."""
+        ...
+
+
+class EagerPace:
+    """Where a device computes beside the host, the next step is planned at once: what is not launched when a step ends
+    lets the device wait, and launching takes as long as the host needs for all of the step's layers."""
+
+    def learn(self, seconds: float) -> None:
+        """Of no meaning here."""
+
+    def plan_at(self, began: float) -> float:
+        return began
 
 
 class StepPace:

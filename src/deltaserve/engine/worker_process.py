@@ -14,10 +14,12 @@ from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot
 from deltaserve.engine.boots import new_boot
 from deltaserve.engine.exits import Exit, ProcessOver, Watchdog, end_process, leave
+from deltaserve.engine.launch_thread import LaunchThread
 from deltaserve.engine.loop import Loop, LoopOptions, Threads
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.member_thread import ExpertMember, MemberThread
 from deltaserve.engine.rank_group import RankProcesses, RankProgram
+from deltaserve.engine.step_pace import EagerPace, StepPace
 from deltaserve.engine.step_thread import Stepping, StepThread
 from deltaserve.engine.terminal import start_log
 from deltaserve.engine.transfer_thread import DataPlane, Reports, TransferThread
@@ -26,7 +28,7 @@ from deltaserve.instance.api import Instance
 from deltaserve.link.links import Links
 from deltaserve.link.parent import Parent
 from deltaserve.link.security import LinkSecurity
-from deltaserve.sched.executor import Executor
+from deltaserve.sched.executor import Executor, Launcher
 from deltaserve.sched.plan import StepResult
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ class WorkerParts:
     """Called in the transfer thread."""
     member: ExpertMember | None = None
     """Of an expert group."""
+    launcher: Launcher | None = None
+    """The executor, where its device computes beside the host."""
 
 
 Build = Callable[[WorkerSpec, Boot, Callable[[str], None], RankProcesses | None], WorkerParts]
@@ -97,7 +101,8 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
     step = _step_thread(parts, answers)
-    threads = Threads(step, TransferThread(parts.open_plane, answers), answers)
+    pace = StepPace() if parts.launcher is None else EagerPace()
+    threads = Threads(step, pace, TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
@@ -122,9 +127,11 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
 
 
 def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> Stepping:
-    if parts.member is None:
-        return StepThread(parts.executor, answers)
-    return MemberThread(parts.executor, parts.member, answers)
+    if parts.member is not None:
+        return MemberThread(parts.executor, parts.member, answers)
+    if parts.launcher is not None:
+        return LaunchThread(parts.launcher, answers)
+    return StepThread(parts.executor, answers)
 
 
 def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:

@@ -7,10 +7,12 @@ certain; only the others need their whole vocabulary in order.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deltaserve.base.sampling import SamplingParams
+from deltaserve.device.host_arrays import on_device
 
 NUM_CANDIDATES = 1024
 _GROUP = 16
@@ -35,16 +37,16 @@ class SamplingLimits:
     ) -> "SamplingLimits":
         """`rows`: parameters and point of each."""
 
-        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+        def column(values: Sequence[float], dtype: type[np.generic]) -> Tensor:
+            return on_device(np.array(values, dtype)[:, None], device)
 
         params = [row for row, _ in rows]
         return cls(
-            column([row.temperature for row in params], torch.float32),
-            column([min(row.top_k or vocab_size, vocab_size) for row in params], torch.int64),
-            column([row.top_p for row in params], torch.float64),
-            column([row.min_p for row in params], torch.float32),
-            column([point for _, point in rows], torch.float64),
+            column([row.temperature for row in params], np.float32),
+            column([min(row.top_k or vocab_size, vocab_size) for row in params], np.int64),
+            column([row.top_p for row in params], np.float64),
+            column([row.min_p for row in params], np.float32),
+            column([point for _, point in rows], np.float64),
             any(row.top_p < 1.0 and row.top_k is None for row in params),
         )
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from deltaserve.base.ids import RowId
 from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.runner.row_state import Row
-from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues
+from deltaserve.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues
 
 _UINT32_LE = np.dtype("<u4")
 _WORTH_SKIPPING = 64
@@ -24,6 +24,15 @@ class StepInputs:
     tokens: npt.NDArray[np.int64]  # [T]
     positions: npt.NDArray[np.int64]  # [T]
     wanted: "Wanted"
+    unread: "UnreadTokens"
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadTokens:
+    """Input tokens that were drawn and stand in the device's memory only; 0 stands for them in `StepInputs.tokens`."""
+
+    places: npt.NDArray[np.int64]  # [U] of the step's tokens
+    rows: npt.NDArray[np.int64]  # [U]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class Wanted:
 def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
     """Resolves input tokens (by value, or what the row drew) and books them in the rows."""
     tokens = np.concatenate([_item_tokens(item, rows[item.row]) for item in plan.items])
+    starts = np.cumsum([0, *(item.q_len for item in plan.items)])
+    unread = [index for index, item in enumerate(plan.items) if _is_unread(item, rows[item.row])]
     places = {item.row: index for index, item in enumerate(plan.items)}
     shared = tuple(
         Shared(run.start, run.end, tuple(places[row] for row in run.rows if row in places)) for run in plan.work.shared
@@ -53,6 +64,7 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
         tokens=tokens,
         positions=batch.positions(),
         wanted=_wanted(plan.items, batch),
+        unread=UnreadTokens(starts[unread], np.array([plan.items[index].row for index in unread], np.int64)),
     )
 
 
@@ -77,8 +89,14 @@ def num_draws(item: PlanItem) -> int:
     return 1 + item.num_drafts if item.samples else 0
 
 
+def _is_unread(item: PlanItem, row: Row) -> bool:
+    return isinstance(item.inputs, TokenOf) and row.is_unread(item.inputs.step)
+
+
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:
     """[q_len]"""
+    if _is_unread(item, row):
+        return np.zeros(item.q_len, np.int64)
     if isinstance(item.inputs, TokenValues):
         tokens = np.frombuffer(item.inputs.tokens, _UINT32_LE).astype(np.int64)
     else:

@@ -26,6 +26,7 @@ class Row:
         self._tokens: npt.NDArray[np.int64] = np.zeros(max_context_len + 1, np.int64)
         self._tokens[: self.num_known] = np.frombuffer(opened.tokens, _UINT32_LE)
         self._last: tuple[StepIndex, int] | None = None
+        self._unread: StepIndex | None = None
         self._history: History | None = None
         self._vocab_size = vocab_size
 
@@ -54,6 +55,21 @@ class Row:
         """`token` was drawn in `step` for `position`."""
         self.give(position, np.array([token], np.int64))
         self._last = (step, token)
+
+    def leave_unread(self, step: StepIndex) -> None:
+        """A token is drawn in `step`, and stands in the device's memory only."""
+        self._unread = step
+
+    def read(self, step: StepIndex, position: int, token: int | None) -> None:
+        """`token` was drawn in `step`, which left it unread; None: its logits were not finite."""
+        if self._unread == step:
+            self._unread = None
+        if token is not None:
+            self.draw(step, position, token)
+
+    def is_unread(self, step: StepIndex) -> bool:
+        """Whether the device alone knows what was drawn in `step`."""
+        return self._unread == step
 
     def drawn_in(self, step: StepIndex) -> int:
         """The token drawn in `step`; 0 when its logits were not finite: such a row's results are dropped."""

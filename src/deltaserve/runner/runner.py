@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +19,13 @@ from deltaserve.base.quantization import Quantization
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.element_conversion import torch_dtype
+from deltaserve.device.host_arrays import on_device
 from deltaserve.device.memory_block import Sharing
 from deltaserve.device.page_memory import DeviceMemory
 from deltaserve.device.page_table import PageTable
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec
-from deltaserve.models.decoder import Decoder, LastTokens
+from deltaserve.models.decoder import Decoder, Hidden, LastTokens
 from deltaserve.models.draft_head import DraftHead
 from deltaserve.models.expert_group import Partners
 from deltaserve.models.loader import load_weights
@@ -33,11 +35,13 @@ from deltaserve.models.step_ops import Peaks
 from deltaserve.native.native_library import NativeContext
 from deltaserve.runner.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
 from deltaserve.runner.inputs import StepInputs, num_draws, step_inputs
+from deltaserve.runner.launched import AtOnce, DrawingItem, Launched, StepClock
 from deltaserve.runner.model_drafter import ModelDrafter
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.runner.scratch import LOGPROB_POSITIONS
 from deltaserve.runner.step_threads import StepThreads
+from deltaserve.runner.unread_draws import UnreadDraws, draw_unread
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
 from deltaserve.sched.speculation import right_draws
 
@@ -71,6 +75,10 @@ class TorchExecutor:
 
     All ranks of a worker execute the same plans. The first one draws the tokens; the results of the others hold none,
     and plans give them every input token by value. Which collectives a step makes follows from its plan alone.
+
+    `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
+    what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
+    (guesses, log-probabilities, penalties, several ranks) are computed as by `execute`.
     """
 
     def __init__(
@@ -100,6 +108,10 @@ class TorchExecutor:
             self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
+        self._under_way: deque[Launched] = deque()
+        self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
+        """[row] what steps under way drew."""
+        self._clock = StepClock()
 
     @classmethod
     def load(
@@ -133,16 +145,79 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """See sched/executor.py."""
         start = time.perf_counter()
+        self._end_all()
         self._apply(plan)
         result = StepResult(plan.step, ())
         if plan.items:
             self._check_inputs(plan)
             inputs = step_inputs(plan, self._rows)
-            is_alone = self._shard.size == 1 and not self._decoder.is_in_group
-            result = self._compute_or_fail(plan, inputs) if is_alone else self._compute(plan, inputs)
+            result = self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
         num_threads, seconds = self._threads.count, time.perf_counter() - start
         self._threads.learn(seconds)
         return replace(result, seconds=seconds, num_threads=num_threads)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched | AtOnce:
+        """As `execute`, but it may return before the device has computed the step. Steps end in their order."""
+        while self._under_way and self._under_way[0].is_over:
+            self._under_way.popleft().settle()
+        launched_at = time.perf_counter()
+        if not self._may_stay_unread(plan):
+            return AtOnce(self.execute(plan))
+        self._apply(plan)
+        inputs = step_inputs(plan, self._rows)
+        try:
+            launched = self._enqueue(plan, inputs, launched_at)
+        except Exception:
+            _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
+        else:
+            self._under_way.append(launched)
+            return launched
+        self._end_all()
+        return AtOnce(self._failed(plan))
+
+    def _end_all(self) -> None:
+        """Wait for what is under way: from then on rows know their tokens."""
+        while self._under_way:
+            launched = self._under_way.popleft()
+            launched.wait()
+            launched.settle()
+
+    def _may_stay_unread(self, plan: StepPlan) -> bool:
+        """Whether nothing on the host depends on the tokens that the plan's items draw."""
+        opened = {opened.row: opened.sampling for opened in plan.opens}
+        if not self._is_alone or self._guessing is not None or not plan.items:
+            return False
+        for item in plan.items:
+            sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
+            has_guesses = item.num_drafts or item.wanted_drafts or item.wants_features
+            if has_guesses or item.wants_prompt_logprobs or sampling.logprobs is not None or sampling.needs_history:
+                return False
+        return True
+
+    def _enqueue(self, plan: StepPlan, inputs: StepInputs, launched_at: float) -> Launched:
+        _, wanted = self._forward(plan, inputs)
+        drawing = [DrawingItem(item, self._rows[item.row]) for item in plan.items if item.samples]
+        draws = self._draw_unread(drawing, inputs, plan, wanted) if drawing else None
+        result = StepResult(
+            step=plan.step,
+            items=tuple(ItemResult(item.row) for item in plan.items),
+            tokens_read=inputs.batch.tokens_read,
+            shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
+        )
+        return Launched(result, drawing, draws, self._device, self._clock, launched_at)
+
+    def _draw_unread(
+        self, drawing: Sequence[DrawingItem], inputs: StepInputs, plan: StepPlan, wanted: Tensor
+    ) -> UnreadDraws:
+        """wanted [N, hidden]"""
+        ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
+        logits = self._decoder.logits(wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
+        rows = [SampleRow(one.row.sampling, one.position - one.row.prompt_len, None) for one in drawing]
+        draws = draw_unread(logits, rows)
+        places = self._tensor(np.array([one.item.row for one in drawing], np.int64))
+        self._last_drawn.index_copy_(0, places, draws.tokens)
+        return draws
 
     @torch.inference_mode()
     def accompany(self) -> None:
@@ -163,7 +238,10 @@ class TorchExecutor:
             return self._compute(plan, inputs)
         except Exception:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
-        # Outside of the handler: the exception held the tensors of the step.
+        return self._failed(plan)
+
+    def _failed(self, plan: StepPlan) -> StepResult:
+        """Not to be called from the handler of what failed: the exception holds the tensors of the step."""
         self._attention.free_scratch()
         self._wait_for_device()
         if self._device.type == "cuda":
@@ -176,18 +254,30 @@ class TorchExecutor:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+    @property
+    def _is_alone(self) -> bool:
+        return self._shard.size == 1 and not self._decoder.is_in_group
+
+    def _forward(self, plan: StepPlan, inputs: StepInputs) -> tuple[Hidden, Tensor]:
+        """And of the tokens that are read, [N, hidden]."""
         vocab_size = self._decoder.spec.vocab_size
         if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
             raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
+        if len(inputs.unread.places):
+            drawn = self._last_drawn.index_select(0, self._tensor(inputs.unread.rows))
+            tokens = tokens.index_copy(0, self._tensor(inputs.unread.places), drawn)
         reads_all = self._head is not None and self._head.reads_all
         last = None if reads_all else self._last_tokens(inputs)
         hidden = self._decoder.forward(tokens, positions, attention, last, states)
         wanted = hidden.normed
         if len(wanted) != len(inputs.wanted.tokens):
             wanted = wanted.index_select(0, self._tensor(inputs.wanted.tokens))
+        return hidden, wanted
+
+    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        hidden, wanted = self._forward(plan, inputs)
         items = self._results(plan, inputs, wanted)
         drawn = self._known_to_all(plan, items)
         undecided = [(item, tokens) for item, tokens in zip(plan.items, drawn, strict=True) if item.num_drafts]
@@ -305,7 +395,7 @@ class TorchExecutor:
         return ItemResult(item.row, prompt_logprobs=tuple(out))
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return on_device(values, self._device)
 
 
 class _StepDraws:

@@ -9,10 +9,12 @@ position only, never on the rest of the batch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
+from deltaserve.device.host_arrays import on_device
 from deltaserve.runner.candidates import SamplingLimits, draw_among
 from deltaserve.runner.randomness import uniform
 from deltaserve.runner.row_state import History
@@ -21,7 +23,7 @@ _COLDEST = 1e-5
 """Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
 _BLOCK = 512
 """Tokens whose weights are summed before they are looked at one by one."""
-_WHOLE = 2.0**50
+WHOLE = 2.0**50
 """Of which a probability is counted as a whole number: sums of a vocabulary stay exact in float64."""
 _SIZE_BITS = 16
 """Of a float32 that are left away: what is left has 128 steps from one power of two to the next."""
@@ -36,6 +38,11 @@ class SampleRow:
     """Output position of the token to draw, from 0."""
     history: History | None
     """Present where the params need it."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """It takes the largest of its logits, when the rules have changed them."""
+        return self.params.temperature < _COLDEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], largest: Sequence[int] | N
     `largest`: of each line the first of its largest values, where that is known.
     """
     logprobs = _wanted_logprobs(logits, rows)  # before the rules change the logits
-    known = {} if largest is None else {i: largest[i] for i, row in enumerate(rows) if _takes_largest(row)}
+    known = {} if largest is None else {i: largest[i] for i, row in enumerate(rows) if takes_largest(row)}
     for index, row in enumerate(rows):
-        _apply_rules(logits[index], row)
+        apply_rules(logits[index], row)
     tokens = _choose(logits, rows, known)
     return [Draw(token, _row_logprobs(logprobs.get(index), token)) for index, token in enumerate(tokens)]
 
@@ -98,23 +105,25 @@ def _row_logprobs(raw: _RawRow | None, token: int) -> TokenLogprobs | None:
     return None if raw is None else TokenLogprobs(float(raw.line[token]), raw.top)
 
 
-def _takes_largest(row: SampleRow) -> bool:
+def takes_largest(row: SampleRow) -> bool:
     """Whether it draws the largest of its logits as they come."""
     params = row.params
     has_rules = params.needs_history or params.logit_bias or row.position < params.min_tokens
-    return params.temperature < _COLDEST and not has_rules
+    return row.is_greedy and not has_rules
 
 
-def _apply_rules(line: Tensor, row: SampleRow) -> None:
-    """line [V], in place."""
+def apply_rules(line: Tensor, row: SampleRow) -> None:
+    """line [V], in place: all that comes before a draw."""
     params = row.params
     if params.needs_history and row.history is not None:
         _penalise(line, params, row.history)
     if params.logit_bias:
-        ids = torch.tensor([token for token, _ in params.logit_bias], device=line.device)
-        line.index_add_(0, ids, torch.tensor([bias for _, bias in params.logit_bias], device=line.device))
+        ids, values = zip(*params.logit_bias, strict=True)
+        line.index_add_(
+            0, on_device(np.array(ids, np.int64), line.device), on_device(np.array(values, np.float32), line.device)
+        )
     if params.stop_token_ids and row.position < params.min_tokens:
-        line[torch.tensor(params.stop_token_ids, device=line.device)] = float("-inf")
+        line.index_fill_(0, on_device(np.array(params.stop_token_ids, np.int64), line.device), float("-inf"))
 
 
 def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
@@ -129,12 +138,12 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int])
     """[N, V] -> one token per row, those of `known` rows as they are: the rows of each way to draw together."""
     vocab = logits.shape[1]
     tokens = dict(known)
-    greedy = [index for index, row in enumerate(rows) if row.params.temperature < _COLDEST and index not in tokens]
+    greedy = [index for index, row in enumerate(rows) if row.is_greedy and index not in tokens]
     if greedy:
         tokens |= zip(greedy, _lines(logits, greedy).argmax(-1).tolist(), strict=True)
-    limited = [index for index in range(len(rows)) if index not in tokens and _is_limited(rows[index].params, vocab)]
+    limited = [index for index in range(len(rows)) if index not in tokens and is_limited(rows[index].params, vocab)]
     if limited:
-        limits = SamplingLimits.of([(rows[i].params, _point(rows[i])) for i in limited], vocab, logits.device)
+        limits = SamplingLimits.of([(rows[i].params, point_of(rows[i])) for i in limited], vocab, logits.device)
         found, complete = draw_among(_lines(logits, limited), limits)
         drawn = zip(limited, found.tolist(), complete.tolist(), strict=True)
         tokens |= {index: token for index, token, is_certain in drawn if is_certain}
@@ -149,12 +158,12 @@ def _lines(logits: Tensor, indexes: Sequence[int]) -> Tensor:
     return logits if len(indexes) == len(logits) else logits[list(indexes)]
 
 
-def _is_limited(params: SamplingParams, vocab_size: int) -> bool:
+def is_limited(params: SamplingParams, vocab_size: int) -> bool:
     """Whether it draws from less than the whole vocabulary."""
     return params.top_p < 1.0 or params.min_p > 0.0 or (params.top_k is not None and params.top_k < vocab_size)
 
 
-def _point(row: SampleRow) -> float:
+def point_of(row: SampleRow) -> float:
     return uniform(row.params.seed, row.position)
 
 
@@ -172,12 +181,12 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         if row.params.min_p > 0.0:
             line = probs[index]
             line[line < row.params.min_p * line.max()] = 0.0
-    points = torch.tensor([[_point(row)] for row in rows], dtype=torch.float64, device=device)
-    tokens: list[int] = _look_up(probs, points).tolist()
+    points = torch.tensor([[point_of(row)] for row in rows], dtype=torch.float64, device=device)
+    tokens: list[int] = look_up(probs, points).tolist()
     return tokens
 
 
-def _look_up(probs: Tensor, points: Tensor) -> Tensor:
+def look_up(probs: Tensor, points: Tensor) -> Tensor:
     """probs [N, V], points [N, 1] in [0, 1) -> [N]: the first token whose cumulative weight exceeds the point's share.
 
     Never one of weight zero, unless all are: then any one. Cumulative sums go over blocks, then within the one found.
@@ -218,11 +227,11 @@ def _keep_top_p(line: Tensor, top_p: float) -> None:
 
     Their sums are found by size first, so that only those about as large as the last must be put in order.
     """
-    weights = line.to(torch.float64).mul_(_WHOLE).round_()  # [V] whole numbers: their sums do not depend on the order
+    weights = line.to(torch.float64).mul_(WHOLE).round_()  # [V] whole numbers: their sums do not depend on the order
     sizes = line.view(torch.int32) >> _SIZE_BITS  # [V] grow with the probability
     largest = sizes.amax()
     sums = torch.bincount(largest - sizes, weights).cumsum(0)  # [sizes], the largest first
-    goal = top_p * _WHOLE
+    goal = top_p * WHOLE
     at = torch.searchsorted(sums, goal).clamp(max=len(sums) - 1)
     about = (largest - sizes == at).nonzero()[:, 0]
     values, order = line[about].sort(descending=True)

@@ -16,3 +16,21 @@ class Executor(Protocol):
         when the device is lost or the plan contradicts the ones before it.
         """
         ...
+
+
+class Launched(Protocol):
+    """A step that a device was given."""
+
+    def wait(self) -> StepResult:
+        """From any thread. When it returns, the pages that the step wrote may be read by anybody. Raises only when the
+        device is lost."""
+        ...
+
+
+class Launcher(Protocol):
+    """An executor whose device computes beside the host; called from one thread."""
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """As Executor.execute, but the device may not have computed the step when it returns: the next one can be
+        launched meanwhile, also where its input is what this one draws."""
+        ...
