@@ -88,6 +88,44 @@ def test_an_unequal_worker_is_refused_with_both_values_named(
     assert words in caught.value.message
 
 
+BFLOAT16 = msgspec.structs.replace(facts(), kv_dtypes={"kv": "bfloat16", "draft-1": "float32"})
+FLOAT32 = msgspec.structs.replace(facts(), kv_dtypes={"kv": "float32", "draft-2": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (FLOAT32, BFLOAT16, "KV dtype of kv: here bfloat16, on prefill-0 float32; converted only in staging memory"),
+        (msgspec.structs.replace(FLOAT32, has_staging=True), BFLOAT16, "--staging auto or on, on both sides"),
+        (msgspec.structs.replace(FLOAT32, has_staging=True), msgspec.structs.replace(BFLOAT16, has_staging=True), None),
+        (facts(page_size=16), facts(page_size=64), None),
+        (
+            msgspec.structs.replace(facts(page_size=16), needs_equal_pages=True),
+            msgspec.structs.replace(facts(page_size=64), needs_equal_pages=True),
+            "page size: here 64, on prefill-0 16; may differ only where every layer keeps all tokens",
+        ),
+    ],
+)
+def test_a_pair_between_which_no_pages_move_is_not_ready(one: Facts, other: Facts, words: str | None) -> None:
+    """Each would refuse the other, and every request would fail."""
+    cluster = Cluster()
+    cluster.hello("prefill-0", its_facts=one)
+    cluster.hello("decode-0", its_facts=other)
+    reason = cluster.front.ready()
+    assert reason is None if words is None else reason is not None and words in reason
+
+
+def test_workers_of_one_role_may_differ_but_each_must_fit_all_of_the_other() -> None:
+    cluster = Cluster(("decode-0", "decode-1", "prefill-0"))
+    cluster.hello("decode-0", its_facts=msgspec.structs.replace(FLOAT32, has_staging=True))
+    cluster.hello("decode-1", its_facts=msgspec.structs.replace(BFLOAT16, has_staging=True))
+    assert "decode-1" not in (cluster.front.ready() or "")
+    cluster.hello("prefill-0", its_facts=FLOAT32)
+    assert cluster.front.ready() is not None and "prefill-0: does not fit decode-1: KV dtype" in str(
+        cluster.front.ready()
+    )
+
+
 def test_a_worker_in_the_wrong_role_is_refused() -> None:
     cluster = Cluster()
     cluster.say("decode-0", Hello(role="prefill", compat=COMPAT, facts=facts()))

@@ -12,7 +12,6 @@ page groups                equal in layers, heads, head size, planes and what th
 transport, checksums       equal: both sides must mean the same by a write and by an announcement (`compat`)
 """
 
-from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.instance.api import InstanceConfig
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageTerms
@@ -29,7 +28,7 @@ def unfitting(config: InstanceConfig, hello: Hello) -> list[str]:
         theirs = terms_of(config.cache, hello.facts)
     except ValueError as error:
         return [*differences, str(error)]
-    if theirs.page_size != config.cache.page_size and any(kept != KEEP_ALL for kept in config.cache.pools):
+    if theirs.page_size != config.cache.page_size and not config.cache.keeps_all:
         sizes = f"ours {config.cache.page_size}, theirs {theirs.page_size}"
         differences.append(f"page size: {sizes}; may differ only where every layer keeps all tokens")
     has_staging = config.has_staging and hello.facts.has_staging

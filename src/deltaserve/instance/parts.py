@@ -71,6 +71,7 @@ def facts_of(config: InstanceConfig) -> Facts:
         page_size=config.cache.page_size,
         kv_dtypes={group.name: group.dtype.value for group in config.cache.groups},
         has_staging=config.has_staging,
+        needs_equal_pages=not config.cache.keeps_all,
         pool_pages=config.num_pages,
         max_context_len=config.max_context_len,
         max_running=config.max_running_requests,

@@ -102,6 +102,11 @@ class CacheSpec:
         return tuple(sorted(distinct, key=lambda retention: retention != KEEP_ALL))
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether every group keeps all tokens: pages of any two sizes can be copied into each other then."""
+        return all(group.retention == KEEP_ALL for group in self.groups)
+
+    @property
     def draft_group(self) -> str | None:
         """Name of the group that a draft head keeps; None: there is no head."""
         return next((group.name for group in self.groups if group.is_for_guesses), None)

@@ -1,8 +1,9 @@
 """The registry: which workers there are, whether they are there, fit together, and how loaded they are.
 
 A worker is dialled as soon as it is known where it listens, and greeted until it answers. Its answer is checked against
-the others: all workers in use have equal `compat` maps; the first ready one in configuration order is the measure. Who
-differs is refused, with both values named, until the measure or the worker itself is gone. Page sizes may differ.
+those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and each
+decode worker (page_moves.py). Who differs is refused, with both values named, until the other or the worker itself is
+gone.
 
 Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
 
@@ -23,6 +24,7 @@ from deltaserve.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTabl
 from deltaserve.request.client import RoleAnswer, RoleRefused
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.routing.load import LoadReport, Unseen
+from deltaserve.routing.page_moves import page_differences
 from deltaserve.routing.wellness import Wellness
 from deltaserve.wire.messages import ChangeRole, Envelope, Facts, Flush, Heartbeat, Hello, Message, PeerAddress, Status
 
@@ -392,12 +394,16 @@ class Workers:
         check = hello.facts.keys_seed_check
         if check and check != self._seed_check:
             return f"cluster secret or model: ours {self._seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
-        for other in self._workers.values():
-            if other is not worker and other.is_ready and other.peer.hello is not None:
-                differences = unequal_fields(
-                    _identity(hello), _identity(other.peer.hello), ("here", f"on {other.name}")
-                )
-                return f"does not fit {other.name}: {'; '.join(differences)[:1000]}" if differences else None
+        others = [
+            (other.name, other.peer.hello) for other in self._workers.values() if other is not worker and other.is_ready
+        ]
+        for name, others_hello in others:
+            if others_hello is None:
+                continue
+            differences = unequal_fields(_identity(hello), _identity(others_hello), ("here", f"on {name}"))
+            differences += page_differences(hello, others_hello, name)
+            if differences:
+                return f"does not fit {name}: {'; '.join(differences)[:1000]}"
         return None
 
     def on_status(self, worker: Worker, status: Status, now: float) -> None:

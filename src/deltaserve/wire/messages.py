@@ -18,7 +18,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Role
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class CacheUse(Enum):
@@ -81,6 +81,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Page group |-> dtype of what its pages hold; absent: as on the other side."""
     has_staging: bool = False
     """Of every rank."""
+    needs_equal_pages: bool = False
+    """Some layers do not keep all tokens: pages move only to and from pages of the same size."""
     pool_pages: tuple[int, ...] = ()
     max_context_len: int = 0
     max_running: int = 0
