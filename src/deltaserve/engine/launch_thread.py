@@ -10,7 +10,7 @@ import time
 from deltaserve.engine.exits import start_thread
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.transfer_thread import Reports
-from deltaserve.sched.executor import Launched, Launcher
+from deltaserve.sched.executor import LaunchedStep, Launcher
 from deltaserve.sched.plan import StepPlan, StepResult
 
 
@@ -21,7 +21,7 @@ class LaunchThread:
         self._launcher = launcher
         self._results = results
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()
         self._threads = (start_thread("launch", self._launch), start_thread("step-ends", self._wait))
 
     def submit(self, plan: StepPlan) -> None:

@@ -22,7 +22,7 @@ from deltaserve.engine.interrupts import stop_signals
 from deltaserve.engine.load_line import LoadLine
 from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.quarantine import why_restart
-from deltaserve.engine.step_pace import Pace
+from deltaserve.engine.step_pace import PlanPace
 from deltaserve.engine.step_thread import Stepping
 from deltaserve.engine.transfer_thread import Reports, TransferThread
 from deltaserve.instance.api import Action, DrainRequested, Instance
@@ -62,7 +62,7 @@ class Threads:
     """What the loop commands, and where they answer."""
 
     step: Stepping
-    pace: Pace
+    pace: PlanPace
     transfer: TransferThread
     answers: Mailbox[StepResult | Reports]
 

@@ -17,7 +17,7 @@ _MIN_STEP_S = 2 * _MIN_MARGIN_S
 """Behind a shorter step nothing is planned."""
 
 
-class Pace(Protocol):
+class PlanPace(Protocol):
     """Of the step thread."""
 
     def learn(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ class Executor(Protocol):
         ...
 
 
-class Launched(Protocol):
+class LaunchedStep(Protocol):
     """A step that a device was given."""
 
     def wait(self) -> StepResult:
@@ -30,7 +30,7 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """An executor whose device computes beside the host; called from one thread."""
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """As Executor.execute, but the device may not have computed the step when it returns: the next one can be
         launched meanwhile, also where its input is what this one draws."""
         ...
