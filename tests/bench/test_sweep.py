@@ -127,4 +127,6 @@ def test_strengths_are_read_as_they_are_written() -> None:
 def test_unreadable_strengths_are_refused_with_an_example(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--sweep", text)
-    assert "such as concurrency=1,2,4 or rate=0.5,1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "such as concurrency=1,2,4 or rate=0.5,1" in said
+    assert "SweepKind" not in said

@@ -13,6 +13,9 @@ M = "models/tiny"
 BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     # unknown, misspelt, doubled, incomplete
     ("serve", [M, "--page-sise", "16"], ("--page-sise", "unknown flag", "did you mean --page-size?")),
+    ("serve", [M, "--mem-fraction", "0.3"], ("did you mean --mem-fraction-static?",)),
+    ("serve", [M, "--enable-metrics=true"], ("--enable-metrics: takes no value, leave out 'true'",)),
+    ("serve", [M, "--dtype", "bf16"], ("--dtype", "is called bfloat16 here")),
     ("serve", [M, "--pagesize=16"], ("--pagesize", "did you mean --page-size?")),
     ("serve", [M, "--max-runing-requests", "4"], ("did you mean --max-running-requests?",)),
     ("serve", [M, "--frobnicate"], ("--frobnicate", "unknown flag")),
@@ -26,7 +29,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "other/model"], ("other/model", "one MODEL")),
     ("serve", [M, "--model-path", M], ("MODEL and --model-path", "one of them")),
     ("serve", [], ("no model", "--model-path")),
-    ("serve", [M, "--disable-radix-cache=yes"], ("--disable-radix-cache", "explicit argument")),
+    ("serve", [M, "--disable-radix-cache=yes"], ("--disable-radix-cache: takes no value",)),
     ("serve", [""], ("--model-path ''", "1 to 4096 characters")),
     ("serve", ["x" * 5000], ("--model-path 'xxx", "1 to 4096 characters")),
     # types and ranges
@@ -71,7 +74,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--port", "http"], ("--port 'http'", "a port")),
     ("serve", [M, "--prefill", "0"], ("--prefill 0", "from 1 to 64")),
     ("serve", [M, "--decode", "65"], ("--decode 65", "from 1 to 64")),
-    ("serve", [M, "--dtype", "fp32"], ("--dtype 'fp32'", "auto, float32, bfloat16, float16")),
+    ("serve", [M, "--dtype", "fp8"], ("--dtype 'fp8'", "auto, float32, bfloat16, float16")),
     ("serve", [M, "--kv-cache-dtype", "int4"], ("--kv-cache-dtype 'int4'", "fp8_e4m3")),
     ("serve", [M, "--device", "tpu"], ("--device 'tpu'", "auto, cpu, cuda")),
     ("serve", [M, "--schedule-policy", "random"], ("--schedule-policy 'random'", "fcfs, lpm")),

@@ -358,15 +358,15 @@ def test_doctor_finds_a_firewall(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_doctor_tells_of_workers_that_do_not_fit(cluster: Cluster, tiny_models: Path) -> None:
-    """A second router has two decode workers more, one with another page size, one with another model."""
+    """A second router has two decode workers more, one with KV of another type, one with another model."""
     argv = cluster.argv("decode")
     argv[argv.index("--host") + 1] = "10.0.0.4"
-    other_page = ["--page-size", "8", "--chunked-prefill-size", "8", "--disaggregation-bootstrap-port", "8997"]
+    other_kv = ["--kv-cache-dtype", "bfloat16", "--disaggregation-bootstrap-port", "8997"]
     other_model = [str(tiny_models / "llama_bias_mha") if word == str(cluster.model_path) else word for word in argv]
     front = ["10.0.0.4" if word == ROLES["router"] else word for word in cluster.argv("router")]
     front[front.index("--workers") + 1] += ",decode@10.0.0.4:8997,decode@10.0.0.4:8998"
     with ExitStack() as stack:
-        for name, line in {"page": without(argv, other_page), "model": other_model, "front": front}.items():
+        for name, line in {"kv": without(argv, other_kv), "model": other_model, "front": front}.items():
             process = cluster.client.start(*line, name=f"unfit-{name}")
             stack.callback(process.kill)
         http = stack.enter_context(cluster.http_on(cluster.client, "http://127.0.0.1:30001"))
@@ -375,8 +375,11 @@ def test_doctor_tells_of_workers_that_do_not_fit(cluster: Cluster, tiny_models: 
     assert ended.code == 1
     lines = [line for line in ended.text.splitlines() if " worker " in line]
     assert sum(": fits, " in line for line in lines) == 2
-    page, model = sorted(line for line in lines if line.startswith("fail  worker        decode-10.0.0.4:899"))
-    assert "8997: does not fit prefill-10.0.0.1:8998: page_size: here 8, on prefill-10.0.0.1:8998 4" in page
+    kv, model = sorted(line for line in lines if line.startswith("fail  worker        decode-10.0.0.4:899"))
+    assert (
+        "8997: does not fit prefill-10.0.0.1:8998: KV dtype of kv: here bfloat16, on prefill-10.0.0.1:8998 float32"
+        in kv
+    )
     assert "8998: does not fit: cluster secret or model" in model
 
 

@@ -32,6 +32,8 @@ class Sweep:
     def parse(cls, text: str) -> "Sweep":
         """`concurrency=1,2,4` or `rate=0.5,1`. Raises ValueError."""
         name, _, listed = text.partition("=")
+        if name not in {kind.value for kind in SweepKind}:
+            raise ValueError(f"{name!r} cannot be swept, {' and '.join(kind.value for kind in SweepKind)} can")
         kind = SweepKind(name)
         values = tuple(float(part) for part in listed.split(","))
         if kind is SweepKind.CONCURRENCY and not all(value.is_integer() for value in values):

@@ -107,8 +107,12 @@ def option_of(flag: str) -> Option:
 
 
 def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean X?` for an unknown name, or nothing. What all names begin with makes none of them nearer."""
+    """`; did you mean X?` for an unknown name, or nothing: the one name that begins so, else one that is like it. What
+    all names begin with makes none of them nearer."""
     full = {_bare(known): known for known in names}
+    longer = [known for bare, known in full.items() if bare.startswith(_bare(name) + "-")]
+    if len(longer) == 1:
+        return f"; did you mean {longer[0]}?"
     found = difflib.get_close_matches(_bare(name)[:_MAX_GUESSED], list(full), n=1, cutoff=likeness)
     return f"; did you mean {full[found[0]]}?" if found else ""
 

@@ -54,7 +54,8 @@ class LineParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.removeprefix("argument "))
+        said = message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, leave out")
+        raise ConfigError(said)
 
     def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
         """Everything must be known. Raises ConfigError, which names the nearest flag."""

@@ -86,4 +86,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return error_reply(ApiError(error.status_code, code, error.detail, headers=error.headers or {}))
+    detail = _no_route(request.url.path) if error.status_code == 404 else error.detail
+    return error_reply(ApiError(error.status_code, code, detail, headers=error.headers or {}))
+
+
+def _no_route(path: str) -> str:
+    """Why there is nothing at `path`."""
+    if any(path == route.path for route in ADMIN):
+        return "not on this listener: the admin routes have one of their own (--admin-host, --admin-port)"
+    return "there is no such route; /openapi.json lists those there are"

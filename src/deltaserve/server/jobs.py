@@ -119,10 +119,9 @@ class OutputLimit:
 
     def _too_long(self, message: str, prompt_len: int) -> ApiError:
         asked = "default" if self.asked is None else self.asked
-        numbers = (
-            f"prompt {prompt_len}, {self.param} {asked}, context {self.limits.max_context_len}, "
-            f"largest prompt in memory {self.limits.max_prompt_len}"
-        )
+        numbers = f"prompt {prompt_len}, {self.param} {asked}, context {self.limits.max_context_len}"
+        if self.limits.max_prompt_len < self.limits.max_context_len:
+            numbers += f", pages for a prompt of {self.limits.max_prompt_len}"
         return ApiError(400, "context_length_exceeded", f"{message} ({numbers})", self.prompt_param)
 
 
