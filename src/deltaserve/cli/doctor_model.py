@@ -35,7 +35,8 @@ def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
         return Line(Level.FAIL, "pages", str(error))
     num_pages = resolved.num_pages[0]
     page_bytes = resolved.kv_bytes // num_pages
-    text = f"a new server would have {num_pages} of {resolved.page_size} tokens ({page_bytes} bytes, {resolved.kv_cache_dtype}) per worker"
+    text = f"a new server would have {num_pages} of {resolved.page_size} tokens per worker "
+    text += f"({page_bytes} bytes, {resolved.kv_cache_dtype})"
     text += f", {resolved.kv_bytes / 2**30:.2f} GiB; longest request {resolved.context_len} tokens"
     weights = checkpoint.facts(resolved.tp_size).weight_bytes(resolved.dtype, resolved.quantization)
     text += f"; weights {weights / 2**20:.0f} MiB" + (" on each rank" if resolved.tp_size > 1 else "")
