@@ -79,7 +79,7 @@ def test_memory_is_planned_with_the_sizes_that_serve_would_get(
 ) -> None:
     argv = ["doctor", str(tiny_models / "llama"), "--port", str(free_port()), "--page-size", "16", "--num-pages", "40"]
     assert main(argv) == 0
-    assert "pages         40 of 16 tokens" in capsys.readouterr().out
+    assert "pages         a new server would have 40 of 16 tokens" in capsys.readouterr().out
     assert main(["doctor", "--page-size", "16"]) == 2
     assert main([*argv[:2], "--page-size", "48"]) == 2
     assert "power of two" in capsys.readouterr().err
