@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from deltaserve.base.errors import ConfigError
@@ -30,6 +31,7 @@ _IF_FP8 = (
 )
 _TIE = 1e-2
 _WIDTH = 100
+_NUM_CASES = 13
 _TEXT = (
     "A radix tree keeps each common prefix once. Two requests that begin alike share its pages, on the worker that "
     "computes prompts as well as on the one that generates, and what one side lacks is sent by the other. "
@@ -127,9 +129,17 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     if other is not None:
         other.connect()
         references[arguments.reference] = other
-    cases = ask_all(client, arguments.output_len)
+    told = Console(stderr=True)
+    with Progress(console=told, transient=True, disable=not told.is_terminal) as progress:
+        cases = list(progress.track(ask_all(client, arguments.output_len), _NUM_CASES, description="asking the server"))
+        findings = {
+            name: [compare(case, reference) for case in progress.track(cases, description=f"asking {name}")]
+            for name, reference in references.items()
+        }
     console = Console(width=_WIDTH)
-    worst = [w for name, reference in references.items() for w in _show(console, name, reference, cases, tolerance)]
+    for name, found in findings.items():
+        _show(console, name, cases, found, tolerance)
+    worst = [finding.worst for found in findings.values() for finding in found]
     is_good = all(one <= tolerance for one in worst)
     verdict = "every answer agrees" if is_good else "some answers differ: the lines that say DIFFERS"
     print(f"verify: {verdict} (with {' and '.join(references)})")
@@ -141,8 +151,8 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
 # ---------------------------------------------------------------- asking
 
 
-def ask_all(client: ServerClient, output_len: int) -> list[Case]:
-    """Cold, warm, forked, the next turns, sampled, several at once."""
+def ask_all(client: ServerClient, output_len: int) -> Iterator[Case]:
+    """Cold, warm, forked, the next turns, sampled, several at once: `_NUM_CASES`, as they are answered."""
     text = client.encode(_TEXT)
     unit = max(1, min(len(text) * 4, client.max_len // 3 - output_len))
     long = (text * 4)[:unit]
@@ -154,17 +164,20 @@ def ask_all(client: ServerClient, output_len: int) -> list[Case]:
         return Case(name, tuple(prompt), answer, is_greedy="temperature" not in fields)
 
     cold = ask("cold, prompt scored", long, prompt_logprobs=0)
-    cases = [cold, ask("the same again", long), ask("again, prompt scored", long, prompt_logprobs=0)]
-    cases.append(ask("one token more", [*long, tail[0]]))
-    cases.append(ask("forked half way", [*long[: unit // 2], *tail]))
+    yield cold
+    yield ask("the same again", long)
+    yield ask("again, prompt scored", long, prompt_logprobs=0)
+    yield ask("one token more", [*long, tail[0]])
+    yield ask("forked half way", [*long[: unit // 2], *tail])
     turn = [*long, *cold.answer.tokens, *tail]
     second = ask("second turn", turn)
-    cases += [second, ask("third turn", [*turn, *second.answer.tokens, *tail])]
-    cases += [ask(name, other, temperature=1.0, seed=7) for name in ("sampled, cold", "sampled, cached")]
+    yield second
+    yield ask("third turn", [*turn, *second.answer.tokens, *tail])
+    for name in ("sampled, cold", "sampled, cached"):
+        yield ask(name, other, temperature=1.0, seed=7)
     prompts = [[*other[: unit - 10 * i], *tail] for i in range(4)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        cases += pool.map(lambda prompt: ask("four at once", prompt), prompts)
-    return cases
+        yield from pool.map(lambda prompt: ask("four at once", prompt), prompts)
 
 
 # ---------------------------------------------------------------- comparing
@@ -186,18 +199,15 @@ def _worst(logprobs: Sequence[float], scores: Sequence[Score]) -> float:
     return max((abs(a - b.logprob) for a, b in zip(logprobs, scores, strict=True)), default=0.0)
 
 
-def _show(console: Console, name: str, reference: Reference, cases: Sequence[Case], tolerance: float) -> list[float]:
-    """Print a table (lengths in tokens; cached ones by side); the worst difference of each line."""
+def _show(console: Console, name: str, cases: Sequence[Case], findings: Sequence[Finding], tolerance: float) -> None:
+    """Print a table: lengths in tokens, cached ones by side."""
     table = Table(title=f"against {name}, tolerance {tolerance:g}", title_justify="left", box=box.SIMPLE)
     for heading in ("case", "prompt", "on decode", "on prefill", "output", "prompt error", "output error", ""):
         table.add_column(heading, justify="left" if heading in ("case", "") else "right", no_wrap=heading == "case")
-    worst = []
-    for case in cases:
-        finding, answer = compare(case, reference), case.answer
-        worst.append(finding.worst)
+    for case, finding in zip(cases, findings, strict=True):
+        answer = case.answer
         lengths = (len(case.prompt), answer.decode_cached_len, answer.prefill_cached_len, len(answer.tokens))
         prompt_error = f"{finding.prompt_error:.1e}" if answer.prompt_logprobs else "-"
         verdict = "ok" if finding.worst <= tolerance else "DIFFERS"
         table.add_row(case.name, *map(str, lengths), prompt_error, f"{finding.output_error:.1e}", verdict)
     console.print(table)
-    return worst
