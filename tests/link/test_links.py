@@ -224,6 +224,10 @@ def test_a_dialled_peer_with_another_name_is_not_heard(make_links: MakeLinks, ca
     assert [e.src_boot for e in receive(dialer)] == [6]
     assert dialer.stats.malformed == 1
     assert "the peer dialled as prefill-0 calls itself 'front': name it so in --workers" in caplog.text
+    assert dialer.complaints == {}
+    assert listener.send(DECODE, envelope(FRONT))
+    assert is_silent(dialer)
+    assert "it calls itself 'front'" in dialer.complaints[PREFILL]
 
 
 @pytest.mark.parametrize(

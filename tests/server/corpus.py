@@ -60,6 +60,9 @@ def raw_json() -> Iterator[Case]:
         "infinity": completion({"temperature": 1}).replace(b'"temperature": 1', b'"temperature": Infinity'),
         "minus_infinity": completion({"top_p": 1}).replace(b'"top_p": 1', b'"top_p": -Infinity'),
         "float_overflow": completion({"top_p": 1}).replace(b'"top_p": 1', b'"top_p": 1e999'),
+        "depth_101": completion({"prompt": [[1]]}).replace(b"[[1]]", b"[" * 100 + b"1" + b"]" * 100),
+        "depth_990_in_a_thread": completion({"prompt": [[1]]}).replace(b"[[1]]", b"[" * 988 + b"1" + b"]" * 988)
+        + b" " * 20_000,
         "depth_100000": b"[" * 100_000,
         "depth_mixed": b'{"a":[' * 20_000 + b"1" + b"]}" * 20_000,
         "int_5000_digits": completion({"seed": 1}).replace(b'"seed": 1', b'"seed": -' + b"9" * 5000),
@@ -135,7 +138,7 @@ SHARED: list[Bad] = [
     *[("min_p", value, _V, None) for value in (-0.1, 1.1)],
     *[("presence_penalty", value, _V, None) for value in (-2.1, 2.1, "0")],
     *[("frequency_penalty", value, _V, None) for value in (-2.1, 2.1)],
-    *[("repetition_penalty", value, _V, None) for value in (0, -1, 2.5)],
+    *[("repetition_penalty", value, _V, None) for value in (0, -1, 2.5, 1e-39)],
     *[("seed", value, _V, None) for value in (2**63, 10**20, -(2**63) - 1, 1.5, "1", True)],
     ("logit_bias", {str(i % 272): 0 for i in range(272)} | {f"{i:04}": 0 for i in range(30)}, _V, None),
     *[("logit_bias", value, _V, None) for value in ({"272": 1}, {"-1": 1}, {"a": 1}, {"1": 101}, {"1": -100.5})],
@@ -244,6 +247,7 @@ def _user(content: object) -> list[object]:
     return [{"role": "user", "content": content}]
 
 
+_DEEP = '{"a":' * 500 + "1" + "}" * 500
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 CHAT_ONLY: list[Bad] = [
@@ -276,6 +280,12 @@ CHAT_ONLY: list[Bad] = [
     (
         "messages",
         [{"role": "assistant", "tool_calls": [_CALL | {"function": {"name": "f", "arguments": "{"}}]}],
+        _V,
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        "messages",
+        [{"role": "assistant", "tool_calls": [_CALL | {"function": {"name": "f", "arguments": _DEEP}}]}],
         _V,
         "messages[0].tool_calls[0].function.arguments",
     ),
@@ -320,7 +330,7 @@ GENERATE_ONLY: list[Bad] = [
     ("text", 7, _V, None),
     ("text", ["a", "b"], _V, None),
     ("input_ids", [1], _V, "text"),
-    ("rid", 7, _V, None),
+    *[("rid", value, _V, None) for value in (7, "a\nb", "a\x1b[31m", "a/b", "", "\u2028")],
     ("bootstrap_room", 5, "unknown_parameter", None),
     ("top_logprobs_num", 10**6, _V, None),
     ("image_data", "http://x/", _U, None),
@@ -364,6 +374,8 @@ def missing() -> Iterator[Case]:
     yield Case("no_text", GENERATE, b"{}", 400, _V, "text")
     yield Case("no_tokens", "/detokenize", b"{}", 400, code, "tokens")
     yield Case("detokenize_range", "/detokenize", b'{"tokens": [1, 272]}', 400, _V, "tokens[1]")
+    many = json.dumps({"tokens": [1] * 2049}).encode()
+    yield Case("detokenize_more_than_the_context", "/detokenize", many, 400, _V, "tokens")
     yield Case("detokenize_type", "/detokenize", b'{"tokens": ["a"]}', 400, _V, "tokens[0]")
     yield Case("tokenize_nothing", "/tokenize", b"{}", 400, _V, "prompt")
     both = b'{"prompt": "a", "messages": [{"role": "user", "content": "x"}]}'

@@ -126,6 +126,7 @@ class ResolvedConfig:
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
 
 
+_LEAST_CONTEXT = 2
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
@@ -439,6 +440,8 @@ def _wanted_context(settings: Settings, model: ModelFacts) -> int:
     asked = _or_auto(settings.model.context_length, model.context_len)
     if asked > model.context_len:
         raise ConfigError(f"--context-length {asked}: the model was made for at most {model.context_len} tokens")
+    if asked < _LEAST_CONTEXT:
+        raise ConfigError(f"a context of {asked} tokens holds no prompt and answer: at least {_LEAST_CONTEXT}")
     return asked
 
 

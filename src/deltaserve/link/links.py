@@ -7,7 +7,7 @@ is counted, logged at a bounded rate, and dropped.
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
@@ -62,6 +62,7 @@ class Links:
         self._log = _RareLog(clock, _LOG_EVERY_S)
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""
+        self._complaints: dict[PeerName, str] = {}
 
     # ------------------------------------------------------------ connections
 
@@ -152,11 +153,16 @@ class Links:
             return
         self._refused[peer] += 1
         if self._refused[peer] == _REFUSED_OFTEN:
-            logging.getLogger(__name__).warning(
-                "%s: what listens at %s ends every handshake: another cluster key there, or none, or no worker, or it "
-                "hangs",
-                *(peer, self._dialled[peer].url),
+            self._complaints[peer] = (
+                f"what listens at {self._dialled[peer].url} ends every handshake: another cluster key there, or none, "
+                "or no worker, or it hangs"
             )
+            logging.getLogger(__name__).warning("%s: %s", peer, self._complaints[peer])
+
+    @property
+    def complaints(self) -> Mapping[PeerName, str]:
+        """What is wrong with peers that were dialled and have not said a word under their names since."""
+        return self._complaints
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> list[Socket]:
         """Block until a socket, a monitor or one of the file descriptors is readable, or the time is over.
@@ -186,6 +192,8 @@ class Links:
                 self._strike(key, error)
                 continue
             self.stats.received += 1
+            if isinstance(key, str):
+                self._complaints.pop(PeerName(key), None)
             envelopes.append(envelope)
         return envelopes
 
@@ -236,6 +244,7 @@ class Links:
         if isinstance(key, str):
             if key != name:
                 hint = "name it so in --workers, or start it with --advertise"
+                self._complaints[PeerName(key)] = f"it calls itself {name[:80]!r}: {hint}"
                 raise ProtocolError(f"the peer dialled as {key} calls itself {name[:80]!r}: {hint}")
             return
         others = (known for known in self._routes.get(name, ()) if known != key)

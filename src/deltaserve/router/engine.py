@@ -98,7 +98,8 @@ class RouterEngine:
 
     def ready(self) -> str | None:
         reason = self._breach or self._core.ready() or self._core.doubt(self._loop.time())
-        return reason if reason is None else "; ".join([reason, *self._halts()])
+        complaints = (f"{name}: {complaint}" for name, complaint in self._links.links.complaints.items())
+        return reason if reason is None else "; ".join([reason, *self._halts(), *complaints])
 
     def refusal(self) -> str | None:
         return self._breach or self._core.refusal(self._loop.time())

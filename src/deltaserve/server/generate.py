@@ -32,7 +32,7 @@ class GenerateBody(Fields):
     input_ids: list[object] | None = None
     sampling_params: dict[str, object] | None = None
     stream: bool | None = None
-    rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES)] | None = None
+    rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES, pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
     """The request's id in the answer and in the log."""
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -123,7 +123,7 @@ def as_api_error(job: Job, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestFailed):
-        _log.warning("request %s failed: %s: %s", job.id, error.reason.value, error.message)
+        _log.warning("request %r failed: %s: %s", job.id, error.reason.value, error.message)
         return from_failure(error)
-    _log.error("request %s met a bug", job.id, exc_info=error)
+    _log.error("request %r met a bug", job.id, exc_info=error)
     return from_failure(RequestFailed(FailReason.INTERNAL, str(error)))

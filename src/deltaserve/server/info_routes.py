@@ -120,6 +120,9 @@ async def detokenize(front: Front, request: Request) -> Response:
     with front.admission.place(caller_of(request).namespace):
         body = await front.read(request, DetokenizeBody)
         check_model(body.model, front.settings)
+        limits = front.engine.limits()
+        if limits is not None and len(body.tokens) > limits.max_context_len:
+            raise invalid("tokens", f"{len(body.tokens)} token ids, allowed are {limits.max_context_len}: the context")
         tokens = read_ids(body.tokens, "tokens", front.text.vocab_size)
         decode = partial(front.text.decode, tokens, skip_special_tokens=bool(body.skip_special_tokens))
         return json_reply({"prompt": await front.threads.run(decode)})

@@ -23,6 +23,9 @@ MAX_CONTAINERS = 200_000
 """Arrays and objects of one body; brackets inside its texts count as well. Eight megabytes of empty arrays keep the
 interpreter busy for seconds: the garbage collector walks through them again and again."""
 
+MAX_DEPTH = 100
+"""Arrays and objects of one body that stand in each other: what reads them by recursion does not fail with these."""
+
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 """Narrower than float(): no signs, no underscores, no words."""
 
@@ -84,15 +87,31 @@ async def read_object(request: Request, bodies: Bodies, threads: TextThreads) ->
 def parse_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`. Raises ApiError 400 `invalid_json`: also for NaN, for numbers no float holds, and for
     half a surrogate pair, which the parser calls truncated."""
-    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+    num_containers = body.count(b"[") + body.count(b"{")
+    if num_containers > MAX_CONTAINERS:
         raise ApiError(400, "invalid_json", f"the body has more than {MAX_CONTAINERS} arrays and objects")
+    if not body.strip():
+        raise ApiError(400, "invalid_json", "the body is empty: a JSON object is expected")
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "invalid_json", _half_pair(body) or f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    if num_containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise ApiError(400, "invalid_json", f"arrays and objects stand in each other more than {MAX_DEPTH} deep")
     return value
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether more than `most` arrays and objects stand in each other."""
+    level = [value]
+    for _ in range(most):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [one for each in inner for one in each if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _half_pair(body: bytes) -> str | None:
