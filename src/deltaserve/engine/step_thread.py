@@ -1,13 +1,11 @@
 """The thread that computes: one plan at a time, its result to the loop."""
 
 import queue
+from collections.abc import Callable
 from typing import Protocol
 
 from deltaserve.engine.exits import start_thread
-from deltaserve.engine.mailbox import Mailbox
-from deltaserve.engine.transfer_thread import Reports
-from deltaserve.sched.executor import Executor
-from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.sched.plan import StepPlan
 
 
 class Stepping(Protocol):
@@ -23,11 +21,11 @@ class Stepping(Protocol):
 
 
 class StepThread:
-    """Runs `executor.execute`; nothing else calls it."""
+    """Runs `compute`; nothing else calls it."""
 
-    def __init__(self, executor: Executor, results: Mailbox[StepResult | Reports]) -> None:
-        self._executor = executor
-        self._results = results
+    def __init__(self, compute: Callable[[StepPlan], None]) -> None:
+        """`compute`: of one plan; it hands the result on."""
+        self._compute = compute
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._thread = start_thread("step", self._run)
 
@@ -50,4 +48,4 @@ class StepThread:
 
     def _run(self) -> None:
         while (plan := self._plans.get()) is not None:
-            self._results.put(self._executor.execute(plan))
+            self._compute(plan)

@@ -32,6 +32,12 @@ class Peaks(NamedTuple):
     """The first of its largest values; anything where a row is not finite."""
 
 
+def unread_peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Peaks of [N, V], left on the device: [N] bool, [N] int64"""
+    most, indexes = logits.max(-1)
+    return torch.isfinite(most) & torch.isfinite(logits.amin(-1)), indexes  # both pass NaN on
+
+
 class StepOps(Protocol):
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """x [T, in] times weight [out, in], plain, packed (packing.py) or codes (block_matrix.py) -> [T, out]"""
@@ -90,6 +96,5 @@ class TorchOps:
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     def peaks(self, logits: Tensor) -> Peaks:
-        most, indexes = logits.max(-1)
-        finite = torch.isfinite(most) & torch.isfinite(logits.amin(-1))  # both pass NaN on
+        finite, indexes = unread_peaks(logits)
         return Peaks(finite.tolist(), indexes.tolist())

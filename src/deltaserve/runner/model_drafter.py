@@ -18,6 +18,7 @@ from torch import Tensor
 from deltaserve.base.ids import RowId
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.attention import AttentionBackend, Batch, Query
+from deltaserve.device.host_arrays import on_device
 from deltaserve.models.decoder import Hidden, LastTokens
 from deltaserve.models.draft_head import Drafted, DraftHead
 from deltaserve.request.draft_book import DraftStart
@@ -210,4 +211,4 @@ class ModelDrafter:
         return LastTokens(self._tensor(np.array(places, np.int64)), attention)
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return on_device(values, self._device)

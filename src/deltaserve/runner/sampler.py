@@ -170,9 +170,7 @@ def point_of(row: SampleRow) -> float:
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """[N, V] -> one token per row at temperature > 0, over the whole vocabulary."""
     device = logits.device
-    logits = logits.clamp(max=torch.finfo(logits.dtype).max)  # what a tiny penalty divisor blew up: inf - inf is NaN
-    logits -= logits.amax(-1, keepdim=True)
-    logits /= torch.tensor([[row.params.temperature] for row in rows], device=device)
+    logits = scaled(logits, torch.tensor([[row.params.temperature] for row in rows], device=device))
     _keep_top_k(logits, [row.params.top_k for row in rows])
     probs = logits.softmax(-1)  # [N, V]
     for index, row in enumerate(rows):
@@ -184,6 +182,14 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     points = torch.tensor([[point_of(row)] for row in rows], dtype=torch.float64, device=device)
     tokens: list[int] = look_up(probs, points).tolist()
     return tokens
+
+
+def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """A copy of [N, V], the largest of each line 0, over `temperature` [N, 1]."""
+    logits = logits.clamp(max=torch.finfo(logits.dtype).max)  # what a tiny penalty divisor blew up: inf - inf is NaN
+    logits -= logits.amax(-1, keepdim=True)
+    logits /= temperature
+    return logits
 
 
 def look_up(probs: Tensor, points: Tensor) -> Tensor:

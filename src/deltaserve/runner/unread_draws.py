@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.host_arrays import on_device
+from deltaserve.models.step_ops import unread_peaks
 from deltaserve.runner.candidates import SamplingLimits, draw_among
-from deltaserve.runner.sampler import WHOLE, SampleRow, apply_rules, is_limited, look_up, point_of, takes_largest
+from deltaserve.runner.sampler import (
+    WHOLE,
+    SampleRow,
+    apply_rules,
+    is_limited,
+    look_up,
+    point_of,
+    scaled,
+    takes_largest,
+)
 
 
 class UnreadDraws(NamedTuple):
@@ -28,8 +38,7 @@ def draw_unread(logits: Tensor, rows: Sequence[SampleRow]) -> UnreadDraws:
     """logits [N, V] float32, one line per row, whose params want neither log-probabilities nor counts of tokens. May
     overwrite `logits`."""
     vocab = logits.shape[1]
-    most, tokens = logits.max(-1)
-    is_finite = torch.isfinite(most) & torch.isfinite(logits.amin(-1))  # both pass NaN on
+    is_finite, tokens = unread_peaks(logits)
     for index, row in enumerate(rows):
         apply_rules(logits[index], row)
     others = [index for index, row in enumerate(rows) if not takes_largest(row)]
@@ -54,26 +63,19 @@ def _draw_limited(logits: Tensor, limits: SamplingLimits) -> Tensor:
 
 
 def _draw_free(logits: Tensor, limits: SamplingLimits) -> Tensor:
-    return look_up(_scaled(logits, limits).softmax(-1), limits.points)
+    return look_up(scaled(logits, limits.temperature).softmax(-1), limits.points)
 
 
 def _draw_sorted(logits: Tensor, limits: SamplingLimits) -> Tensor:
     """[n, V] -> [n], over the whole vocabulary in order. Sums are whole numbers, so they are those of the sampler."""
     last = logits.shape[1] - 1
-    scaled = _scaled(logits, limits)
-    ordered = scaled.sort(-1, descending=True).values
+    cold = scaled(logits, limits.temperature)
+    ordered = cold.sort(-1, descending=True).values
     floor = ordered.gather(1, (limits.top_k - 1).clamp(max=last))  # ties with the k-th stay
-    probs = scaled.masked_fill_(scaled < floor, float("-inf")).softmax(-1)
+    probs = cold.masked_fill_(cold < floor, float("-inf")).softmax(-1)
     ordered = probs.sort(-1, descending=True).values
     sums = ordered.to(torch.float64).mul_(WHOLE).round_().cumsum(-1)
     reached = torch.searchsorted(sums, limits.top_p * WHOLE).clamp(max=last)
     edge = torch.where(limits.top_p < 1.0, ordered.gather(1, reached), 0.0)  # ties with the nucleus's last stay
     probs = probs.masked_fill(probs < edge, 0.0)
     return look_up(probs.masked_fill(probs < limits.min_p * ordered[:, :1], 0.0), limits.points)
-
-
-def _scaled(logits: Tensor, limits: SamplingLimits) -> Tensor:
-    logits = logits.clamp(max=torch.finfo(logits.dtype).max)
-    logits -= logits.amax(-1, keepdim=True)
-    logits /= limits.temperature
-    return logits

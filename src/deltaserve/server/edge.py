@@ -13,12 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deltaserve.base.ids import Namespace
 from deltaserve.server.api_errors import CLIENT_CLOSED, ApiError, ClientGone
 from deltaserve.server.front import Front
-from deltaserve.server.read import CALLER, Caller
+from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller
 from deltaserve.server.replies import error_reply
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
-_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+_SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})
 """Probes need no key: they tell nothing but their state and start no work."""
 DEFAULT_NAMESPACE = Namespace("default")

@@ -14,6 +14,7 @@ from deltaserve.server.body_fields import Body as Fields
 from deltaserve.server.formats import Body, finite
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new_id
 from deltaserve.server.prompts import Prompt, read_prompt
+from deltaserve.server.read import ID_CHARACTERS
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.usage import Counted, cached_details, cached_len
 from deltaserve.text.sample_text import TextPiece
@@ -32,7 +33,7 @@ class GenerateBody(Fields):
     input_ids: list[object] | None = None
     sampling_params: dict[str, object] | None = None
     stream: bool | None = None
-    rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES, pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
+    rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES, pattern=f"^[{ID_CHARACTERS}]+$")] | None = None
     """The request's id in the answer and in the log."""
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

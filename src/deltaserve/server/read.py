@@ -23,6 +23,9 @@ MAX_CONTAINERS = 200_000
 """Arrays and objects of one body; brackets inside its texts count as well. Eight megabytes of empty arrays keep the
 interpreter busy for seconds: the garbage collector walks through them again and again."""
 
+ID_CHARACTERS = "A-Za-z0-9_.:-"
+"""Of a request's id that its client chose, in brackets of a pattern: it is written to logs and into paths."""
+
 MAX_DEPTH = 100
 """Arrays and objects of one body that stand in each other: what reads them by recursion does not fail with these."""
 
