@@ -59,12 +59,31 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         make("native", GROUP)
 
 
-def test_a_library_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled_library()
+def test_a_library_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = compiled_library()
     monkeypatch.setattr(attention_choice, "_TOLERANCES", {torch.float32: -1.0})
-    assert isinstance(make("auto", GROUP), TorchAttention)
-    with pytest.raises(ConfigError, match=r"self-test on \w+ differs from torch"):
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(make("auto", GROUP), TorchAttention)
+    tried = [record.message.split()[4] for record in caplog.records]
+    assert tried == [one.name for one in reversed(library.instruction_sets)]
+    with pytest.raises(ConfigError, match="no instruction set computes here what torch does"):
         make("native", GROUP)
+
+
+def test_a_slower_instruction_set_where_the_fastest_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    *_, slower, fastest = compiled_library().instruction_sets
+    differences = iter((float("nan"), 0.0, 0.0))
+    monkeypatch.setattr(attention_choice, "_self_test_error", lambda *_: next(differences))
+    with caplog.at_level(logging.INFO):
+        assert isinstance(make("native", PageGroup("kv", 1, 2, 64, DType.BFLOAT16)), NativeAttention)
+    assert [record.message for record in caplog.records] == [
+        f"attention: the self-test on {fastest.name} differs from torch by nan",
+        f"attention: native, {slower.name}",
+    ]
 
 
 def test_a_missing_file_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

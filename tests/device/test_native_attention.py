@@ -12,9 +12,8 @@ from deltaserve.device.attention import Batch, Query
 from deltaserve.device.native_attention import NativeAttention
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
-from tests.native.native_build import native_context
+from tests.native.native_build import ISAS, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 KV_DTYPES = (
     (DType.FLOAT32, DType.FLOAT32),
     (DType.BFLOAT16, DType.BFLOAT16),
@@ -73,7 +72,21 @@ def test_windows_and_sinks(isa: str, page_size: int, split_tokens: int, window_l
     check_against_plain(shape, MIXED_LENS, MIXED_QUERIES, torch.tensor([-2.0, 0.5, 3.0, 30.0]))
 
 
+@pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 1), (1, 8), (2, 2), (16, 32), (64, 128)])
+@pytest.mark.parametrize("window_len", [None, 1, 24, 100])
+@pytest.mark.parametrize(("head_dim", "latent_dim"), [(32, None), (64, 48), (128, None)])
+def test_pairs_of_bfloat16(
+    isa: str, page_size: int, split_tokens: int, window_len: int | None, head_dim: int, latent_dim: int | None
+) -> None:
+    """Tile registers take keys as they lie where pages are evenly spaced."""
+    shape = Shape(page_size, split_tokens, 1, 1 if latent_dim else 2, 3, head_dim, DType.BFLOAT16, DType.BFLOAT16)
+    shape = replace(shape, window_len=window_len, latent_dim=latent_dim, isa=isa)
+    check_against_plain(shape, MIXED_LENS, MIXED_QUERIES)
+
+
 def test_long_queries(isa: str) -> None:
+    bfloat16 = Shape(64, 256, 1, 2, 4, 64, DType.BFLOAT16, DType.BFLOAT16, isa=isa)
+    check_against_plain(bfloat16, (1500, 900), (700, 900))
     check_against_plain(Shape(64, 256, 1, 2, 4, 64, isa=isa), (1500, 900), (700, 900))
     check_against_plain(Shape(16, 64, 1, 1, 2, 8, window_len=600, isa=isa), (1500, 2400), (1500, 300))
 

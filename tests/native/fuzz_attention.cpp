@@ -107,6 +107,21 @@ void make_batch(Random& random, World& w) {
     w.work.num_runs = (int)w.runs.size() / 3;
 }
 
+// What no query has positions for is not a number.
+void fill_pages(Random& random, World& w) {
+    const int size = bytes_of(w.call.kv_type);
+    w.pages.assign(w.call.page_stride * w.table.size(), 0xff);
+    for (int i = 0; i < w.work.num_queries; i++) {
+        const int32_t* query = &w.queries[3 * i];
+        for (int position = 0; position < query[1] + query[2]; position++)
+            for (int64_t plane = 0; plane < w.call.page_stride; plane += w.call.token_stride * w.work.page_size) {
+                uint8_t* row = w.pages.data() + w.table[query[0] * w.work.table_stride + position / w.work.page_size] *
+                                                    w.call.page_stride + plane + position % w.work.page_size * w.call.token_stride;
+                for (int64_t at = 0; at < w.call.token_stride; at += size) put_random(random, w.call.kv_type, row + at);
+            }
+    }
+}
+
 World make_world(Random& random) {
     World w;
     w.work.page_size = (int)any_of<int64_t>(random, {1, 2, 4, 8, 16, 32, 64, 128});
@@ -114,7 +129,7 @@ World make_world(Random& random) {
     w.work.window_len = any_of<int32_t>(random, {INT32_MAX, INT32_MAX, 1, 7, 40, 129});
     w.work.num_kv_heads = (int)pick(random, 1, 3);
     w.work.group_size = any_of<int32_t>(random, {1, 2, 3, 4, 7, 8});
-    w.work.head_dim = any_of<int32_t>(random, {8, 40, 64, 80, 96, 128, 256});
+    w.work.head_dim = any_of<int32_t>(random, {8, 32, 40, 64, 80, 96, 128, 256});
     w.is_latent = pick(random, 0, 4) == 0;
     w.work.value_dim = w.is_latent ? w.work.head_dim - 8 * (int)pick(random, 0, 0 + (w.work.head_dim > 8)) : w.work.head_dim;
     make_batch(random, w);
@@ -131,8 +146,7 @@ World make_world(Random& random) {
     w.call.token_stride = row;
     w.call.head_stride = planes * plane;
     w.call.page_stride = w.call.head_stride * w.work.num_kv_heads;
-    w.pages.resize(w.call.page_stride * w.table.size());
-    for (size_t i = 0; i < w.pages.size(); i += bytes_of(kv_type)) put_random(random, kv_type, &w.pages[i]);
+    fill_pages(random, w);
     w.q.resize((size_t)w.num_tokens * w.num_heads * w.work.head_dim * bytes_of(q_type));
     for (size_t i = 0; i < w.q.size(); i += bytes_of(q_type)) put_random(random, q_type, &w.q[i]);
     w.out.resize((size_t)w.num_tokens * w.num_heads * w.work.value_dim * bytes_of(q_type));

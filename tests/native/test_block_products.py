@@ -10,9 +10,8 @@ from deltaserve.models.native_ops import NativeOps
 from deltaserve.models.packing import pack_values
 from deltaserve.models.step_ops import TorchOps
 from tests.native.block_matrices import random_matrix
-from tests.native.native_build import compiled_library, native_context
+from tests.native.native_build import ISAS, compiled_library, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 SHAPES = ((70, 96), (33, 544), (1, 32), (64, 1056))
 """[out, in]: whole panels and not; more than is expanded at once."""
 

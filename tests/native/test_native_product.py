@@ -7,9 +7,8 @@ from torch import Tensor
 from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.native_ops import NativeOps
 from deltaserve.models.packing import pack, product
-from tests.native.native_build import compiled_library, native_context
+from tests.native.native_build import ISAS, compiled_library, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 SHAPES = ((64, 64), (200, 72), (272, 64), (130, 2), (512, 1536), (96, 1000), (64, 2050))
 """[out, in]: whole panels and not, one and several blocks of the sum."""
 

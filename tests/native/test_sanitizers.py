@@ -1,4 +1,5 @@
-"""Random batches and rows through the native library under AddressSanitizer and UBSan, on all instruction sets here."""
+"""Random batches and rows through the native library under AddressSanitizer and UBSan, on all instruction sets here and
+on emulated tile registers."""
 
 import subprocess
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.native.compile_library import (
+    EMULATED_TILES,
     FLAGS,
     LIBRARY_NAME,
     SOURCES,
@@ -52,7 +54,7 @@ def test_no_step_beyond_an_array(tmp_path: Path) -> None:
         pytest.skip(str(error))
     if built.returncode or run([str(tmp_path / "nothing")]).returncode:
         pytest.skip("programs with AddressSanitizer and UBSan do not build or run here")
-    compile_library(tmp_path / LIBRARY_NAME, CHECKED)
+    compile_library(tmp_path / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
     for driver in DRIVERS:
         program = tmp_path / driver.stem
         built = build(driver, program, *CHECKED, str(tmp_path / LIBRARY_NAME), f"-Wl,-rpath,{tmp_path}")

@@ -10,9 +10,8 @@ from deltaserve.models.model_spec import Activation
 from deltaserve.models.native_ops import NativeOps, check_step_ops, make_step_ops
 from deltaserve.models.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.native.native_library import NativeUnavailable
-from tests.native.native_build import compiled_library, native_context
+from tests.native.native_build import ISAS, compiled_library, native_context
 
-ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Of rows and of weights."""
 EPS = 1e-6

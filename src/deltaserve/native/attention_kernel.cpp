@@ -7,6 +7,9 @@
 // nor the way they go changes a bit.
 #include "attention_kernel.h"
 #include "vectors.h"
+#if defined(DELTASERVE_TILES)
+#include "tiles.h"
+#endif
 
 #define DS_JOIN(a, b) a##b
 #define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
@@ -368,6 +371,23 @@ template <int kRows> struct Seen {
     int first = kBlockKeys, end = 0;  // of all; first >= end: nothing
 };
 
+// Of rows [row, row + count) of the task; count <= kRows.
+template <int kRows> Seen<kRows> seen_by(const Block& block, const PlanView& plan, const Task& task, int row, int count) {
+    const Segment& segment = plan.segments[task.segment];
+    Seen<kRows> seen;
+    for (int r = 0; r < count; r++) {
+        const TokenRows& token = plan.rows[segment.rows + (task.first + row + r) / plan.work->group_size];
+        const int first = (int)least(most(token.first_key - block.start, block.first), kBlockKeys);
+        const int end = (int)most(least(token.end_key - block.start, block.end), first);
+        seen.firsts[r] = first;
+        seen.ends[r] = end;
+        if (first == end) continue;
+        seen.first = first < seen.first ? first : seen.first;
+        seen.end = end > seen.end ? end : seen.end;
+    }
+    return seen;
+}
+
 // In pairs, weights of a row lie [pair of keys] at the start of its scores.
 template <class P, int kRows> DS_INLINE void pair_weights(float* scores, Lanes lanes, Vec* totals) {
 #if defined(__AVX512BF16__)
@@ -488,18 +508,7 @@ struct Met {
 template <class P, int kRows, bool kIsFew>
 void meet_keys(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows,
                int row, float* scores, Met& met) {
-    const Segment& segment = plan.segments[task.segment];
-    Seen<kRows> seen;
-    for (int r = 0; r < kRows; r++) {
-        const TokenRows& token = plan.rows[segment.rows + (task.first + row + r) / plan.work->group_size];
-        const int first = (int)least(most(token.first_key - block.start, block.first), kBlockKeys);
-        const int end = (int)most(least(token.end_key - block.start, block.end), first);
-        seen.firsts[r] = first;
-        seen.ends[r] = end;
-        if (first == end) continue;
-        seen.first = first < seen.first ? first : seen.first;
-        seen.end = end > seen.end ? end : seen.end;
-    }
+    const Seen<kRows> seen = seen_by<kRows>(block, plan, task, row, kRows);
     met.first = seen.first;
     met.end = seen.end;
     if (seen.first >= seen.end) return;
@@ -603,28 +612,32 @@ void read_row(const DsAttend& call, int64_t token, int head, int dim, float* to,
     unpack<Float32>((const uint8_t*)call.q + 2 * from, P::slots(dim), to, padded_dim);
 }
 
-template <class P> void begin_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
+// place(row, token, head) for each row of the task, which has met nothing yet.
+template <class Place> void begin_rows(const PlanView& plan, const Task& task, const Rows& rows, Place place) {
     const Segment& segment = plan.segments[task.segment];
-    const int group = plan.work->group_size, dim = plan.work->head_dim, length = rows.dim / kLanes;
-    int tile = 0, size = task.num_rows <= kFewRows ? 1 : size_of_tile(task.num_rows, 0);
+    const int group = plan.work->group_size;
     for (int row = 0; row < task.num_rows; row++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row) / group];
-        const int head = task.head * group + (task.first + row) % group;
-        float* q = rows.q + (int64_t)row * rows.dim;
-        if (task.num_rows <= kFewRows) {
-            read_row<P>(call, token.token, head, dim, q, rows.dim);
-        } else {  // slots as pack_keys has them, of each those of a tile's rows
-            if (row == tile + size) {
-                tile = row;
-                size = size_of_tile(task.num_rows, row);
-            }
-            float* of_tile = rows.q + (int64_t)tile * rows.dim + row - tile;
-            read_row<P>(call, token.token, head, dim, rows.scores, rows.dim);
-            for (int d = 0; d < rows.dim; d++) of_tile[(d % kLanes * length + d / kLanes) * size] = rows.scores[d];
-        }
+        place(row, token.token, task.head * group + (task.first + row) % group);
         clear(rows.values + (int64_t)row * rows.value_dim, rows.top + row, rows.sum + row, rows.value_dim);
         clear(rows.total + (int64_t)row * rows.value_dim, rows.total_top + row, rows.total_sum + row, rows.value_dim);
     }
+}
+
+template <class P> void read_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
+    const int dim = plan.work->head_dim, length = rows.dim / kLanes;
+    int tile = 0, size = task.num_rows <= kFewRows ? 1 : size_of_tile(task.num_rows, 0);
+    begin_rows(plan, task, rows, [&](int row, int64_t token, int head) {
+        if (task.num_rows <= kFewRows)
+            return read_row<P>(call, token, head, dim, rows.q + (int64_t)row * rows.dim, rows.dim);
+        if (row == tile + size) {  // slots as pack_keys has them, of each those of a tile's rows
+            tile = row;
+            size = size_of_tile(task.num_rows, row);
+        }
+        float* of_tile = rows.q + (int64_t)tile * rows.dim + row - tile;
+        read_row<P>(call, token, head, dim, rows.scores, rows.dim);
+        for (int d = 0; d < rows.dim; d++) of_tile[(d % kLanes * length + d / kLanes) * size] = rows.scores[d];
+    });
 }
 
 void end_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
@@ -665,12 +678,157 @@ void meet_all(Block& block, const Block* next, const PlanView& plan, const Task&
         meet_few<P>(block, next, plan, task, scale, rows);
 }
 
+#if defined(DELTASERVE_TILES)
+// Queries and KV in bfloat16 in tile registers. Scores are [key][row] there: so keys are read as they lie, 16 at a time, and
+// the rows, which are packed once, are what is multiplied with. Weights and values meet as pairs of keys. A row's sums
+// follow from places of keys in a block alone, whatever the other rows of its tile are.
+struct TileProducts : PairProducts<false> {
+    using Pairs = PairProducts<false>;
+    static bool fits(const DsAttend& call, const DsWork& work) {
+        return call.kv_type == DS_BFLOAT16 && call.q_type == DS_BFLOAT16 && work.head_dim % kTilePair == 0 &&
+               work.value_dim % kTile == 0;
+    }
+};
+
+constexpr int kMostTileRows = 2 * kTile;  // that meet a block's keys and then its values
+static_assert(score_floats(kTile) >= kMostTileRows * kBlockKeys, "scores of two tiles of rows");
+
+template <>
+void read_rows<TileProducts>(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
+    memset(rows.q, 0, sizeof(float) * (task.num_rows + kTile - 1) / kTile * kTile * rows.dim);
+    begin_rows(plan, task, rows, [&](int row, int64_t token, int head) {  // [tile][slot][row]
+        read_row<TileProducts>(call, token, head, plan.work->head_dim, rows.scores, rows.dim);
+        float* to = rows.q + (int64_t)(row - row % kTile) * rows.dim + row % kTile;
+        for (int d = 0; d < rows.dim; d++) to[d * kTile] = rows.scores[d];
+    });
+}
+
+// Keys of a block, 16 at a time: where they lie, or copies side by side where pages are not evenly spaced.
+void locate_tiles(const Block& block, const Block* next, const DsWork& work, const Rows& rows, TileAt* tiles) {
+    const Lanes lanes = lanes_of<TileProducts>(block.first, block.end);
+    const int key_bytes = 2 * work.head_dim;
+    for (int tile = lanes.first; tile < lanes.end; tile++) {
+        const uint8_t* const* keys = block.keys + tile * kTile;
+        const int64_t stride = keys[1] - keys[0];
+        bool is_even = true;
+        for (int i = 2; i < kTile; i++) is_even &= keys[i] == keys[0] + i * stride;
+        uint8_t* copies = (uint8_t*)(rows.packed_keys + (int64_t)tile * kTile * rows.dim);
+        tiles[tile] = is_even ? TileAt{keys[0], stride} : TileAt{copies, key_bytes};
+        for (int i = 0; i < kTile; i++) {
+            if (!is_even) memcpy(copies + i * key_bytes, keys[i], key_bytes);
+            if (next != nullptr) fetch(next->keys[tile * kTile + i], key_bytes);
+        }
+    }
+}
+
+// Pairs of keys that nobody sees meet weights of 0, so they must be numbers.
+void clear_other_pairs(const Block& block, const Rows& rows) {
+    const Lanes lanes = lanes_of<TileProducts>(block.first, block.end);
+    const auto clear_pairs = [&](int first, int end) {
+        memset(rows.packed_values + (int64_t)first * rows.value_dim, 0, sizeof(float) * (end - first) * rows.value_dim);
+    };
+    clear_pairs(lanes.first * kTile / 2, block.first / 2);
+    clear_pairs((block.end + 1) / 2, lanes.end * kTile / 2);
+}
+
+// Of kKeys tiles of keys and kRows tiles of rows.
+template <int kKeys, int kRows>
+void score_tiles(const TileAt* keys, const float* q, int dim, float scale, float* scores) {
+    using Sums = TileSums<kKeys, kRows>;
+    Sums::clear();
+    for (int d = 0; d < dim; d += kTile) {
+        TileAt of_keys[kKeys], of_rows[kRows];
+        for (int i = 0; i < kKeys; i++) of_keys[i] = {(const uint8_t*)keys[i].first + 4 * d, keys[i].stride};
+        for (int i = 0; i < kRows; i++) of_rows[i] = {q + (int64_t)i * kTile * dim + d * kTile, kTileBytes};
+        Sums::add(of_keys, of_rows);
+    }
+    alignas(64) float found[kKeys * kTile][kRows * kTile];
+    Sums::store(found[0], kRows * kTile);
+    for (int key = 0; key < kKeys * kTile; key += kTile)
+        for (int row = 0; row < kRows * kTile; row += kTile) {
+            Vec v[kTile];
+            for (int i = 0; i < kTile; i++) v[i] = load(found[key + i] + row);
+            transpose(v);
+            for (int i = 0; i < kTile; i++) store(scores + (row + i) * kBlockKeys + key, v[i] * all(scale));
+        }
+}
+
+// Channels from d on, of kRows tiles of rows and kChannels tiles of channels.
+template <int kRows, int kChannels> void add_tiles(const Lanes& lanes, const Rows& rows, float* values, int d) {
+    using Sums = TileSums<kRows, kChannels>;
+    Sums::load(values + d, rows.value_dim);
+    for (int pair = lanes.first * kTile / 2; pair < lanes.end * kTile / 2; pair += kTile) {
+        TileAt weights[kRows], of_values[kChannels];
+        for (int i = 0; i < kRows; i++) weights[i] = {rows.scores + i * kTile * kBlockKeys + pair, 4 * kBlockKeys};
+        for (int i = 0; i < kChannels; i++)
+            of_values[i] = {rows.packed_values + (int64_t)pair * rows.value_dim + d + i * kTile, 4 * rows.value_dim};
+        Sums::add(weights, of_values);
+    }
+    Sums::store(values + d, rows.value_dim);
+}
+
+// Rows [row, row + count) of the task, in kRows tiles, meet a block.
+template <int kRows>
+void meet_tiles(const Block& block, const TileAt* keys, const PlanView& plan, const Task& task, float scale,
+                const Rows& rows, int row, int count) {
+    const Seen<kMostTileRows> seen = seen_by<kMostTileRows>(block, plan, task, row, count);
+    if (seen.first >= seen.end) return;
+    const Lanes lanes = lanes_of<TileProducts>(seen.first, seen.end);
+    const float* q = rows.q + (int64_t)row * rows.dim;
+    if (kRows == 1 && lanes.end - lanes.first == 4)
+        score_tiles<4, 1>(keys, q, rows.dim, scale, rows.scores);
+    else
+        for (int tile = lanes.first; tile < lanes.end; tile += 2)
+            score_tiles<2, kRows>(keys + tile, q, rows.dim, scale, rows.scores + tile * kTile);
+    float* values = rows.values + (int64_t)row * rows.value_dim;
+    const auto weigh_some = [&](int first, auto size) {
+        constexpr int kSome = decltype(size)::value;
+        Seen<kSome> some;
+        some.first = seen.first;
+        some.end = seen.end;
+        memcpy(some.firsts, seen.firsts + first, sizeof some.firsts);
+        memcpy(some.ends, seen.ends + first, sizeof some.ends);
+        float factors[kSome];
+        weigh<TileProducts::Pairs, kSome>(rows.scores + first * kBlockKeys, some, rows.top + row + first,
+                                          rows.sum + row + first, factors);
+        for (int r = 0; r < kSome; r++) {
+            float* of_row = values + (int64_t)(first + r) * rows.value_dim;
+            if (factors[r] == 1) continue;
+            for (int d = 0; d < rows.value_dim; d += kLanes) store(of_row + d, load(of_row + d) * all(factors[r]));
+        }
+    };
+    int r = 0;
+    for (; r + 4 <= count; r += 4) weigh_some(r, Count<4>{});
+    for (; r < count; r++) weigh_some(r, Count<1>{});
+    constexpr int kChannels = 4 / kRows;
+    int d = 0;
+    for (; d + kChannels * kTile <= rows.value_dim; d += kChannels * kTile) add_tiles<kRows, kChannels>(lanes, rows, values, d);
+    for (; d < rows.value_dim; d += kTile) add_tiles<kRows, 1>(lanes, rows, values, d);
+}
+
+template <>
+void meet_all<TileProducts>(Block& block, const Block* next, const PlanView& plan, const Task& task, float scale,
+                            const Rows& rows) {
+    TileAt keys[kBlockKeys / kTile];
+    locate_tiles(block, next, *plan.work, rows, keys);
+    pack_value_pairs(block, next, *plan.work, rows);
+    clear_other_pairs(block, rows);
+    for (int row = 0; row < task.num_rows; row += kMostTileRows) {
+        const int count = (int)least(task.num_rows - row, kMostTileRows);
+        if (count > kTile)
+            meet_tiles<2>(block, keys, plan, task, scale, rows, row, count);
+        else
+            meet_tiles<1>(block, keys, plan, task, scale, rows, row, count);
+    }
+}
+#endif
+
 template <class P>
 void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
     const DsWork& work = *plan.work;
     const Rows rows = rows_in(scratch, plan.max_rows, P::slots(work.head_dim), work.value_dim);
     const float scale = call.scale * kLog2E;
-    begin_rows<P>(plan, call, task, rows);
+    read_rows<P>(plan, call, task, rows);
     const int64_t segment_end = plan.segments[task.segment].end;
     const int64_t first_split = plan.segments[task.segment].start / work.split_tokens;
     Block blocks[2];
@@ -696,6 +854,13 @@ void run(const PlanView& plan, const DsAttend& call, const Task& task, const Scr
     if (!plan.segments[task.segment].keeps_parts) end_rows(plan, call, task, rows);
 }
 
+#if defined(DELTASERVE_TILES)
+void run_task(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
+    if (!TileProducts::fits(call, *plan.work)) return attention_avx512_bf16.run_task(plan, call, task, scratch);
+    const Tiles tiles;
+    run<TileProducts>(plan, call, task, scratch);
+}
+#else
 void run_task(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
 #if defined(__AVX512BF16__)
     if (call.kv_type == DS_BFLOAT16 && call.q_type == DS_BFLOAT16 && plan.work->head_dim % 2 == 0)
@@ -710,6 +875,7 @@ void run_task(const PlanView& plan, const DsAttend& call, const Task& task, cons
         default: return run<Products<Float8>>(plan, call, task, scratch);
     }
 }
+#endif
 
 void merge(const PlanView& plan, const DsAttend& call, const Merge& merge, const Scratch& scratch) {
     const DsWork& work = *plan.work;

@@ -77,6 +77,7 @@ struct AttentionKernel {
     void (*merge)(const PlanView& plan, const DsAttend& call, const Merge& merge, const Scratch& scratch);
 };
 
-extern const AttentionKernel attention_generic, attention_avx2, attention_avx512, attention_avx512_bf16;
+extern const AttentionKernel attention_generic, attention_avx2, attention_avx512, attention_avx512_bf16,
+    attention_amx_bf16;
 
 }  // namespace deltaserve

@@ -8,7 +8,7 @@ namespace deltaserve {
 namespace {
 
 constexpr int64_t kRowBytes = 384 << 10;  // of a task: with a block of keys they fit a core's L2 cache
-constexpr int kMinRows = 16, kMaxRows = 256;
+constexpr int kMinRows = 16, kMaxRows = 256;  // the first divides every number of rows: those of a tile register
 constexpr int kShortLen = 16;     // queries whose keys may be cut into several tasks
 constexpr int kTasksPerThread = 4;  // so that threads end at about the same time
 
@@ -160,7 +160,7 @@ private:
 
     void cut_tasks() {
         const int64_t row_bytes = 4 * (padded(work_.head_dim) + 2 * padded(work_.value_dim));
-        plan_.max_rows = (int)std::clamp<int64_t>(kRowBytes / row_bytes, kMinRows, kMaxRows);
+        plan_.max_rows = (int)std::clamp<int64_t>(kRowBytes / row_bytes / kMinRows * kMinRows, kMinRows, kMaxRows);
         for (size_t i = 0; i < plan_.segments.size(); i++) {
             const Segment& segment = plan_.segments[i];
             const int32_t num_rows = (segment.end_rows - segment.rows) * work_.group_size;

@@ -32,13 +32,20 @@ KERNEL_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "avx512": AVX512_FLAGS,
         "avx512_vnni": (*AVX512_FLAGS, "-mavx512vnni"),
         "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16"),
+        "amx_bf16": (*AVX512_FLAGS, "-mavx512bf16", "-DDELTASERVE_TILES"),
     },
     "aarch64": {"generic": ()},
 }
 """Machine -> instruction set -> flags. cpu.cpp says which of them a machine can run."""
-LEFT_OUT: Mapping[str, Sequence[str]] = {"blocks_kernel": ("avx512_bf16",)}
-"""Kernel file -> instruction sets that bring nothing for it; of every other file what OF_BLOCKS brings."""
-OF_BLOCKS = ("avx512_vnni",)
+LEFT_OUT: Mapping[str, Sequence[str]] = {
+    "attention_kernel": ("avx512_vnni",),
+    "blocks_kernel": ("avx512_bf16", "amx_bf16"),
+    "product_kernel": ("avx512_vnni",),
+    "step_ops_kernel": ("avx512_vnni", "amx_bf16"),
+}
+"""Kernel file -> instruction sets that bring nothing for it."""
+EMULATED_TILES = "-DDELTASERVE_EMULATED_TILES"
+"""A flag for tests: amx_bf16 runs wherever avx512_bf16 does (tiles.h)."""
 
 
 class CannotCompile(Exception):
@@ -79,9 +86,8 @@ def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> None:
             if not source.stem.endswith("_kernel"):
                 jobs.append([str(source), "-o", f"{folder}/{source.stem}.o"])
                 continue
-            left_out = LEFT_OUT.get(source.stem, OF_BLOCKS)
             for name, of_set in kernel_flags.items():
-                if name in left_out:
+                if name in LEFT_OUT[source.stem]:
                     continue
                 own = [f"-DDELTASERVE_ISA={name}", *of_set]
                 jobs.append([*own, str(source), "-o", f"{folder}/{source.stem}.{name}.o"])

@@ -1,6 +1,12 @@
 // The table of instruction sets, and which of them this machine can run.
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace deltaserve {
 
 namespace {
@@ -22,6 +28,28 @@ bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 bool has_bf16() { return has_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
+#if defined(DELTASERVE_EMULATED_TILES)
+
+bool has_tiles() { return has_bf16(); }
+
+#else
+
+// Tiles are 8 KiB of a thread's state, for which a process asks the kernel; threads that it has or makes may use them then.
+bool may_use_tiles() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_tiles() {
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+    unsigned a, b, c, d;
+    if (!has_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+    static const bool may = may_use_tiles();
+    return may;
+}
+
+#endif
+
 // From the most general; where a set brings nothing for an idea, its row names the kernels of a former one.
 constexpr Kernels kTable[] = {
     {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic},
@@ -29,6 +57,7 @@ constexpr Kernels kTable[] = {
     {"avx512", has_avx512, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512},
     {"avx512_vnni", has_vnni, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512_vnni},
     {"avx512_bf16", has_bf16, &attention_avx512_bf16, &step_ops_avx512_bf16, &product_avx512_bf16, &blocks_avx512_vnni},
+    {"amx_bf16", has_tiles, &attention_amx_bf16, &step_ops_avx512_bf16, &product_amx_bf16, &blocks_avx512_vnni},
 };
 
 #else

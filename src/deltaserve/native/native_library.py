@@ -59,6 +59,7 @@ class NativeContext:
         functions.ds_context_use_threads.argtypes = (pointer, ctypes.c_int)
         self.functions = functions
         self.instruction_set = instruction_set
+        self._slower = [one for one in library.instruction_sets if one.number < instruction_set.number]
         self.num_threads = self._most_threads = num_threads
         address = functions.ds_context_new(num_threads)
         if not address:
@@ -66,6 +67,12 @@ class NativeContext:
         self.address = int(address)
         """Of the DsContext."""
         weakref.finalize(self, functions.ds_context_free, self.address)
+
+    def use_slower_set(self) -> None:
+        """The next slower instruction set. Raises NativeUnavailable where there is none."""
+        if not self._slower:
+            raise NativeUnavailable("no instruction set computes here what torch does")
+        self.instruction_set = self._slower.pop()
 
     def use_threads(self, num_threads: int) -> None:
         """Of those it was made with, so many compute from the next step on."""

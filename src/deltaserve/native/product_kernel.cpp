@@ -6,6 +6,9 @@
 #include "product_kernel.h"
 
 #include "rows.h"
+#if defined(DELTASERVE_TILES)
+#include "tiles.h"
+#endif
 
 #define DS_JOIN(a, b) a##b
 #define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
@@ -145,7 +148,53 @@ template <class F> void multiply_panels(const DsProduct& call, int64_t first, in
     }
 }
 
-#if defined(__AVX512F__)
+#if defined(DELTASERVE_TILES)
+// Bfloat16 in tile registers: a panel is four tiles of columns as it lies, rows are read as they lie, 16 at a time. The
+// last 16 rows may be some of the 16 before once more: each has sums of its own.
+constexpr int64_t kManyDepth = 256;  // factors of a panel that stay in the first cache for several tiles of rows
+constexpr int64_t kLinesAhead = 128;
+
+void multiply_tile_rows(const DsProduct& call, const uint8_t* panel, int64_t row, int64_t start, int64_t end, bool starts,
+                        bool fetches, float* sums) {
+    using Sums = TileSums<1, 4>;
+    if (starts)
+        Sums::clear();
+    else
+        Sums::load(sums, kPanel);
+    for (int64_t k = start; k < end; k += kTilePair) {
+        const uint8_t* at = panel + k * kPanel * 2;
+        if (fetches)
+            for (int64_t line = 0; line < kTile * 4; line++) __builtin_prefetch(at + 64 * (kLinesAhead + line));
+        const TileAt rows = {(const uint8_t*)call.x + 2 * (row * call.x_stride + k), 2 * call.x_stride};
+        TileAt columns[4];
+        for (int i = 0; i < 4; i++) columns[i] = {at + i * kTileBytes, 4 * kPanel};
+        Sums::add(&rows, columns);
+    }
+    Sums::store(sums, kPanel);
+}
+
+void multiply_tile_panels(const DsProduct& call, int64_t first, int64_t end) {
+    if (call.depth % kTilePair != 0 || call.num_rows == 0) return product_avx512_bf16.of_bfloat16(call, first, end);
+    const int64_t tile_rows = least(kTile, call.num_rows), num_tiles = (call.num_rows + kTile - 1) / kTile;
+    const int64_t chunk = num_tiles == 1 ? call.depth : kManyDepth;
+    const Tiles tiles((int)tile_rows);
+    alignas(64) float sums[kProductRows * kPanel];  // [tile of rows][row][column]
+    for (int64_t i = first; i < end; i++) {
+        const uint8_t* panel = (const uint8_t*)call.panels + i * call.panel_depth * kPanel * 2;
+        for (int64_t k = 0; k < call.depth; k += chunk)
+            for (int64_t tile = 0; tile < num_tiles; tile++)
+                multiply_tile_rows(call, panel, least(tile * kTile, call.num_rows - tile_rows), k,
+                                   least(k + chunk, call.depth), k == 0, tile == 0, sums + tile * kTile * kPanel);
+        const int64_t again = num_tiles * kTile - call.num_rows;  // rows of the last tile that the one before has, too
+        if (num_tiles > 1 && again != 0)
+            memmove(sums + (num_tiles - 1) * kTile * kPanel, sums + ((num_tiles - 1) * kTile + again) * kPanel,
+                    sizeof(float) * (kTile - again) * kPanel);
+        write_rows<BFloat16>(call, i * kPanel, sums);
+    }
+}
+
+constexpr auto kOfBFloat16 = multiply_tile_panels;
+#elif defined(__AVX512F__)
 constexpr auto kOfBFloat16 = multiply_panels<OfBFloat16>;
 #else
 constexpr void (*kOfBFloat16)(const DsProduct&, int64_t, int64_t) = nullptr;

@@ -15,6 +15,6 @@ struct ProductKernel {
     void (*of_bfloat16)(const DsProduct& call, int64_t first, int64_t end);  // needs AVX512-BF16
 };
 
-extern const ProductKernel product_generic, product_avx2, product_avx512, product_avx512_bf16;
+extern const ProductKernel product_generic, product_avx2, product_avx512, product_avx512_bf16, product_amx_bf16;
 
 }  // namespace deltaserve
