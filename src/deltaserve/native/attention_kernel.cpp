@@ -36,7 +36,7 @@ template <class Element> struct Products {
     using Key = Element;
     using Value = Element;
     using Packed = Products<Float32>;  // where keys and values were made floats
-    static constexpr bool kPairs = false, kPairsInPlace = false;
+    static constexpr bool kPairs = false, kPairsInPlace = false, kOneChain = false;
     static constexpr int slots(int dim) { return dim; }
     static DS_INLINE Vec add(Vec of_row, Vec key, Vec sum) { return multiply_add(of_row, key, sum); }
 };
@@ -48,13 +48,19 @@ template <bool kInPlace> struct PairProducts {  // values as they lie, or from p
     using Key = Float32;  // two channels: moved, never computed with
     using Value = BFloat16;
     using Packed = PairProducts<false>;
-    static constexpr bool kPairs = true, kPairsInPlace = kInPlace;
+    static constexpr bool kPairs = true, kPairsInPlace = kInPlace, kOneChain = false;
     static constexpr int slots(int dim) { return dim / 2; }
     static DS_INLINE Vec add(Vec of_row, Vec key, Vec sum) {
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)of_row, (__m512bh)key);
     }
 };
 #endif
+
+// Rows of long queries, of which a task has many: a score is one chain, from the first slot to the last.
+template <class P> struct OneChain : P {
+    using Packed = OneChain<typename P::Packed>;
+    static constexpr bool kOneChain = true;
+};
 
 DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -230,7 +236,12 @@ DS_INLINE void score_in_place(const Block& block, const Block* next, int first, 
     }
 }
 
-// Keys lie [slot][key] from then on: a vector is of one slot of as many keys. Slots of a chain follow each other.
+// Slots of a chain follow each other.
+template <class P> DS_INLINE int place_of(int slot, int dim) {
+    return P::kOneChain ? slot : slot % kLanes * (dim / kLanes) + slot / kLanes;
+}
+
+// Keys lie [slot][key] from then on: a vector is of one slot of as many keys.
 template <class P> void pack_keys(const Block& block, const Block* next, const DsWork& work, const Rows& rows) {
     using Key = typename P::Key;
     const Lanes lanes = lanes_of<P>(block.first, block.end);
@@ -247,8 +258,10 @@ template <class P> void pack_keys(const Block& block, const Block* next, const D
             Vec v[kLanes];
             for (int i = 0; i < kLanes; i++) v[i] = load(natural + i * rows.dim + step * kLanes);
             transpose(v);
-            for (int i = 0; i < kLanes; i++)
-                store(rows.packed_keys + (i * length + step) * kBlockKeys + lane * kLanes, v[i]);
+            for (int i = 0; i < kLanes; i++) {
+                const int place = place_of<P>(step * kLanes + i, rows.dim);
+                store(rows.packed_keys + (int64_t)place * kBlockKeys + lane * kLanes, v[i]);
+            }
         }
     }
 }
@@ -335,14 +348,33 @@ DS_INLINE void score_keys(const float* keys, const float* q, int length, float s
             store(scores + r * kBlockKeys + c * kLanes, met[kLevels - 1][r][c] * all(scale));
 }
 
+// The same as one chain.
+template <class P, int kRows, int kVectors>
+DS_INLINE void score_in_one_chain(const float* keys, const float* q, int dim, float scale, float* scores) {
+    Vec sums[kRows][kVectors] = {};
+    for (int d = 0; d < dim; d++) {
+        Vec key[kVectors];
+        for (int c = 0; c < kVectors; c++) key[c] = held(load(keys + d * kBlockKeys + c * kLanes));
+        for (int r = 0; r < kRows; r++) {
+            const Vec of_row = all(q[d * kRows + r]);
+            for (int c = 0; c < kVectors; c++) sums[r][c] = P::add(of_row, key[c], sums[r][c]);
+        }
+    }
+    for (int r = 0; r < kRows; r++)
+        for (int c = 0; c < kVectors; c++) store(scores + r * kBlockKeys + c * kLanes, sums[r][c] * all(scale));
+}
+
 template <class P, int kTile, int kRows, int kChains>
 DS_INLINE void score_rows(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
     int lane = lanes.first;
     const auto of = [&](auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
         for (; lane + kVectors <= lanes.end; lane += kVectors)
-            score_keys<P, kTile, kRows, kVectors, kChains>(keys + lane * kLanes, q, dim / kLanes, scale,
-                                                           scores + lane * kLanes);
+            if constexpr (P::kOneChain)
+                score_in_one_chain<P, kRows, kVectors>(keys + lane * kLanes, q, dim, scale, scores + lane * kLanes);
+            else
+                score_keys<P, kTile, kRows, kVectors, kChains>(keys + lane * kLanes, q, dim / kLanes, scale,
+                                                               scores + lane * kLanes);
     };
     of(Count<kTileVectors>{});
     if (kTileVectors > 2) of(Count<2>{});
@@ -352,7 +384,7 @@ DS_INLINE void score_rows(const float* keys, Lanes lanes, const float* q, int di
 // With many chains, half of the rows at a time: their sums of two chains take the registers of all.
 template <class P, int kRows>
 void score(const float* keys, Lanes lanes, const float* q, int dim, float scale, float* scores) {
-    if (kLanes < 16) return score_rows<P, kRows, kRows, 1>(keys, lanes, q, dim, scale, scores);
+    if (kLanes < 16 || P::kOneChain) return score_rows<P, kRows, kRows, 1>(keys, lanes, q, dim, scale, scores);
     constexpr int kHalf = (kRows + 1) / 2, kOthers = kRows - kHalf;
     score_rows<P, kRows, kHalf, 2>(keys, lanes, q, dim, scale, scores);
     score_rows<P, kRows, kOthers, 2>(keys, lanes, q + kHalf, dim, scale, scores + kHalf * kBlockKeys);
@@ -625,7 +657,7 @@ template <class Place> void begin_rows(const PlanView& plan, const Task& task, c
 }
 
 template <class P> void read_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
-    const int dim = plan.work->head_dim, length = rows.dim / kLanes;
+    const int dim = plan.work->head_dim;
     int tile = 0, size = task.num_rows <= kFewRows ? 1 : size_of_tile(task.num_rows, 0);
     begin_rows(plan, task, rows, [&](int row, int64_t token, int head) {
         if (task.num_rows <= kFewRows)
@@ -636,7 +668,7 @@ template <class P> void read_rows(const PlanView& plan, const DsAttend& call, co
         }
         float* of_tile = rows.q + (int64_t)tile * rows.dim + row - tile;
         read_row<P>(call, token, head, dim, rows.scores, rows.dim);
-        for (int d = 0; d < rows.dim; d++) of_tile[(d % kLanes * length + d / kLanes) * size] = rows.scores[d];
+        for (int d = 0; d < rows.dim; d++) of_tile[place_of<P>(d, rows.dim) * size] = rows.scores[d];
     });
 }
 
@@ -655,7 +687,7 @@ template <class P>
 void meet_all(Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
     using Packed = typename P::Packed;
     const DsWork& work = *plan.work;
-    const bool is_few = task.num_rows <= kFewRows, fits_keys = P::slots(work.head_dim) == rows.dim;
+    const bool is_few = !P::kOneChain && task.num_rows <= kFewRows, fits_keys = P::slots(work.head_dim) == rows.dim;
     // Several tiles of rows would convert a key again and again.
     const bool unpacks = !fits_keys || (P::Key::kBytes < 4 && task.num_rows > 4);
     const bool unpacks_values = work.value_dim != rows.value_dim || (P::Value::kBytes < 4 && task.num_rows > 4);
@@ -671,8 +703,9 @@ void meet_all(Block& block, const Block* next, const PlanView& plan, const Task&
     if (unpacks_values || (is_few && unpacks))
         pack_values<typename P::Value>(block, next, work, rows);
     if (!is_few)
-        meet_many<Packed>(block, plan, task, scale, rows);
-    else if (P::kPairs ? unpacks : unpacks || unpacks_values)
+        return meet_many<Packed>(block, plan, task, scale, rows);
+    if constexpr (P::kOneChain) return;
+    if (P::kPairs ? unpacks : unpacks || unpacks_values)
         meet_few<Packed>(block, nullptr, plan, task, scale, rows);
     else
         meet_few<P>(block, next, plan, task, scale, rows);
@@ -861,18 +894,25 @@ void run_task(const PlanView& plan, const DsAttend& call, const Task& task, cons
     run<TileProducts>(plan, call, task, scratch);
 }
 #else
+template <class P>
+void run_rows(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
+    return plan.segments[task.segment].is_long && task.num_rows > kFewRows
+               ? run<OneChain<P>>(plan, call, task, scratch)
+               : run<P>(plan, call, task, scratch);
+}
+
 void run_task(const PlanView& plan, const DsAttend& call, const Task& task, const Scratch& scratch) {
 #if defined(__AVX512BF16__)
     if (call.kv_type == DS_BFLOAT16 && call.q_type == DS_BFLOAT16 && plan.work->head_dim % 2 == 0)
         return task.num_rows <= kTileRows && plan.work->head_dim % 32 == 0 && plan.work->value_dim % 32 == 0
                    ? run<PairProducts<true>>(plan, call, task, scratch)
-                   : run<PairProducts<false>>(plan, call, task, scratch);
+                   : run_rows<PairProducts<false>>(plan, call, task, scratch);
 #endif
     switch (call.kv_type) {
-        case DS_FLOAT32: return run<Products<Float32>>(plan, call, task, scratch);
-        case DS_BFLOAT16: return run<Products<BFloat16>>(plan, call, task, scratch);
-        case DS_FLOAT16: return run<Products<Float16>>(plan, call, task, scratch);
-        default: return run<Products<Float8>>(plan, call, task, scratch);
+        case DS_FLOAT32: return run_rows<Products<Float32>>(plan, call, task, scratch);
+        case DS_BFLOAT16: return run_rows<Products<BFloat16>>(plan, call, task, scratch);
+        case DS_FLOAT16: return run_rows<Products<Float16>>(plan, call, task, scratch);
+        default: return run_rows<Products<Float8>>(plan, call, task, scratch);
     }
 }
 #endif

@@ -27,6 +27,7 @@ struct Segment {
     int64_t pages;           // where in PlanView::pages the page of position 0 stands
     int32_t rows, end_rows;  // in PlanView::rows
     bool keeps_parts;        // else its tokens read nothing else, and are complete at its end
+    bool is_long;            // of one query of many positions, whose keys no other reads with it
 };
 
 struct Task {

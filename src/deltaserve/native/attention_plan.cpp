@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kRowBytes = 384 << 10;  // of a task: with a block of keys they fit a core's L2 cache
 constexpr int kMinRows = 16, kMaxRows = 256;  // the first divides every number of rows: those of a tile register
-constexpr int kShortLen = 16;     // queries whose keys may be cut into several tasks
+constexpr int kShortLen = 16;  // of queries that may share keys, and whose keys may be cut into several tasks
 constexpr int kTasksPerThread = 4;  // so that threads end at about the same time
 
 struct Span {  // splits [first, end) of a query
@@ -91,7 +91,7 @@ private:
     }
 
     bool may_take(const Query& query, int64_t split) const {
-        return sees_whole(query, split) && (query.taken.empty() || !query.taken[split - query.splits.first]);
+        return query.len() <= kShortLen && sees_whole(query, split) && (query.taken.empty() || !query.taken[split - query.splits.first]);
     }
 
     void take(Query& query, int64_t split) {
@@ -126,16 +126,16 @@ private:
         }
     }
 
-    void add_segment(const Query& first, Span splits, bool keeps_parts, size_t rows) {
+    void add_segment(const Query& first, Span splits, bool keeps_parts, bool is_long, size_t rows) {
         const int64_t split = work_.split_tokens;
         plan_.segments.push_back({splits.first * split, std::min(splits.end * split, first.end), first.pages,
-                                  (int32_t)rows, (int32_t)plan_.rows.size(), keeps_parts});
+                                  (int32_t)rows, (int32_t)plan_.rows.size(), keeps_parts, is_long});
     }
 
     void add_shared(const Run& run) {
         const size_t rows = plan_.rows.size();
         for (int member : run.members) add_rows(queries_[member], run.splits.first);
-        add_segment(queries_[run.members[0]], run.splits, true, rows);
+        add_segment(queries_[run.members[0]], run.splits, true, false, rows);
     }
 
     void add_private(const Query& query) {
@@ -150,7 +150,7 @@ private:
             while (split < query.splits.end && split - first < most && !is_taken(query, split)) split++;
             const size_t rows = plan_.rows.size();
             add_rows(query, first);
-            add_segment(query, {first, split}, query.keeps_parts, rows);
+            add_segment(query, {first, split}, query.keeps_parts, query.len() > kShortLen, rows);
         }
     }
 
