@@ -71,6 +71,7 @@ struct Rows {
     float *top, *sum, *total_top, *total_sum;      // [row]
     float* scores;                                 // [row of a group of tiles][kBlockKeys]; of score_floats
     float *packed_keys, *packed_values;            // [dim][kBlockKeys], [kBlockKeys][padded dim]
+    int64_t *first_keys, *end_keys;                // [row]: that it sees
     int dim, value_dim;                            // padded
 };
 
@@ -94,6 +95,8 @@ Rows rows_in(const Scratch& scratch, int max_rows, int dim, int value_dim) {
     rows.sum = take(max_rows);
     rows.total_top = take(max_rows);
     rows.total_sum = take(max_rows);
+    rows.first_keys = (int64_t*)take(2 * (int64_t)max_rows);
+    rows.end_keys = (int64_t*)take(2 * (int64_t)max_rows);
     return rows;
 }
 
@@ -404,18 +407,15 @@ template <int kRows> struct Seen {
 };
 
 // Of rows [row, row + count) of the task; count <= kRows.
-template <int kRows> Seen<kRows> seen_by(const Block& block, const PlanView& plan, const Task& task, int row, int count) {
-    const Segment& segment = plan.segments[task.segment];
+template <int kRows> Seen<kRows> seen_by(const Block& block, const Rows& rows, int row, int count) {
     Seen<kRows> seen;
     for (int r = 0; r < count; r++) {
-        const TokenRows& token = plan.rows[segment.rows + (task.first + row + r) / plan.work->group_size];
-        const int first = (int)least(most(token.first_key - block.start, block.first), kBlockKeys);
-        const int end = (int)most(least(token.end_key - block.start, block.end), first);
+        const int first = (int)least(most(rows.first_keys[row + r] - block.start, block.first), kBlockKeys);
+        const int end = (int)most(least(rows.end_keys[row + r] - block.start, block.end), first);
         seen.firsts[r] = first;
         seen.ends[r] = end;
-        if (first == end) continue;
-        seen.first = first < seen.first ? first : seen.first;
-        seen.end = end > seen.end ? end : seen.end;
+        seen.first = first < end && first < seen.first ? first : seen.first;
+        seen.end = first < end && end > seen.end ? end : seen.end;
     }
     return seen;
 }
@@ -538,9 +538,8 @@ struct Met {
 
 // Rows [row, row + kRows) of the task meet the keys of a block.
 template <class P, int kRows, bool kIsFew>
-void meet_keys(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows,
-               int row, float* scores, Met& met) {
-    const Seen<kRows> seen = seen_by<kRows>(block, plan, task, row, kRows);
+void meet_keys(const Block& block, const Block* next, float scale, const Rows& rows, int row, float* scores, Met& met) {
+    const Seen<kRows> seen = seen_by<kRows>(block, rows, row, kRows);
     met.first = seen.first;
     met.end = seen.end;
     if (seen.first >= seen.end) return;
@@ -561,20 +560,20 @@ void meet_values(const Block& block, const Block* next, const Rows& rows, int ro
 }
 
 template <class P, int kRows>
-void meet(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows, int row) {
+void meet(const Block& block, const Block* next, float scale, const Rows& rows, int row) {
     Met met;
-    meet_keys<P, kRows, true>(block, next, plan, task, scale, rows, row, rows.scores, met);
+    meet_keys<P, kRows, true>(block, next, scale, rows, row, rows.scores, met);
     meet_values<P, kRows>(block, next, rows, row, rows.scores, met);
 }
 
 // Few rows: each key meets them as it is read.
 template <class P>
-void meet_few(const Block& block, const Block* next, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+void meet_few(const Block& block, const Block* next, int num_rows, float scale, const Rows& rows) {
     int row = 0;
-    for (; row + 4 <= task.num_rows; row += 4, next = nullptr) meet<P, 4>(block, next, plan, task, scale, rows, row);
-    for (; row + 3 <= task.num_rows; row += 3, next = nullptr) meet<P, 3>(block, next, plan, task, scale, rows, row);
-    for (; row + 2 <= task.num_rows; row += 2, next = nullptr) meet<P, 2>(block, next, plan, task, scale, rows, row);
-    for (; row < task.num_rows; row++, next = nullptr) meet<P, 1>(block, next, plan, task, scale, rows, row);
+    for (; row + 4 <= num_rows; row += 4, next = nullptr) meet<P, 4>(block, next, scale, rows, row);
+    for (; row + 3 <= num_rows; row += 3, next = nullptr) meet<P, 3>(block, next, scale, rows, row);
+    for (; row + 2 <= num_rows; row += 2, next = nullptr) meet<P, 2>(block, next, scale, rows, row);
+    for (; row < num_rows; row++, next = nullptr) meet<P, 1>(block, next, scale, rows, row);
 }
 
 template <class Act> DS_INLINE void of_size(int size, Act act) {
@@ -590,21 +589,21 @@ template <class Act> DS_INLINE void of_size(int size, Act act) {
 // Many rows go in tiles, and these in groups: a block's keys stay in the first cache while a group meets them, then its
 // values.
 template <class P>
-void meet_many(const Block& block, const PlanView& plan, const Task& task, float scale, const Rows& rows) {
+void meet_many(const Block& block, int num_rows, float scale, const Rows& rows) {
     Met met[kGroupTiles];
-    for (int begin = 0; begin < task.num_rows;) {
+    for (int begin = 0; begin < num_rows;) {
         int row = begin, tiles = 0;
-        for (; tiles < kGroupTiles && row < task.num_rows; tiles++) {
-            const int size = size_of_tile(task.num_rows, row);
+        for (; tiles < kGroupTiles && row < num_rows; tiles++) {
+            const int size = size_of_tile(num_rows, row);
             of_size(size, [&](auto count) {
-                meet_keys<P, decltype(count)::value, false>(block, nullptr, plan, task, scale, rows, row,
+                meet_keys<P, decltype(count)::value, false>(block, nullptr, scale, rows, row,
                                                             rows.scores + tiles * kTileRows * kBlockKeys, met[tiles]);
             });
             row += size;
         }
         row = begin;
         for (int tile = 0; tile < tiles; tile++) {
-            const int size = size_of_tile(task.num_rows, row);
+            const int size = size_of_tile(num_rows, row);
             of_size(size, [&](auto count) {
                 meet_values<P, decltype(count)::value>(block, nullptr, rows, row,
                                                        rows.scores + tile * kTileRows * kBlockKeys, met[tile]);
@@ -651,6 +650,8 @@ template <class Place> void begin_rows(const PlanView& plan, const Task& task, c
     for (int row = 0; row < task.num_rows; row++) {
         const TokenRows& token = plan.rows[segment.rows + (task.first + row) / group];
         place(row, token.token, task.head * group + (task.first + row) % group);
+        rows.first_keys[row] = token.first_key;
+        rows.end_keys[row] = token.end_key;
         clear(rows.values + (int64_t)row * rows.value_dim, rows.top + row, rows.sum + row, rows.value_dim);
         clear(rows.total + (int64_t)row * rows.value_dim, rows.total_top + row, rows.total_sum + row, rows.value_dim);
     }
@@ -703,12 +704,12 @@ void meet_all(Block& block, const Block* next, const PlanView& plan, const Task&
     if (unpacks_values || (is_few && unpacks))
         pack_values<typename P::Value>(block, next, work, rows);
     if (!is_few)
-        return meet_many<Packed>(block, plan, task, scale, rows);
+        return meet_many<Packed>(block, task.num_rows, scale, rows);
     if constexpr (P::kOneChain) return;
     if (P::kPairs ? unpacks : unpacks || unpacks_values)
-        meet_few<Packed>(block, nullptr, plan, task, scale, rows);
+        meet_few<Packed>(block, nullptr, task.num_rows, scale, rows);
     else
-        meet_few<P>(block, next, plan, task, scale, rows);
+        meet_few<P>(block, next, task.num_rows, scale, rows);
 }
 
 #if defined(DELTASERVE_TILES)
@@ -802,9 +803,8 @@ template <int kRows, int kChannels> void add_tiles(const Lanes& lanes, const Row
 
 // Rows [row, row + count) of the task, in kRows tiles, meet a block.
 template <int kRows>
-void meet_tiles(const Block& block, const TileAt* keys, const PlanView& plan, const Task& task, float scale,
-                const Rows& rows, int row, int count) {
-    const Seen<kMostTileRows> seen = seen_by<kMostTileRows>(block, plan, task, row, count);
+void meet_tiles(const Block& block, const TileAt* keys, float scale, const Rows& rows, int row, int count) {
+    const Seen<kMostTileRows> seen = seen_by<kMostTileRows>(block, rows, row, count);
     if (seen.first >= seen.end) return;
     const Lanes lanes = lanes_of<TileProducts>(seen.first, seen.end);
     const float* q = rows.q + (int64_t)row * rows.dim;
@@ -849,9 +849,9 @@ void meet_all<TileProducts>(Block& block, const Block* next, const PlanView& pla
     for (int row = 0; row < task.num_rows; row += kMostTileRows) {
         const int count = (int)least(task.num_rows - row, kMostTileRows);
         if (count > kTile)
-            meet_tiles<2>(block, keys, plan, task, scale, rows, row, count);
+            meet_tiles<2>(block, keys, scale, rows, row, count);
         else
-            meet_tiles<1>(block, keys, plan, task, scale, rows, row, count);
+            meet_tiles<1>(block, keys, scale, rows, row, count);
     }
 }
 #endif

@@ -66,9 +66,10 @@ constexpr int64_t score_floats(int head_dim) {
     return kScores > 16 * padded(head_dim) ? kScores : 16 * padded(head_dim);
 }
 
-// Floats of Scratch::rows: queries, values of a split and of all so far, two scales of each; scores; keys and values.
+// Floats of Scratch::rows: queries, values of a split and of all so far, two scales of each, two numbers of keys of 64 bits;
+// scores; keys and values.
 constexpr int64_t scratch_floats(int64_t max_rows, int head_dim, int value_dim) {
-    return max_rows * (padded(head_dim) + 2 * padded(value_dim) + 4) + score_floats(head_dim) +
+    return max_rows * (padded(head_dim) + 2 * padded(value_dim) + 8) + score_floats(head_dim) +
            kBlockKeys * (padded(head_dim) + padded(value_dim)) + 16;
 }
 

@@ -178,8 +178,18 @@ DS_INLINE float largest_of(Vec v) {
     return folded(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// 2^x for x <= 127, 0 below -126; not a number stays that.
+// 2^x for x <= 127, 0 far below (AVX-512: below -149, others: below -126); not a number stays that.
 DS_INLINE Vec exp2_of(Vec x) {
+#if defined(__AVX512F__)
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x less the integer below it; 0 of infinity
+    Vec p = all(1.8775767e-3f);
+    p = multiply_add(p, f, all(8.9893397e-3f));
+    p = multiply_add(p, f, all(5.5826318e-2f));
+    p = multiply_add(p, f, all(2.4015361e-1f));
+    p = multiply_add(p, f, all(6.9315308e-1f));
+    p = multiply_add(p, f, all(9.9999994e-1f));
+    return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
     const Vec shift = all(12582912.f);  // 1.5 * 2^23: the sum's last bits are x rounded to an integer
     const Vec shifted = x + shift;
     const Vec f = x - (shifted - shift);
@@ -192,6 +202,7 @@ DS_INLINE Vec exp2_of(Vec x) {
     p = multiply_add(p, f, all(1.f));
     const Vec power = (Vec)(((WordVec)shifted << 23) + 0x3f800000u);
     return x < -126.f ? Vec{} : p * power;
+#endif
 }
 
 DS_INLINE float exp2_of(float x) { return exp2_of(all(x))[0]; }
