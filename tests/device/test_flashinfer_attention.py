@@ -118,7 +118,7 @@ def test_the_difference_in_float16_is_what_is_promised(process: Pool) -> None:
 
 
 def check_plans() -> None:
-    """One plan for a step's layers; steps of a group that take turns plan anew each time, and are right."""
+    """One plan for a step's layers; steps of a group that take turns plan anew each time, as does another scale."""
     shape = replace(HALF, num_layers=2)
     world = World(shape, (90, 50), (0, 32))
     world.fill((1, 20))
@@ -136,6 +136,8 @@ def check_plans() -> None:
     for step in (other, one, other):
         torch.testing.assert_close(step.attend(1, q, shape.head_dim**-0.5).double(), want, atol=4e-3, rtol=4e-3)
     assert [count.num_plans for count in counts] == [4, 4]
+    torch.testing.assert_close(other.attend(1, 2 * q, shape.head_dim**-0.5 / 2).double(), want, atol=4e-3, rtol=4e-3)
+    assert [count.num_plans for count in counts] == [5, 5]
 
 
 @needs_triton
