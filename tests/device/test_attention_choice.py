@@ -92,6 +92,15 @@ def test_without_the_package(choice: AttentionChoice, monkeypatch: pytest.Monkey
         make(choice, HALF_GROUP)
 
 
+def test_a_package_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imported(name: str) -> None:
+        raise RuntimeError(f"{name}: versions differ\nat length")
+
+    monkeypatch.setattr("importlib.import_module", imported)
+    with pytest.raises(ConfigError, match=r"flashinfer: importing it ends with RuntimeError: .*: versions differ$"):
+        make("flashinfer", HALF_GROUP)
+
+
 @pytest.mark.parametrize(
     ("group", "why"),
     [

@@ -124,6 +124,8 @@ def _make_on_gpu(name: str, pool: KvPool, tables: PageTable, query_heads: Sequen
         module: Any = importlib.import_module(backend.module)
     except ImportError as error:
         raise KernelsUnavailable(f"{error}; pip install 'deltaserve[{name}]'") from None
+    except Exception as problem:  # a package that does not fit its other half, or this machine's CUDA
+        raise KernelsUnavailable(f"importing it ends with {_in_a_line(problem)}") from problem
     if module.IS_INTERPRETED and device.type != "cpu":
         raise KernelsUnavailable("TRITON_INTERPRET=1 is set, and its interpreter is for tests on a CPU")
     if not module.IS_INTERPRETED and device.type != "cuda":
@@ -142,10 +144,14 @@ def _test_on_gpu(arena: KvArena, num_heads: int, make: _MakeBackend) -> None:
     try:
         difference = _self_test_error(arena, num_heads, dtype, make)
     except Exception as problem:  # a compiler's, a driver's: any of them leaves torch to compute
-        reason = str(problem).partition("\n")[0]
-        raise KernelsUnavailable(f"its self-test ends with {type(problem).__name__}: {reason}") from problem
+        raise KernelsUnavailable(f"its self-test ends with {_in_a_line(problem)}") from problem
     if not difference <= _TOLERANCES[dtype]:
         raise KernelsUnavailable(f"its self-test on {arena.bytes.device} differs from torch by {difference:.1g}")
+
+
+def _in_a_line(problem: Exception) -> str:
+    reason = str(problem).partition("\n")[0]
+    return f"{type(problem).__name__}: {reason}"
 
 
 def _fall_back(choice: AttentionChoice, missing: str, error: NativeUnavailable | KernelsUnavailable) -> None:
