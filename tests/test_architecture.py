@@ -54,11 +54,18 @@ DUCK_TYPING = {"getattr", "hasattr", "setattr", "delattr", "vars"}
 
 IMPORT_ONLY = {"transfer": {"transport": {"deltaserve.transport.base"}}}
 """package -> lower package -> the only modules it may take from there."""
-VENDOR_FILES = {"nixl": "nixl", "nixl_cu12": "nixl", "mooncake": "mooncake", "triton": "triton", "zmq": "link"}
+VENDOR_FILES = {
+    "nixl": "nixl",
+    "nixl_cu12": "nixl",
+    "mooncake": "mooncake",
+    "triton": "triton",
+    "flashinfer": "flashinfer",
+    "zmq": "link",
+}
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
-    "deltaserve.device.attention_choice": "triton is optional, and reads when it is imported whether it interprets",
+    "deltaserve.device.attention_choice": "triton, flashinfer are optional; triton asks when imported if it interprets",
     "deltaserve.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",

@@ -1,7 +1,7 @@
 """resolve(): "auto" becomes numbers that fit the model and the machine, or one line says why not."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -110,6 +110,33 @@ def test_codes_that_were_asked_for_and_cannot_be_had(machine: MachineFacts, grou
     model = {**groups.get("model", {}), "quantization": "a8"}
     with pytest.raises(ConfigError, match=f"--quantization a8: .*{why}"):
         resolved(machine=machine, **{**groups, "model": model})
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "memory", "why"),
+    [
+        ("cpu", {}, {}, "it computes on GPUs, and the device is cpu"),
+        ("cuda", {"dtype": "float32"}, {}, "float16 and bfloat16, and --dtype is float32"),
+        ("cuda", {"dtype": "float16"}, {"kv_cache_dtype": "bfloat16"}, "--dtype, here float16, or fp8_e4m3, and is bf"),
+        ("cuda", {}, {"kv_cache_dtype": "float32"}, "--dtype, here bfloat16, or fp8_e4m3, and is float32"),
+    ],
+)
+def test_flashinfer_for_what_it_does_not_compute(
+    device: Literal["cpu", "cuda"], model: dict[str, str], memory: dict[str, str], why: str
+) -> None:
+    machine = MachineFacts(device=device, num_cores=8, free_bytes=80_000 * MIB)
+    flashinfer = {"attention_backend": "flashinfer"}
+    with pytest.raises(ConfigError, match=f"--attention-backend flashinfer: .*{why}"):
+        resolved(machine=machine, scheduling=flashinfer, model=model, memory=memory)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "fp8_e4m3"])
+def test_flashinfer_on_gpus(kv_cache_dtype: str) -> None:
+    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
+    coded = dataclasses.replace(MODEL, has_codes=True)
+    flashinfer = {"attention_backend": "flashinfer"}
+    found = resolved(coded, cuda, scheduling=flashinfer, memory={"kv_cache_dtype": kv_cache_dtype})
+    assert (found.dtype, found.quantization) == ("bfloat16", "none")
 
 
 def test_a_slow_type_that_was_asked_for_is_used() -> None:

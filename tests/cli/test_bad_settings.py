@@ -80,8 +80,8 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--schedule-policy", "random"], ("--schedule-policy 'random'", "fcfs, lpm")),
     (
         "serve",
-        [M, "--attention-backend", "flashinfer"],
-        ("--attention-backend 'flashinfer'", "auto, native, torch, triton"),
+        [M, "--attention-backend", "fa2"],
+        ("--attention-backend 'fa2'", "auto, native, torch, triton, flashinfer"),
     ),
     ("serve", [M, "--verify", "md5"], ("--verify 'md5'", "off, crc")),
     ("serve", [M, "--log-level", "loud"], ("--log-level 'loud'", "debug, info, warning, error")),

@@ -45,6 +45,7 @@ class Shape:
     num_threads: int = 1
     """Of the native library."""
     uses_triton: bool = False
+    uses_flashinfer: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -91,6 +92,10 @@ class World:
             kernels = importlib.import_module("deltaserve.device.triton_attention")  # where triton can be had
             backend: AttentionBackend = kernels.TritonAttention(self.pool, self.tables, (shape.num_heads,))
             return backend
+        if shape.uses_flashinfer:
+            requests = importlib.import_module("deltaserve.device.flashinfer_attention")  # the same
+            backend = requests.FlashInferAttention(self.pool, self.tables, (shape.num_heads,))
+            return backend
         if shape.isa is None:
             return TorchAttention(self.pool, self.tables, (shape.num_heads,))
         context = native_context(shape.isa, shape.num_threads)
@@ -126,13 +131,15 @@ class World:
     def free_behind(self, queries: Sequence[Query]) -> None:
         """Pages that no token to come can see are gone: NaN stands in their place, and before the window in its page.
 
-        The latter where nobody else reads the page.
+        The latter where nobody else reads the page, and not for FlashInfer, which reads a window's first page whole.
         """
         arena, size = self.pool.page_arenas[0], self.shape.page_size
         for query in queries:
             first = self.retention.first_needed(query.q_start, size)
             self.tables.table(POOL)[query.line, :first] = self._trap
             num_left = max(0, query.q_start + 1 - (self.shape.window_len or query.q_end)) - first * size
+            if self.shape.uses_flashinfer:
+                continue
             if num_left > 0 and first * size >= max(self.common if query.line == 0 else [self.common[query.line]]):
                 page = int(self.tables.table(POOL)[query.line, first])
                 start = page * arena.layout.page_bytes
@@ -194,6 +201,22 @@ def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int]
             atol=TOLERANCE[shape.dtype],
             rtol=TOLERANCE[shape.dtype],
         )
+
+
+def check_sharing_against_plain(
+    shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None
+) -> None:
+    """Every way of sharing whole splits is right: for backends that promise no equal bits."""
+    world = World(shape, lens, common)
+    world.fill(q_lens)
+    queries = world.queries(q_lens)
+    world.free_behind(queries)
+    q = world.random_q(sum(q_lens))
+    layer, tolerance = shape.num_layers - 1, TOLERANCE[shape.dtype]
+    want = world.expected(Batch(queries, shape.split_tokens), layer, q, sinks)
+    for shared in sharings(world, queries):
+        got = world.run(Batch(queries, shape.split_tokens, shared), layer, q, sinks)
+        torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
 
 
 def check_sharing_keeps_bits(

@@ -14,7 +14,7 @@ class Target(NamedTuple):
 
 
 def compiled_sizes(target: Target) -> list[int]:
-    """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merge.
+    """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merges.
 
     The last may be 0.
     """
@@ -28,13 +28,14 @@ def compiled_sizes(target: Target) -> list[int]:
     bf16 = importlib.import_module("triton.language").bfloat16
     types = dict.fromkeys(("q", "keys", "values"), "*bf16") | dict.fromkeys(("outs", "sums", "sinks"), "*fp32")
     types |= {"out": "*bf16", "scale": "fp32"}
-    types |= dict.fromkeys(("tiles", "tokens", "positions", "first_parts", "part_starts", "pages"), "*i32")
+    types |= dict.fromkeys(("tiles", "tokens", "positions", "first_parts", "part_starts", "order", "pages"), "*i32")
     found = []
     for rows, keys in attention.tile_sizes(target.group_size, target.head_dim):
         fixed = {**heads, **sizes, **kinds, "ROWS": rows, "KEYS": keys, "COMPUTE": bf16}
         found.append(_compiled(kernels.partial_results, types, fixed, target, attention.num_warps(target.head_dim)))
-    fixed = {**heads, "DV": target.value_dim, "V": 512, "HEADS": 4, "HAS_SINKS": True}
-    found.append(_compiled(kernels.merge_results, types, fixed, target, 4))
+    for has_order, outs in ((False, "*fp32"), (True, "*bf16")):  # of Triton's partial results, of FlashInfer's
+        fixed = {**heads, "DV": target.value_dim, "V": 512, "HEADS": 4, "HAS_ORDER": has_order, "HAS_SINKS": True}
+        found.append(_compiled(kernels.merge_results, types | {"outs": outs}, fixed, target, 4))
     return found
 
 

@@ -1,12 +1,14 @@
 """Native attention where it works; torch, with one line that says why, where it does not."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.device import attention_choice
 from deltaserve.device.attention import AttentionBackend
 from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
@@ -17,6 +19,7 @@ from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from tests.device import flashinfer_reference
 from tests.device.triton_process import interpreting_process, needs_triton, run_in
 from tests.native.native_build import compiled_library
 
@@ -28,6 +31,7 @@ def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> Atten
 
 
 GROUP = PageGroup("kv", 1, 2, 64, DType.FLOAT32)
+HALF_GROUP = replace(GROUP, dtype=DType.FLOAT16)
 
 
 def no_library() -> NativeLibrary:
@@ -98,10 +102,58 @@ def test_triton_on_a_cpu_is_refused() -> None:
         make("triton", GROUP)
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_choice, "_KERNELS", "a_module_that_nobody_has")
-    with pytest.raises(ConfigError, match=r"--attention-backend triton: No module named .*deltaserve\[triton\]"):
-        make("triton", GROUP)
+@pytest.mark.parametrize("choice", ["triton", "flashinfer"])
+def test_without_the_package(choice: AttentionChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked for by name is never left to torch."""
+    backends = attention_choice._GPU_BACKENDS
+    monkeypatch.setitem(backends, choice, replace(backends[choice], module="a_module_that_nobody_has"))
+    with pytest.raises(ConfigError, match=rf"--attention-backend {choice}: No module .*deltaserve\[{choice}\]"):
+        make(choice, HALF_GROUP)
+
+
+def test_a_package_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imported(name: str) -> None:
+        raise RuntimeError(f"{name}: versions differ\nat length")
+
+    monkeypatch.setattr("importlib.import_module", imported)
+    with pytest.raises(ConfigError, match=r"flashinfer: importing it ends with RuntimeError: .*: versions differ$"):
+        make("flashinfer", HALF_GROUP)
+
+
+@pytest.mark.parametrize(
+    ("group", "why"),
+    [
+        (GROUP, "float16 and bfloat16, and pages are kept in float32"),
+        (replace(HALF_GROUP, head_dim=80), "no kernels for heads of 80 channels, only for 64, 128, 256"),
+        (replace(HALF_GROUP, num_kv_heads=1, head_dim=576, planes=1, latent_dim=512), "one latent that serves as both"),
+    ],
+)
+def test_pages_that_flashinfer_cannot_read_are_refused(group: PageGroup, why: str) -> None:
+    """Before the package is looked for."""
+    with pytest.raises(ConfigError, match=f"--attention-backend flashinfer: it .*{why}"):
+        make("flashinfer", group)
+
+
+def check_flashinfer() -> None:
+    flashinfer_reference.stand_in()
+    for dtype in (DType.BFLOAT16, DType.FLOAT16, DType.FP8_E4M3):
+        for retention in (KEEP_ALL, Retention(Lifetime.WINDOW, 20)):
+            group = PageGroup("kv", 3, 2, 64, dtype, retention)
+            assert type(make("flashinfer", group, 4)).__name__ == "FlashInferAttention"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention_choice, "_TOLERANCES", {torch.float16: -1.0})
+        with pytest.raises(ConfigError, match="backend flashinfer: its self-test on cpu differs from torch by"):
+            make("flashinfer", HALF_GROUP)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flashinfer_reference.BatchPrefillWithPagedKVCacheWrapper, "run", None)
+        with pytest.raises(ConfigError, match="backend flashinfer: its self-test ends with TypeError: 'NoneType'"):
+            make("flashinfer", HALF_GROUP)
+
+
+@needs_triton
+def test_flashinfer_passes_its_test_for_every_type_that_it_has() -> None:
+    for process in interpreting_process():
+        run_in(process, check_flashinfer)
 
 
 def check_interpreted() -> None:

@@ -1,19 +1,35 @@
-"""Attention on a CUDA device, by torch and by Triton's kernels: the checks of tests/device, same numbers expected."""
+"""Attention on a CUDA device, by torch, Triton's kernels and FlashInfer's: the checks of tests/device, same numbers
+expected.
+"""
+
+import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
 
-from deltaserve.device.attention_choice import make_attention
+from deltaserve.device.attention import Batch
+from deltaserve.device.attention_choice import AttentionChoice, make_attention
 from deltaserve.device.kv_pool import KvPool
 from deltaserve.device.page_table import PageTable
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
-from tests.device.attention_world import Shape, check_against_plain, check_sharing_keeps_bits
+from tests.device.attention_world import (
+    Shape,
+    World,
+    check_against_plain,
+    check_sharing_against_plain,
+    check_sharing_keeps_bits,
+)
 from tests.device.triton_process import needs_triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 BACKENDS = (False, pytest.param(True, marks=needs_triton))
 both = pytest.mark.parametrize("uses_triton", BACKENDS, ids=("torch", "triton"))
+HAS_FLASHINFER = importlib.util.find_spec("flashinfer") is not None
+needs_flashinfer = pytest.mark.skipif(
+    not HAS_FLASHINFER, reason="needs flashinfer: pip install 'deltaserve[flashinfer]'"
+)
 
 LENS, QUERIES = (200, 1, 77, 31, 129, 96, 64), (1, 1, 77, 5, 40, 16, 17)
 DTYPES = [
@@ -69,10 +85,76 @@ def test_sharing_keeps_bits(dtype: DType, kv_dtype: DType, window_len: int | Non
     check_sharing_keeps_bits(shape, lens, [0] + [256 - 64 * (row % 3) for row in range(1, 21)], [1] * 21)
 
 
+def make(choice: AttentionChoice, dtype: DType) -> str:
+    pool = KvPool(CacheSpec(16, (PageGroup("kv", 1, 2, 64, dtype),)), (4,), torch.device("cuda"))
+    return type(make_attention(choice, None, pool, PageTable(1, 2, 4), (8,))).__name__
+
+
 @needs_triton
 @pytest.mark.parametrize("dtype", list(DType))
 def test_auto_is_triton(dtype: DType) -> None:
     """Its self-test passes for every type of pages."""
-    pool = KvPool(CacheSpec(16, (PageGroup("kv", 1, 2, 64, dtype),)), (4,), torch.device("cuda"))
-    backend = make_attention("auto", None, pool, PageTable(1, 2, 4), (8,))
-    assert type(backend).__name__ == "TritonAttention"
+    assert make("auto", dtype) == "TritonAttention"
+
+
+HALF = Shape(16, 64, 1, 2, 4, 128, DType.FLOAT16, DType.FLOAT16, "cuda", uses_flashinfer=True)
+HALF_DTYPES = [
+    (DType.BFLOAT16, DType.BFLOAT16),
+    (DType.FLOAT16, DType.FLOAT16),
+    (DType.BFLOAT16, DType.FP8_E4M3),
+    (DType.FLOAT16, DType.FP8_E4M3),
+]
+
+
+@needs_flashinfer
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16, DType.FP8_E4M3])
+def test_flashinfer_by_name(dtype: DType) -> None:
+    assert make("flashinfer", dtype) == "FlashInferAttention"
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(("dtype", "kv_dtype"), HALF_DTYPES)
+@pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 4), (16, 32), (64, 256)])
+def test_flashinfer_mixed_batch(page_size: int, split_tokens: int, dtype: DType, kv_dtype: DType) -> None:
+    shape = replace(HALF, page_size=page_size, split_tokens=split_tokens, dtype=dtype, kv_dtype=kv_dtype)
+    check_against_plain(replace(shape, num_layers=3), LENS, QUERIES)
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(
+    ("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (2, 3, 128), (1, 24, 64), (8, 8, 128), (1, 1, 256)]
+)
+def test_flashinfer_head_shapes(kv_heads: int, group_size: int, head_dim: int) -> None:
+    check_against_plain(replace(HALF, kv_heads=kv_heads, group_size=group_size, head_dim=head_dim), LENS, QUERIES)
+
+
+@needs_flashinfer
+@pytest.mark.parametrize("window_len", [1, 24, 100, 1000])
+def test_flashinfer_windows_and_sinks(window_len: int) -> None:
+    shape = replace(HALF, group_size=2, window_len=window_len)
+    check_against_plain(shape, LENS, QUERIES)
+    check_against_plain(shape, LENS, QUERIES, torch.tensor([-2.0, 0.5, 3.0, 30.0], device="cuda"))
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(("dtype", "kv_dtype"), HALF_DTYPES)
+@pytest.mark.parametrize("window_len", [None, 180])
+def test_flashinfer_shared_splits(dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
+    lens = [260 + 3 * row for row in range(21)]
+    common = [0] + [256 - 64 * (row % 3) for row in range(1, 21)]
+    shape = replace(HALF, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len)
+    check_sharing_against_plain(shape, lens, common, [1] * 21)
+
+
+@needs_flashinfer
+def test_flashinfer_steps_that_nobody_waits_for() -> None:
+    """Plans are copied from one buffer of the host: none may be overwritten before the device has it."""
+    world = World(replace(HALF, split_tokens=256), (5000, 3000, 4097))
+    q_lens = (1, 700, 16)
+    world.fill(q_lens)
+    queries = world.queries(q_lens)
+    batches = [Batch(queries[: 1 + number % 3], 256) for number in range(12)]
+    rows = [world.random_q(batch.num_tokens) for batch in batches]
+    got = [world.run(batch, 0, q) for batch, q in zip(batches, rows, strict=True)]
+    for batch, q, out in zip(batches, rows, got, strict=True):
+        torch.testing.assert_close(out.double(), world.expected(batch, 0, q), atol=2e-3, rtol=2e-3)

@@ -8,10 +8,13 @@ import torch
 
 from deltaserve.base.config_resolve import StepSizes
 from deltaserve.device.attention import Batch, Query
+from deltaserve.device.scratch_limits import FLASHINFER_BYTES
+from deltaserve.layout.dtype import DType
 from deltaserve.layout.shard import Shard
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.scratch import LOGPROB_POSITIONS, attention_bytes, kernel_bytes, scratch_bytes
+from tests.device import flashinfer_reference
 from tests.device.attention_world import Shape, World
 from tests.device.triton_process import interpreting_process, needs_triton, run_in
 
@@ -87,6 +90,25 @@ def check_kernels(spec: ModelSpec) -> None:
 def test_kernels_for_gpus_keep_no_more_than_is_counted(spec: ModelSpec) -> None:
     for process in interpreting_process():
         run_in(process, check_kernels, spec)
+
+
+def check_flashinfer(spec: ModelSpec) -> None:
+    flashinfer_reference.stand_in()
+    sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
+    half = DType.FLOAT16
+    for lens, q_lens in (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64])):
+        shape = Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, half, half, uses_flashinfer=True)
+        world = World(shape, lens)
+        world.fill(q_lens)
+        world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
+        assert FLASHINFER_BYTES < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) + FLASHINFER_BYTES
+        assert kernel_bytes(spec, sizes) + FLASHINFER_BYTES <= attention_bytes(spec, sizes)
+
+
+@needs_triton
+def test_flashinfer_keeps_no_more_than_is_counted(spec: ModelSpec) -> None:
+    for process in interpreting_process():
+        run_in(process, check_flashinfer, spec)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -265,10 +265,11 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
-    attention_backend: Literal["auto", "native", "torch", "triton"] = option(
+    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = option(
         "auto",
         "what computes attention and, on a CPU, norms and small products; auto is native on a CPU and triton on a GPU "
-        "where they are there and pass their test, or else torch",
+        "where they are there and pass their test, or else torch; flashinfer, on GPUs, promises no equal bits where "
+        "requests share a prefix",
         commands=COMPUTING,
         use="rare",
     )

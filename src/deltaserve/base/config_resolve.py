@@ -203,6 +203,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
             "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
         )
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
+    _check_attention(settings, device, dtype, kv_dtype)
     quantization = _quantization(settings, model, device, dtype, machine)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
@@ -338,7 +339,7 @@ def _quantization(
     problem = None
     if device != "cpu":
         problem = f"computed on CPUs only, and the device is {device}"
-    elif settings.scheduling.attention_backend in ("torch", "triton"):
+    elif settings.scheduling.attention_backend in ("torch", "triton", "flashinfer"):
         left_out = f"which --attention-backend {settings.scheduling.attention_backend} leaves out"
         problem = f"computed by the native library, {left_out}"
     elif dtype not in _CODE_DTYPES:
@@ -355,6 +356,21 @@ def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozen
     automatic = "float32" if model.dtype in slow else model.dtype
     dtype = automatic if settings.model.dtype == "auto" else settings.model.dtype
     return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
+
+
+def _check_attention(settings: Settings, device: Device, dtype: str, kv_dtype: str) -> None:
+    """What FlashInfer computes with. Which layers it can compute a worker says that has their pages."""
+    if settings.scheduling.attention_backend != "flashinfer":
+        return
+    problem = None
+    if device != "cuda":
+        problem = f"it computes on GPUs, and the device is {device}"
+    elif dtype == "float32":
+        problem = "it computes in float16 and bfloat16, and --dtype is float32"
+    elif kv_dtype not in (dtype, "fp8_e4m3"):
+        problem = f"--kv-cache-dtype has to be --dtype, here {dtype}, or fp8_e4m3, and is {kv_dtype}"
+    if problem is not None:
+        raise ConfigError(f"--attention-backend flashinfer: {problem}")
 
 
 def _or_auto(value: int | Literal["auto"], automatic: int) -> int:

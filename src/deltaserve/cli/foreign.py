@@ -12,7 +12,7 @@ _LAYERS = "layers are not split over workers"
 _NO_GRAPHS = "there are no CUDA graphs to turn off"
 _CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
 _READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
-_TORCH = "attention has three backends (--attention-backend), and no such choice; leave the flag out"
+_TORCH = "attention has four backends (--attention-backend), and no such choice; leave the flag out"
 _LOGGED = "each request leaves one line of JSON in the log of the front, without its text"
 
 ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {

@@ -1,11 +1,11 @@
 """Which attention backend computes: the native library on a CPU and Triton's kernels on a GPU where they work, torch
-everywhere else.
+everywhere else; FlashInfer's kernels where they are asked for by name.
 """
 
 import importlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,34 +14,57 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.device.attention import AttentionBackend, Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
+from deltaserve.device.flashinfer_limits import flashinfer_refusal
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.native_attention import NativeAttention
 from deltaserve.device.page_table import PageTable
 from deltaserve.device.torch_attention import TorchAttention
 from deltaserve.layout.dtype import DType
+from deltaserve.layout.kv import KvLayout
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.native.native_library import NativeContext, NativeLibrary, NativeUnavailable
 
 log = logging.getLogger(__name__)
 
-AttentionChoice = Literal["auto", "native", "torch", "triton"]
+AttentionChoice = Literal["auto", "native", "torch", "triton", "flashinfer"]
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of the self-test, by the type of its queries; torch computes in float32 in any case."""
-_KERNELS = "deltaserve.device.triton_attention"
 
 _MakeBackend = Callable[[KvPool, PageTable, Sequence[int]], AttentionBackend]
 
 
-class TritonUnavailable(Exception):
-    """Why Triton's kernels do not compute, in words for an operator."""
+@dataclass(frozen=True, slots=True)
+class GpuBackend:
+    """Kernels of an optional package, which the extra of this backend's name installs."""
+
+    module: str
+    """Of ours, which imports the package. It has IS_INTERPRETED, see triton_kernels.py."""
+    constructor: Callable[[Any], _MakeBackend]
+    """Of the module when it is imported."""
+    refusal: Callable[[KvLayout], str | None] = lambda layout: None
+    """Why it has no kernels for such pages; None: it has."""
+
+
+_GPU_BACKENDS = {
+    "triton": GpuBackend("deltaserve.device.triton_attention", lambda module: module.TritonAttention),
+    "flashinfer": GpuBackend(
+        "deltaserve.device.flashinfer_attention", lambda module: module.FlashInferAttention, flashinfer_refusal
+    ),
+}
+_FIRST_ON_GPU = "triton"
+"""What `auto` is there: the only one of which equal bits are promised whether splits are shared or not."""
+
+
+class KernelsUnavailable(Exception):
+    """Why a GPU backend does not compute, in words for an operator."""
 
 
 def open_native(choice: AttentionChoice, device: torch.device, num_threads: int) -> NativeContext | None:
-    """What this process computes with natively, with the fastest instruction set; None: with torch, or Triton.
+    """What this process computes with natively, with the fastest instruction set; None: with torch, or on a GPU.
 
     Raises ConfigError where native was asked for and cannot be had.
     """
-    if choice in ("torch", "triton") or (choice == "auto" and device.type != "cpu"):
+    if choice == "torch" or choice in _GPU_BACKENDS or (choice == "auto" and device.type != "cpu"):
         return None
     try:
         if device.type != "cpu":
@@ -49,7 +72,7 @@ def open_native(choice: AttentionChoice, device: torch.device, num_threads: int)
         library = NativeLibrary()
         return NativeContext(library, library.instruction_sets[-1], num_threads)
     except NativeUnavailable as error:
-        _fall_back(choice, error)
+        _fall_back(choice, "native library", error)
         return None
 
 
@@ -62,16 +85,20 @@ def make_attention(
 ) -> AttentionBackend:
     """`native`: of open_native. `query_heads`: of each page group, on this rank. Raises ConfigError where what was
     asked for cannot be had."""
-    on_gpu = pool.arenas[0].bytes.device.type == "cuda"
-    try:
-        if native is not None:
+    if native is not None:
+        try:
             backend = _make_native(native, pool, tables, query_heads)
             log.info("attention: native, %s", native.instruction_set.name)
             return backend
-        if choice == "triton" or (choice == "auto" and on_gpu):
-            return _make_triton(pool, tables, query_heads)
-    except (NativeUnavailable, TritonUnavailable) as error:
-        _fall_back(choice, error)
+        except NativeUnavailable as error:
+            _fall_back(choice, "native library", error)
+    on_gpu = pool.arenas[0].bytes.device.type == "cuda"
+    name = _FIRST_ON_GPU if choice == "auto" and on_gpu else choice
+    if name in _GPU_BACKENDS:
+        try:
+            return _make_on_gpu(name, pool, tables, query_heads)
+        except KernelsUnavailable as error:
+            _fall_back(choice, name, error)
     return TorchAttention(pool, tables, query_heads)
 
 
@@ -96,35 +123,49 @@ def _native_problem(pool: KvPool, query_heads: Sequence[int], make: _MakeBackend
     return None
 
 
-def _make_triton(pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> AttentionBackend:
-    device = pool.arenas[0].bytes.device
+def _make_on_gpu(name: str, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> AttentionBackend:
+    device, backend = pool.arenas[0].bytes.device, _GPU_BACKENDS[name]
+    for arena in pool.page_arenas:
+        refusal = backend.refusal(arena.layout)
+        if refusal is not None:
+            raise KernelsUnavailable(refusal)
     try:
-        kernels: Any = importlib.import_module(_KERNELS)
+        module: Any = importlib.import_module(backend.module)
     except ImportError as error:
-        raise TritonUnavailable(f"{error}; pip install 'deltaserve[triton]'") from None
-    if kernels.IS_INTERPRETED and device.type != "cpu":
-        raise TritonUnavailable("TRITON_INTERPRET=1 is set, and its interpreter is for tests on a CPU")
-    if not kernels.IS_INTERPRETED and device.type != "cuda":
-        raise TritonUnavailable(f"it computes on GPUs, and the pages are on {device}")
-    make: _MakeBackend = kernels.TritonAttention
+        raise KernelsUnavailable(f"{error}; pip install 'deltaserve[{name}]'") from None
+    except Exception as problem:  # a package that does not fit its other half, or this machine's CUDA
+        raise KernelsUnavailable(f"importing it ends with {_in_a_line(problem)}") from problem
+    if module.IS_INTERPRETED and device.type != "cpu":
+        raise KernelsUnavailable("TRITON_INTERPRET=1 is set, and its interpreter is for tests on a CPU")
+    if not module.IS_INTERPRETED and device.type != "cuda":
+        raise KernelsUnavailable(f"it computes on GPUs, and the pages are on {device}")
+    make = backend.constructor(module)
     for arena, num_heads in zip(pool.page_arenas, query_heads, strict=True):
-        kept = arena.layout.group.dtype
-        dtype = torch_dtype(DType.BFLOAT16 if kept is DType.FP8_E4M3 else kept)
-        try:
-            difference = _self_test_error(arena, num_heads, dtype, make)
-        except Exception as problem:  # a compiler's, a driver's: any of them leaves torch to compute
-            reason = str(problem).partition("\n")[0]
-            raise TritonUnavailable(f"its self-test ends with {type(problem).__name__}: {reason}") from problem
-        if not difference <= _TOLERANCES[dtype]:
-            raise TritonUnavailable(f"its self-test on {device} differs from torch by {difference:.1g}")
-    log.info("attention: triton, %s", "interpreted" if kernels.IS_INTERPRETED else f"compiled for {device}")
+        _test_on_gpu(arena, num_heads, make)
+    log.info("attention: %s, %s", name, "interpreted" if module.IS_INTERPRETED else f"compiled for {device}")
     return make(pool, tables, query_heads)
 
 
-def _fall_back(choice: AttentionChoice, error: NativeUnavailable | TritonUnavailable) -> None:
+def _test_on_gpu(arena: KvArena, num_heads: int, make: _MakeBackend) -> None:
+    """Raises KernelsUnavailable where it fails."""
+    kept = arena.layout.group.dtype
+    dtype = torch_dtype(DType.BFLOAT16 if kept is DType.FP8_E4M3 else kept)
+    try:
+        difference = _self_test_error(arena, num_heads, dtype, make)
+    except Exception as problem:  # a compiler's, a driver's: any of them leaves torch to compute
+        raise KernelsUnavailable(f"its self-test ends with {_in_a_line(problem)}") from problem
+    if not difference <= _TOLERANCES[dtype]:
+        raise KernelsUnavailable(f"its self-test on {arena.bytes.device} differs from torch by {difference:.1g}")
+
+
+def _in_a_line(problem: Exception) -> str:
+    reason = str(problem).partition("\n")[0]
+    return f"{type(problem).__name__}: {reason}"
+
+
+def _fall_back(choice: AttentionChoice, missing: str, error: NativeUnavailable | KernelsUnavailable) -> None:
     if choice != "auto":
         raise ConfigError(f"--attention-backend {choice}: {error}") from None
-    missing = "native library" if isinstance(error, NativeUnavailable) else "triton"
     log.info("attention: torch (no %s: %s)", missing, error)
 
 

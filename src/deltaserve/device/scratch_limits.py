@@ -9,6 +9,8 @@ MAX_TILED_PARTS = 64
 MAX_PIECE_RESULTS = 128
 """Partial results (positions times pieces of keys) of a query of several positions in Triton's kernels, unless it has
 more positions: those are one piece then."""
+FLASHINFER_BYTES = 2 * (10 << 20)
+"""Of FlashInfer's two wrappers of a page group: plans of 8 MiB, lengths of requests, and a workspace of 1 MiB."""
 BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Keys of one block of tiles, and scores of one pass, in float32. On the CPU about the size of a core's L2 cache."""
 MAX_POSITIONS = 1024

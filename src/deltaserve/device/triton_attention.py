@@ -18,7 +18,8 @@ from deltaserve.device.kv_pool import KvArena
 from deltaserve.device.page_table import Table
 from deltaserve.device.paged_attention import PagedAttention
 from deltaserve.device.torch_attention import write_slots
-from deltaserve.device.triton_kernels import IS_INTERPRETED, merge_results, partial_results
+from deltaserve.device.triton_kernels import IS_INTERPRETED, partial_results
+from deltaserve.device.triton_merge import PartialResults, merge_partial_results
 from deltaserve.device.work_tiles import TileSize, plan_work, sharers
 from deltaserve.device.workspace import Workspace
 from deltaserve.layout.dtype import DType
@@ -28,8 +29,6 @@ _LEAST_DIM = 16
 """Of a product on tensor cores."""
 _WIDE_DIM = 256
 """Heads of more channels have fewer rows and keys at once: a tile has to fit in a multiprocessor."""
-_MERGED_VALUES = 2048
-"""Of one program of the merge."""
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -82,7 +81,7 @@ class TritonStep:
                 if len(tiles):
                     self._compute(tiles, size, layer, q, scale, outs, sums)
             if self._num_tokens:
-                self._merge(outs, sums, sinks, out)
+                merge_partial_results(PartialResults(outs, sums, self._part_starts), sinks, out)
         return out
 
     def _compute(
@@ -125,23 +124,6 @@ class TritonStep:
             COMPUTE=_TYPES[compute],
             num_warps=num_warps(group.head_dim),
             num_stages=1 if compute is torch.float32 else 2,
-        )
-
-    def _merge(self, outs: Tensor, sums: Tensor, sinks: Tensor | None, out: Tensor) -> None:
-        _, num_heads, value_dim = out.shape
-        width = _power_of_two(value_dim)
-        heads = min(_power_of_two(num_heads), max(1, _MERGED_VALUES // width))
-        merge_results[self._num_tokens, -(-num_heads // heads)](
-            outs,
-            sums,
-            self._part_starts,
-            sums if sinks is None else sinks.float().contiguous(),
-            out,
-            NUM_HEADS=num_heads,
-            DV=value_dim,
-            V=width,
-            HEADS=heads,
-            HAS_SINKS=sinks is not None,
         )
 
 

@@ -123,15 +123,17 @@ def partial_results(
 
 @triton.jit
 def merge_results(
-    outs,  # [R, Hq, DV] float32
+    outs,  # [R, Hq, DV]
     sums,  # [R, Hq] float32
-    part_starts,  # [T + 1] int32: rows of a token's partial results, root to leaf
+    part_starts,  # [T + 1] int32: a token's partial results, root to leaf
+    order,  # [R] int32: the row of `outs` and `sums` that a partial result is; anything unless HAS_ORDER
     sinks,  # [Hq] float32: score of a key without a value; anything unless HAS_SINKS
     out,  # [T, Hq, DV]
     NUM_HEADS: tl.constexpr,
     DV: tl.constexpr,
     V: tl.constexpr,  # DV or more, a power of two
     HEADS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Grid [T, ceil(Hq / HEADS)]."""
@@ -148,9 +150,10 @@ def merge_results(
         total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, V], tl.float32)
     for part in range(tl.load(part_starts + token), tl.load(part_starts + token + 1)):
-        place = (part * NUM_HEADS + head).to(tl.int64)
+        row = tl.load(order + part) if HAS_ORDER else part
+        place = (row * NUM_HEADS + head).to(tl.int64)
         part_sum = tl.load(sums + place, mask=is_head, other=0.0)
-        values = tl.load(outs + place[:, None] * DV + v[None, :], mask=is_value, other=0.0)
+        values = tl.load(outs + place[:, None] * DV + v[None, :], mask=is_value, other=0.0).to(tl.float32)
         new_top = tl.maximum(top, part_sum)
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
         shrink, weight = tl.exp2(top - base), tl.exp2(part_sum - base)

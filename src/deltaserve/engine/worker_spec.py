@@ -92,7 +92,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Compute threads of a rank."""
     least_threads: int = 1
     """So many compute where more would wait for cores."""
-    attention_backend: Literal["auto", "native", "torch", "triton"] = "auto"
+    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
     drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
     """Who guesses at the next tokens."""
     draft_path: str | None = None

@@ -6,6 +6,7 @@ from deltaserve.device.scratch_limits import (
     CAUSAL_POSITIONS,
     CHUNK_LEN,
     CHUNKS_AT_ONCE,
+    FLASHINFER_BYTES,
     MAX_KEYS,
     MAX_PIECE_RESULTS,
     MAX_POSITIONS,
@@ -33,11 +34,16 @@ def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """By whichever backend needs most."""
     reference = _tiled(spec, sizes) + _long(spec, sizes)
-    return reference if sizes.device == "cpu" else max(reference, kernel_bytes(spec, sizes))
+    if sizes.device == "cpu":
+        return reference
+    return max(reference, kernel_bytes(spec, sizes) + len(spec.windows) * FLASHINFER_BYTES)
 
 
 def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list."""
+    """Of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list.
+
+    FlashInfer's have no more partial results, with their queries beside them, both in 16 bits.
+    """
     rows, splits = sizes.max_rows, sizes.context_len // sizes.split_tokens + 2
     results = rows * max(MAX_PIECE_RESULTS, splits) + sizes.step_len
     per_result = spec.num_heads * (spec.head_dim + 1) * _FLOAT
