@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId
 from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.base.rounding import Rounding
 from deltaserve.device.attention import AttentionBackend, Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.kv_pool import KvPool
@@ -43,6 +44,8 @@ class Shape:
     isa: str | None = None
     """Of the native library; None: torch computes."""
     num_threads: int = 1
+    """Of the native library."""
+    rounding: Rounding = Rounding.OF_QUERY
     """Of the native library."""
     uses_triton: bool = False
     uses_flashinfer: bool = False
@@ -98,7 +101,7 @@ class World:
             return backend
         if shape.isa is None:
             return TorchAttention(self.pool, self.tables, (shape.num_heads,))
-        context = native_context(shape.isa, shape.num_threads)
+        context = native_context(shape.isa, shape.num_threads, shape.rounding)
         return NativeAttention(self.pool, self.tables, (shape.num_heads,), context)
 
     def _random_kv(self, length: int) -> Tensor:

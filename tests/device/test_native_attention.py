@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deltaserve.base.rounding import Rounding
 from deltaserve.device.attention import Batch, Query
 from deltaserve.device.native_attention import NativeAttention
 from deltaserve.layout.dtype import DType
@@ -156,17 +157,18 @@ def test_another_number_of_threads_in_each_step_changes_no_bit(isa: str) -> None
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
 @pytest.mark.parametrize(("group_size", "head_dim"), [(2, 16), (4, 64), (1, 40), (7, 96)])
+@pytest.mark.parametrize(("q_len", "rounding"), [(16, Rounding.OF_QUERY), (60, Rounding.OF_POSITION)])
 def test_a_position_has_the_same_bits_in_a_chunk_and_by_itself(
-    isa: str, dtype: DType, kv_dtype: DType, group_size: int, head_dim: int
+    isa: str, dtype: DType, kv_dtype: DType, group_size: int, head_dim: int, q_len: int, rounding: Rounding
 ) -> None:
     shape = Shape(16, 32, 1, group_size=group_size, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, isa=isa)
-    world = World(shape, (120,))
-    world.fill((60,))
-    batch = Batch(world.queries((60,)), 32)
-    q = world.random_q(60)
+    world = World(replace(shape, rounding=rounding), (120,))
+    world.fill((q_len,))
+    batch = Batch(world.queries((q_len,)), 32)
+    q = world.random_q(q_len)
     want = world.run(batch, 0, q)
-    for offset in (0, 17, 59):
-        got = world.run(Batch((Query(0, 60 + offset, 1),), 32), 0, q[offset : offset + 1])
+    for offset in (0, 13, q_len - 1):
+        got = world.run(Batch((Query(0, 120 - q_len + offset, 1),), 32), 0, q[offset : offset + 1])
         assert torch.equal(got[0], want[offset])
 
 

@@ -127,6 +127,7 @@ World make_world(Random& random) {
     w.work.page_size = (int)any_of<int64_t>(random, {1, 2, 4, 8, 16, 32, 64, 128});
     w.work.split_tokens = w.work.page_size * (int)any_of<int64_t>(random, {1, 2, 4});
     w.work.window_len = any_of<int32_t>(random, {INT32_MAX, INT32_MAX, 1, 7, 40, 129});
+    w.work.long_len = any_of<int32_t>(random, {17, INT32_MAX});
     w.work.num_kv_heads = (int)pick(random, 1, 3);
     w.work.group_size = any_of<int32_t>(random, {1, 2, 3, 4, 7, 8});
     w.work.head_dim = any_of<int32_t>(random, {8, 32, 40, 64, 80, 96, 128, 256});

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deltaserve.base.rounding import Rounding
 from deltaserve.native.compile_library import (
     EMULATED_TILES,
     KERNEL_FLAGS,
@@ -26,7 +27,7 @@ def compiled_library() -> NativeLibrary:
     return _library(SOURCES / LIBRARY_NAME)
 
 
-def native_context(isa: str, num_threads: int = 1) -> NativeContext:
+def native_context(isa: str, num_threads: int = 1, rounding: Rounding = Rounding.OF_QUERY) -> NativeContext:
     """One of ISAS. Skips the test where the machine cannot run it."""
     library, name = compiled_library(), isa
     if isa == EMULATED_AMX:
@@ -35,7 +36,7 @@ def native_context(isa: str, num_threads: int = 1) -> NativeContext:
     found = next((one for one in library.instruction_sets if one.name == name), None)
     if found is None:
         pytest.skip(f"this machine has no {name}" + (", nor avx512_bf16" if isa == EMULATED_AMX else ""))
-    return NativeContext(library, found, num_threads)
+    return NativeContext(library, found, num_threads, rounding)
 
 
 def _library(path: Path, flags: Sequence[str] = ()) -> NativeLibrary:

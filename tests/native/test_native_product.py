@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.base.rounding import Rounding
 from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.native_ops import NativeOps
 from deltaserve.models.packing import pack, product
@@ -53,6 +54,22 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(dtype: torch.dtyp
     whole = many.product(x, packed)
     for first, end in ((0, 64), (3, 4), (17, 30), (32, 64)):
         assert torch.equal(alone.product(x[first:end], packed), whole[first:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_no_number_of_rows_changes_bits_where_they_follow_from_positions(dtype: torch.dtype) -> None:
+    """By the native library, or where torch has to multiply."""
+    isa = compiled_library().instruction_sets[-1].name
+    ops = NativeOps(native_context(isa, 1, Rounding.OF_POSITION))
+    weight, bias, x = draw(0, dtype, 200, 1100), draw(1, dtype, 200), draw(2, dtype, 150, 1100)
+    for matrix in (pack(weight), weight):
+        whole = ops.product(x, matrix, bias)
+        torch.testing.assert_close(
+            whole, product(x, weight, bias), rtol=0.02, atol=0.5 if dtype is torch.bfloat16 else 1e-3
+        )
+        for first, end in ((0, 1), (77, 150), (3, 67), (149, 150)):
+            assert torch.equal(ops.product(x[first:end], matrix, bias), whole[first:end])
 
 
 def is_native(ops: NativeOps, packed: Matrix) -> bool:

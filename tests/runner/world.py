@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.rounding import Rounding
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.base.tokens import pack_u32
 from deltaserve.device.attention_choice import AttentionChoice
@@ -56,6 +57,7 @@ class Driver:
     attention: AttentionChoice = "auto"
     expert_group: ExpertGroup | None = None
     quantization: Quantization = "auto"
+    rounding = Rounding.OF_QUERY
     least_likely = 0.0
     """Of guesses."""
 
@@ -74,7 +76,7 @@ class Driver:
         num_pages = num_pages or 1024 // page_size
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
-        sizes = replace(sizes, quantization=self.quantization)
+        sizes = replace(sizes, quantization=self.quantization, rounding=self.rounding)
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)

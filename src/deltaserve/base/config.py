@@ -293,6 +293,13 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    enable_deterministic_inference: bool = option(
+        False,
+        "on a CPU, a request's tokens are the same whatever of it was cached, computed in whichever chunks and beside "
+        "whom: prompts are computed in the arithmetic of single tokens, which takes longer",
+        commands=COMPUTING,
+        use="rare",
+    )
     prefill_num_threads: Threads | None = option(
         None, "compute threads of a prefill rank; by default --num-threads", commands=("serve",), use="rare"
     )

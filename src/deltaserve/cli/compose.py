@@ -30,6 +30,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.lifetime import KEEP_ALL
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.rounding import Rounding
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.engine.child import ChildSpec, Kind
@@ -393,6 +394,7 @@ def worker_spec(
         num_threads=resolved.num_threads,
         least_threads=resolved.least_threads,
         attention_backend=scheduling.attention_backend,
+        rounding=Rounding.OF_POSITION if scheduling.enable_deterministic_inference else Rounding.OF_QUERY,
         drafts=settings.speculation.speculative_algorithm,
         draft_path=settings.speculation.speculative_draft_model_path,
         drain_grace_s=settings.process.shutdown_grace_s,

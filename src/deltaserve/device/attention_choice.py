@@ -12,6 +12,7 @@ import torch
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import PageId, PoolId
+from deltaserve.base.rounding import Rounding
 from deltaserve.device.attention import AttentionBackend, Batch, Query, Shared
 from deltaserve.device.element_conversion import torch_dtype
 from deltaserve.device.flashinfer_limits import flashinfer_refusal
@@ -59,7 +60,9 @@ class KernelsUnavailable(Exception):
     """Why a GPU backend does not compute, in words for an operator."""
 
 
-def open_native(choice: AttentionChoice, device: torch.device, num_threads: int) -> NativeContext | None:
+def open_native(
+    choice: AttentionChoice, device: torch.device, num_threads: int, rounding: Rounding = Rounding.OF_QUERY
+) -> NativeContext | None:
     """What this process computes with natively, with the fastest instruction set; None: with torch, or on a GPU.
 
     Raises ConfigError where native was asked for and cannot be had.
@@ -70,7 +73,7 @@ def open_native(choice: AttentionChoice, device: torch.device, num_threads: int)
         if device.type != "cpu":
             raise NativeUnavailable(f"it computes on the CPU, and the pages are on {device}")
         library = NativeLibrary()
-        return NativeContext(library, library.instruction_sets[-1], num_threads)
+        return NativeContext(library, library.instruction_sets[-1], num_threads, rounding)
     except NativeUnavailable as error:
         _fall_back(choice, "native library", error)
         return None

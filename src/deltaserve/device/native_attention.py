@@ -1,7 +1,8 @@
 """Attention by the native library: K and V are read in place from their pages, each shared split once.
 
-Guarantee: for one instruction set and the same KV bytes, a position's result has equal bits whatever else is in its
-batch, on any number of threads, and whether splits are shared or not.
+Guarantee: for one instruction set and the same KV bytes, a query's results have equal bits whatever else is in its
+batch, on any number of threads, and whether splits are shared or not; with Rounding.OF_POSITION a position's, too, in
+whichever query it is computed.
 """
 
 import ctypes
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from deltaserve.base.errors import StateError
+from deltaserve.base.rounding import Rounding
 from deltaserve.device.attention import Batch, StepAttention, StepStates
 from deltaserve.device.kv_pool import KvArena, KvPool
 from deltaserve.device.page_table import PageTable, Table
+from deltaserve.device.scratch_limits import MAX_TILED_LEN
 from deltaserve.device.tiles import tiled_members
 from deltaserve.device.torch_attention import write_slots
 from deltaserve.device.torch_states import step_states
@@ -25,7 +28,8 @@ from deltaserve.native.native_library import NativeContext
 
 _KV_TYPES = {DType.FLOAT32: 0, DType.BFLOAT16: 1, DType.FLOAT16: 2, DType.FP8_E4M3: 3}
 _Q_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_SEES_ALL = 2**31 - 1
+_NO_LIMIT = 2**31 - 1
+_LONG_LEN = {Rounding.OF_QUERY: MAX_TILED_LEN + 1, Rounding.OF_POSITION: _NO_LIMIT}
 
 
 class _Work(ctypes.Structure):
@@ -42,6 +46,7 @@ class _Work(ctypes.Structure):
         ("split_tokens", ctypes.c_int32),
         ("page_size", ctypes.c_int32),
         ("window_len", ctypes.c_int32),
+        ("long_len", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("group_size", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
@@ -155,7 +160,8 @@ class NativeAttention:
             table_stride=table.strides[0] // table.itemsize,
             split_tokens=batch.split_tokens,
             page_size=arena.layout.page_size,
-            window_len=_SEES_ALL if window_len is None else window_len,
+            window_len=_NO_LIMIT if window_len is None else window_len,
+            long_len=_LONG_LEN[self._context.rounding],
             num_kv_heads=arena.layout.num_heads,
             group_size=group_size,
             head_dim=group.head_dim,

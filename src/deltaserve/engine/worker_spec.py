@@ -9,6 +9,7 @@ import msgspec
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.rounding import Rounding
 from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
@@ -93,6 +94,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     least_threads: int = 1
     """So many compute where more would wait for cores."""
     attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
+    rounding: Rounding = Rounding.OF_QUERY
     drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
     """Who guesses at the next tokens."""
     draft_path: str | None = None

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.rounding import Rounding
 from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked
-from deltaserve.models.model_spec import Activation
+from deltaserve.models.model_spec import Activation, ModelSpec
 from deltaserve.models.packing import product
 from deltaserve.models.step_ops import HeadNorm, Peaks, StepOps, TorchOps
 from deltaserve.native.native_library import NativeContext, NativeUnavailable
@@ -157,7 +158,8 @@ class NativeOps:
     """StepOps for tensors on the CPU in float32 or bfloat16. For one thread at a time.
 
     Guarantee: for one instruction set a token's result has equal bits whatever else is in its batch, on any number of
-    threads.
+    threads. Products of many rows are oneDNN's, without it; with Rounding.OF_POSITION they are computed here, 64 at a
+    time, or where torch has to multiply, one at a time.
     """
 
     def __init__(self, context: NativeContext) -> None:
@@ -172,6 +174,7 @@ class NativeOps:
         self._panels: dict[_Shape, int | None] = {}
         """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
         self._isa = context.instruction_set.number
+        self._rounding = context.rounding
         self._context = context
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -189,14 +192,13 @@ class NativeOps:
                 else:
                     out[:, rows] = self.product(x, part, own_bias)
             return out
-        if not weight.is_mkldnn or x.shape[0] > _MOST_ROWS:
-            return product(x, weight, bias)
-        num_columns, depth = weight.shape
-        shape = (weight.dtype, num_columns, depth)
-        if shape not in self._panels:
-            self._panels[shape] = self._panel_depth(weight)
-        panel_depth = self._panels[shape]
-        if panel_depth is None:
+        panel_depth = self._packed_depth(weight)
+        num_rows, most = x.shape[0], 1 if panel_depth is None else _MOST_ROWS
+        if self._rounding is Rounding.OF_POSITION and num_rows > most:
+            return torch.cat(
+                [self.product(x[start : start + most], weight, bias) for start in range(0, num_rows, most)]
+            )
+        if panel_depth is None or num_rows > most:
             return product(x, weight, bias)
         return self._multiplied(x, weight, bias, panel_depth)
 
@@ -268,6 +270,16 @@ class NativeOps:
         )
         self._do(self._add_norm, call)
         return normed
+
+    def _packed_depth(self, weight: Tensor) -> int | None:
+        """None: torch multiplies with it."""
+        if not weight.is_mkldnn:
+            return None
+        num_columns, depth = weight.shape
+        shape = (weight.dtype, num_columns, depth)
+        if shape not in self._panels:
+            self._panels[shape] = self._panel_depth(weight)
+        return self._panels[shape]
 
     def _panel_depth(self, weight: Tensor) -> int | None:
         """oneDNN does not say how it packs, but it packs matrices of one shape alike: a product tells."""
@@ -365,6 +377,17 @@ def usable_quantization(asked: Quantization, ops: StepOps) -> Quantization:
     if asked != "auto":
         raise ConfigError(f"--quantization {asked}: computed by the native library, which does not serve here")
     return "none"
+
+
+def check_deterministic(spec: ModelSpec, ops: StepOps) -> None:
+    """Raises ConfigError for a model of which torch computes something whose rounding follows from a whole step."""
+    problem = None
+    if not isinstance(ops, NativeOps):
+        problem = "the native library does not compute here, and others round by all that a step computes"
+    elif spec.moe is not None or spec.mla is not None or spec.delta is not None:
+        problem = "for models without experts, latents and recurrent layers"
+    if problem is not None:
+        raise ConfigError(f"--enable-deterministic-inference: {problem}")
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kRowBytes = 384 << 10;  // of a task: with a block of keys they fit a core's L2 cache
 constexpr int kMinRows = 16, kMaxRows = 256;  // the first divides every number of rows: those of a tile register
-constexpr int kShortLen = 16;  // of queries that may share keys, and whose keys may be cut into several tasks
+constexpr int kShortLen = 16;  // of queries whose keys may be cut into several tasks
 constexpr int kTasksPerThread = 4;  // so that threads end at about the same time
 
 struct Span {  // splits [first, end) of a query
@@ -55,6 +55,8 @@ private:
         std::vector<int> members;
     };
 
+    bool is_long(const Query& query) const { return query.len() >= work_.long_len; }
+
     int64_t first_key(int64_t position) const { return std::max<int64_t>(0, position + 1 - work_.window_len); }
 
     void see(Query& query) {
@@ -91,7 +93,7 @@ private:
     }
 
     bool may_take(const Query& query, int64_t split) const {
-        return query.len() <= kShortLen && sees_whole(query, split) && (query.taken.empty() || !query.taken[split - query.splits.first]);
+        return !is_long(query) && sees_whole(query, split) && (query.taken.empty() || !query.taken[split - query.splits.first]);
     }
 
     void take(Query& query, int64_t split) {
@@ -150,7 +152,7 @@ private:
             while (split < query.splits.end && split - first < most && !is_taken(query, split)) split++;
             const size_t rows = plan_.rows.size();
             add_rows(query, first);
-            add_segment(query, {first, split}, query.keeps_parts, query.len() > kShortLen, rows);
+            add_segment(query, {first, split}, query.keeps_parts, is_long(query), rows);
         }
     }
 

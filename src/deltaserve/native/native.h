@@ -37,6 +37,7 @@ struct DsWork {
     int32_t split_tokens;
     int32_t page_size;
     int32_t window_len;  // INT32_MAX: a token sees all before it
+    int32_t long_len;    // of queries that may round otherwise than shorter ones do, and share nothing; INT32_MAX: none
     int32_t num_kv_heads;
     int32_t group_size;  // query heads of a KV head
     int32_t head_dim;

@@ -5,6 +5,7 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltaserve.base.rounding import Rounding
 from deltaserve.native.compile_library import LIBRARY_NAME, SOURCES, sources_digest
 
 
@@ -45,12 +46,19 @@ class NativeLibrary:
 
 
 class NativeContext:
-    """With what to compute: an instruction set, the caller's thread and `num_threads` - 1 others, and scratch memory.
+    """With what to compute: an instruction set, the caller's thread and `num_threads` - 1 others, and scratch memory;
+    and how to round.
 
     For one thread at a time; whatever computes with it may share it.
     """
 
-    def __init__(self, library: NativeLibrary, instruction_set: InstructionSet, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        library: NativeLibrary,
+        instruction_set: InstructionSet,
+        num_threads: int = 1,
+        rounding: Rounding = Rounding.OF_QUERY,
+    ) -> None:
         """`instruction_set`: one of the library's."""
         pointer, functions = ctypes.c_void_p, library.functions
         functions.ds_context_new.restype, functions.ds_context_new.argtypes = pointer, (ctypes.c_int,)
@@ -59,6 +67,7 @@ class NativeContext:
         functions.ds_context_use_threads.argtypes = (pointer, ctypes.c_int)
         self.functions = functions
         self.instruction_set = instruction_set
+        self.rounding = rounding
         self._slower = [one for one in library.instruction_sets if one.number < instruction_set.number]
         self.num_threads = self._most_threads = num_threads
         address = functions.ds_context_new(num_threads)

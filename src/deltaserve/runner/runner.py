@@ -16,6 +16,7 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError, StateError
 from deltaserve.base.ids import RowId
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.rounding import Rounding
 from deltaserve.base.sampling import TokenLogprobs
 from deltaserve.device.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.device.element_conversion import torch_dtype
@@ -30,7 +31,7 @@ from deltaserve.models.draft_head import DraftHead
 from deltaserve.models.expert_group import Partners
 from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.native_ops import make_step_ops, usable_quantization
+from deltaserve.models.native_ops import check_deterministic, make_step_ops, usable_quantization
 from deltaserve.models.step_ops import Peaks
 from deltaserve.native.native_library import NativeContext
 from deltaserve.runner.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
@@ -62,6 +63,7 @@ class ExecutorSizes:
     least_threads: int = 1
     """So many compute where more would wait for cores; at most `num_threads`."""
     attention_backend: AttentionChoice = "auto"
+    rounding: Rounding = Rounding.OF_QUERY
     sharing: Sharing = Sharing.PRIVATE
     """Of the pages."""
     drafts: DraftChoice = "off"
@@ -133,8 +135,10 @@ class TorchExecutor:
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
         collective, of_weights = partners.collective, torch_dtype(dtype or spec.dtype)
-        native = open_native(sizes.attention_backend, where, sizes.num_threads)
+        native = open_native(sizes.attention_backend, where, sizes.num_threads, sizes.rounding)
         ops = make_step_ops(native, of_weights)
+        if sizes.rounding is Rounding.OF_POSITION:
+            check_deterministic(spec, ops)
         quantization = usable_quantization(sizes.quantization, ops)
         weights = load_weights(model_path, spec, of_weights, where, collective.shard, quantization)
         decoder = Decoder(spec, weights, ops, collective, partners.group)

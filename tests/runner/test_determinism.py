@@ -1,0 +1,65 @@
+"""Rounding.OF_POSITION (--enable-deterministic-inference): the bits of a position follow from what comes before it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.base.rounding import Rounding
+from tests.fixtures.tiny_models import VARIANTS
+from tests.native.native_build import compiled_library
+from tests.runner.world import Driver, distribution, drawn_distribution, extend, random_tokens
+
+PROMPT = random_tokens(150, 1)
+ONE_BY_ONE = tuple(range(151))
+CUTS = ((0, 150), (0, 16, 33, 150), (0, 5, 6, 104, 149, 150), ONE_BY_ONE)
+REFUSED = ("qwen3_moe", "deepseek_v3", "qwen3_next")
+
+
+class DeterministicDriver(Driver):
+    rounding = Rounding.OF_POSITION
+
+
+class TorchDriver(DeterministicDriver):
+    attention = "torch"
+
+
+def distributions(driver: Driver, cuts: Sequence[int], others: Sequence[int] = ()) -> Tensor:
+    """[150, V]: of the prompt's positions, computed in such chunks, each beside a chunk of so many positions."""
+    row = driver.steps + 1
+    driver.open(row % 32, PROMPT)
+    found = []
+    for step, end in enumerate(cuts[1:]):
+        items = [extend(row % 32, PROMPT, cuts[step], end)]
+        for index, length in enumerate(others if step == 0 else ()):
+            other = random_tokens(length, index)
+            driver.open((row + 1 + index) % 32, other)
+            items.append(extend((row + 1 + index) % 32, other, 0, length))
+        (result, *_) = driver.step(items).items
+        found += [distribution(logprobs) for logprobs in result.prompt_logprobs]
+    return torch.stack([*found, drawn_distribution(result)])
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_bf16", "llama_bias_mha", "qwen3", "gemma3_text_scaled"])
+def test_chunks_and_company_change_no_bit(tiny_models: Path, name: str) -> None:
+    compiled_library()
+    want = distributions(DeterministicDriver(tiny_models / name), CUTS[0])
+    for cuts in CUTS:
+        assert torch.equal(distributions(DeterministicDriver(tiny_models / name), cuts), want)
+    beside = distributions(DeterministicDriver(tiny_models / name, num_pages=96), CUTS[1], others=(70, 3, 200))
+    assert torch.equal(beside, want)
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name in VARIANTS])
+def test_what_torch_would_have_to_compute_is_refused(tiny_models: Path, name: str) -> None:
+    compiled_library()
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference: for models without experts, latents"):
+        DeterministicDriver(tiny_models / name)
+
+
+def test_without_the_native_library_it_is_refused(tiny_models: Path) -> None:
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference: the native library does not compute here"):
+        TorchDriver(tiny_models / "llama")
