@@ -48,6 +48,7 @@ class WorkTiles:
     first_parts: Int32s  # [T] index of the partial result that would be a token's number 0; may be negative
     part_starts: Int32s  # [T + 1] indexes of a token's partial results, root to leaf
     pages: Int32s  # [lines * pages of a line]
+    write_pages: Int32s  # [T] page in which a token's keys and values are kept
 
 
 class _Cut(NamedTuple):
@@ -115,14 +116,17 @@ def plan_work(
             of_size, size = (short, sizes[0]) if is_short(query) else (long, sizes[1])
             of_size.append(_private_tiles(step, index, size, np.flatnonzero(private[index])))
     part_starts = np.concatenate(([0], np.cumsum(np.repeat([cut.num_parts for cut in step.cuts], lens))))
+    positions = batch.positions()
+    lines = [query.line for query in queries]
     return WorkTiles(
         short=np.concatenate(short),
         long=np.concatenate(long),
         tokens=tokens.astype(np.int32),
-        positions=batch.positions().astype(np.int32),
+        positions=positions.astype(np.int32),
         first_parts=(part_starts[:-1] - np.repeat([cut.first for cut in step.cuts], lens)).astype(np.int32),
         part_starts=part_starts.astype(np.int32),
-        pages=np.ascontiguousarray(table[[query.line for query in queries], : step.num_pages]).reshape(-1),
+        pages=np.ascontiguousarray(table[lines, : step.num_pages]).reshape(-1),
+        write_pages=table[np.repeat(lines, lens), positions // page_size],
     )
 
 
