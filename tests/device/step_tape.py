@@ -32,7 +32,6 @@ class StepTape:
         self.num_replayed = 0
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        run()  # as in a capture: what is kept from then on is there
         calls: list[_Call] = []
         with _kernels_recorded(calls), _Recording(calls):
             run()

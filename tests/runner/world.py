@@ -24,6 +24,7 @@ from deltaserve.models.expert_group import ExpertGroup, Partners
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.runner.step_recorder import StepRecorder, recorder_of
 from deltaserve.sched.plan import (
     ItemResult,
     PageUpdate,
@@ -56,6 +57,7 @@ class Driver:
     attention: AttentionChoice = "auto"
     expert_group: ExpertGroup | None = None
     quantization: Quantization = "auto"
+    graph_rows: int | None = None
     least_likely = 0.0
     """Of guesses."""
 
@@ -74,7 +76,7 @@ class Driver:
         num_pages = num_pages or 1024 // page_size
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
-        sizes = replace(sizes, quantization=self.quantization)
+        sizes = replace(sizes, quantization=self.quantization, graph_rows=self.graph_rows, recorder=self.recorder)
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)
@@ -96,6 +98,9 @@ class Driver:
 
     def model(self, path: Path) -> ModelSpec:
         return load_spec(path)
+
+    def recorder(self, device: torch.device) -> StepRecorder | None:
+        return recorder_of(device)
 
     def open(
         self,

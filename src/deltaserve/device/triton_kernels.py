@@ -94,8 +94,7 @@ def partial_results(
     """Grid [N, Hkv]: rows of one tile over keys [start, end) of one KV head."""
     if tl.program_id(0) >= tl.load(num_tiles):
         return
-    tile = tiles + tl.program_id(0) * 8
-    head = tl.program_id(1)
+    tile, head = tiles + tl.program_id(0) * 8, tl.program_id(1)
     first_token, first_row, num_rows = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     start, low, end = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
     line, part = tl.load(tile + 6), tl.load(tile + 7)
@@ -115,8 +114,7 @@ def partial_results(
     if V2 > 0:
         v2 = V1 + tl.arange(0, V2)
         acc2 = tl.zeros([ROWS, V2], tl.float32)
-    top = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    top, total = tl.full([ROWS], -float("inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     head_offset = head.to(tl.int64) * head_stride
 
     for first in range(start, end, KEYS):
