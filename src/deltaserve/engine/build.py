@@ -127,6 +127,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         num_threads=spec.num_threads,
         least_threads=spec.least_threads,
         attention_backend=spec.attention_backend,
+        graph_rows=spec.graph_rows,
         sharing=sharing_for(spec),
         drafts=spec.drafts,
         quantization=spec.quantization,
