@@ -18,6 +18,7 @@ from deltaserve.device.attention import Batch, Query, Shared
 from deltaserve.device.work_buffer import WorkBuffer, WorkCapacity
 from deltaserve.device.work_tiles import TileSize, WorkTiles, plan_work
 from deltaserve.layout.dtype import DType
+from deltaserve.runner.step_recorder import StepRecorder
 from tests.device.attention_world import POOL, Shape, World
 from tests.device.step_tape import StepTape
 from tests.device.triton_process import interpreting_process, needs_triton, run_in
@@ -94,17 +95,17 @@ class FixedWorld(World):
 class Recorded:
     """One step of ROOM rows, whatever these are, on one layer."""
 
-    def __init__(self, world: World, batch: Batch, sinks: Tensor | None) -> None:
+    def __init__(self, world: World, batch: Batch, sinks: Tensor | None, recorder: StepRecorder) -> None:
         kernels = importlib.import_module("deltaserve.device.triton_attention")
         backend = world.backend
         assert isinstance(backend, kernels.TritonAttention)
-        self.world, self.sinks, self.tape = world, sinks, StepTape()
+        self.world, self.sinks = world, sinks
         self.step = backend.fixed_step(batch, ROOM)
         num_planes = world.pool.page_arenas[0].layout.group.planes
         self.q, self.out = world.random_q(ROOM), torch.empty(0)
         planes = (ROOM, world.shape.kv_heads, world.shape.head_dim)
-        self.planes = [torch.randn(planes).to(self.q.dtype) for _ in range(num_planes)]
-        self.replay = self.tape.record(self._run)
+        self.planes = [torch.randn(planes).to(self.q) for _ in range(num_planes)]
+        self.replay = recorder.record(self._run)
 
     def _run(self) -> None:
         (attention,) = self.step.attention
@@ -127,13 +128,17 @@ class Recorded:
         return self.out[:num_rows].clone()
 
 
-def check_recorded(shape: Shape, sinks: Tensor | None = None) -> None:
+def check_tape(shape: Shape, sinks: Tensor | None = None) -> None:
+    check_recorded(shape, StepTape(), sinks)
+
+
+def check_recorded(shape: Shape, recorder: StepRecorder, sinks: Tensor | None = None) -> None:
     """Steps of other rows, lengths, pages and shared runs than that which was recorded; and fewer of them."""
     common = (0, 192, 128, 192, 192, 64)
     most = (260, 255, 190, 333, 230, 222)
     world = FixedWorld(shape, most, common)
     world.fill((1,) * len(most))
-    recorded = Recorded(world, world.decoding(most, range(6)), sinks)
+    recorded = Recorded(world, world.decoding(most, range(6)), sinks, recorder)
     draw, memory = random.Random(1), world.pool.page_arenas[0].bytes
     for num_rows in (5, 1, 6):
         rows = draw.sample(range(6), num_rows)
@@ -150,24 +155,23 @@ def check_recorded(shape: Shape, sinks: Tensor | None = None) -> None:
             batch = replace(private, shared=run)
             assert torch.equal(recorded.attend(batch, planes, q), want), (rows, lens, run)
             assert torch.equal(memory, after)
-    assert recorded.tape.num_recorded == 1
 
 
 @needs_triton
 @pytest.mark.parametrize("window_len", [None, 70])
 def test_what_was_recorded_of_one_step_computes_others_to_the_bit(process: Pool, window_len: int | None) -> None:
-    run_in(process, check_recorded, replace(SHAPE, window_len=window_len), torch.tensor([-2.0, 0.5, 3.0, 30.0]))
+    run_in(process, check_tape, replace(SHAPE, window_len=window_len), torch.tensor([-2.0, 0.5, 3.0, 30.0]))
 
 
 @needs_triton
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [(DType.BFLOAT16, DType.BFLOAT16), (DType.FLOAT32, DType.FP8_E4M3)])
 def test_over_dtypes(process: Pool, dtype: DType, kv_dtype: DType) -> None:
-    run_in(process, check_recorded, replace(SHAPE, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype))
+    run_in(process, check_tape, replace(SHAPE, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype))
 
 
 @needs_triton
 def test_over_latents(process: Pool) -> None:
-    run_in(process, check_recorded, Shape(16, 64, 1, 1, 4, 40, latent_dim=32, uses_triton=True))
+    run_in(process, check_tape, Shape(16, 64, 1, 1, 4, 40, latent_dim=32, uses_triton=True))
 
 
 def check_room(shape: Shape) -> None:

@@ -1,5 +1,6 @@
 """A driver whose decode steps are recorded and replayed, and a schedule of steps that differ in all they can."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,6 @@ from torch import Tensor
 from deltaserve.base.ids import RowId, StepIndex
 from deltaserve.runner.step_recorder import StepRecorder
 from deltaserve.sched.plan import PlanItem, SharedRun, StepResult, TokenOf
-from tests.device.step_tape import StepTape
 from tests.runner.test_launched import LaunchingDriver, prompt_item, rules
 from tests.runner.world import Driver, random_tokens
 
@@ -43,13 +43,21 @@ class ReplayingDriver(LaunchingDriver, EagerDriver):
 
     graph_rows = 6
 
-    def __init__(self, path: Path, device: str = "cpu") -> None:
-        self.tape = StepTape()
+    def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
         self.launched = []
+        self._recorder = recorder
         EagerDriver.__init__(self, path, device)
 
     def recorder(self, device: torch.device) -> StepRecorder | None:
-        return self.tape
+        return self._recorder
+
+
+class Repeating:
+    """A StepRecorder that calls what it is given each time."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
 
 
 class Outcome(NamedTuple):

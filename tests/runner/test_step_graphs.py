@@ -2,7 +2,7 @@
 the bit; and which steps those are."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from deltaserve.runner.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.runner.step_graphs import StepGraphs, bucket_of
 from tests.device.step_tape import StepTape
 from tests.device.triton_process import interpreting_process, needs_triton, run_in
-from tests.runner.replaying import DECODING, NUM_RECORDED, EagerDriver, ReplayingDriver, decode_together
+from tests.runner.replaying import DECODING, NUM_RECORDED, EagerDriver, Repeating, ReplayingDriver, decode_together
 from tests.runner.world import Driver
 
 # ---------------------------------------------------------------- whole models by Triton's kernels
@@ -33,11 +33,11 @@ def process() -> Iterator[Pool]:
 def check_replays(folder: Path, sharing: Sequence[bool]) -> None:
     want = decode_together(EagerDriver(folder))
     for shares in sharing:
-        replaying = ReplayingDriver(folder)
-        got = decode_together(replaying, shares)
+        tape = StepTape()
+        got = decode_together(ReplayingDriver(folder, tape), shares)
         assert got.tokens == want.tokens
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
-        assert (replaying.tape.num_recorded, replaying.tape.num_replayed) == (NUM_RECORDED, len(DECODING))
+        assert (tape.num_recorded, tape.num_replayed) == (NUM_RECORDED, len(DECODING))
 
 
 @needs_triton
@@ -131,24 +131,23 @@ class Room:
         return max(query.q_start for query in batch.queries) < self._most
 
 
-class Again:
-    """A StepRecorder; `error`: of the next recording."""
+class Counting(Repeating):
+    """`error`: of the next recording."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.num_asked = 0
 
-    def record(self, run: Any) -> Any:
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
         self.num_asked += 1
         if self.error is not None:
             raise self.error
-        run()
-        return run
+        return Repeating.record(self, run)
 
 
-def graphs_of(max_rows: int) -> tuple[StepGraphs, Rooms, Again, Tensor]:
-    rooms, again, drawn = Rooms(), Again(), torch.arange(100, 100 + max_rows)
-    return StepGraphs(Sums(), rooms, drawn, max_rows, again), rooms, again, drawn  # type: ignore[arg-type]
+def graphs_of(max_rows: int) -> tuple[StepGraphs, Rooms, Counting, Tensor]:
+    rooms, recorder, drawn = Rooms(), Counting(), torch.arange(100, 100 + max_rows)
+    return StepGraphs(Sums(), rooms, drawn, max_rows, recorder), rooms, recorder, drawn  # type: ignore[arg-type]
 
 
 def inputs_of(tokens: Sequence[int], positions: Sequence[int], unread: dict[int, int] | None = None) -> StepInputs:
@@ -189,13 +188,13 @@ def test_a_step_is_its_rows_and_no_others() -> None:
 
 
 def test_a_step_that_needs_more_room_is_recorded_again() -> None:
-    graphs, rooms, again, _ = graphs_of(4)
+    graphs, rooms, recorder, _ = graphs_of(4)
     for position in (3, 3, 4, 7, 100, 3):
         hidden = graphs.forward(inputs_of([1, 1], [position, 0]))
         assert hidden is not None
         assert hidden.normed[:, 0].tolist() == [1000 * position + 1, 1]
     assert rooms.made == [(2, 4), (2, 8), (2, 128)]
-    assert again.num_asked == 3
+    assert recorder.num_asked == 3
 
 
 def test_other_steps_are_not_recorded() -> None:
@@ -212,11 +211,11 @@ def test_other_steps_are_not_recorded() -> None:
 
 
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    graphs, rooms, again, _ = graphs_of(4)
+    graphs, rooms, recorder, _ = graphs_of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
-    again.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
+    recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
-    assert (again.num_asked, len(rooms.made)) == (2, 2)
+    assert (recorder.num_asked, len(rooms.made)) == (2, 2)
     assert [record.message for record in caplog.records] == [
         "CUDA graphs: none from now on; to record a step of 2 rows ends with "
         "RuntimeError: operation not permitted when stream is capturing"

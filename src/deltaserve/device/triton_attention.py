@@ -69,31 +69,32 @@ class _PagesOfGroup(NamedTuple):
         return plan_work(batch, self.table, self.arena.layout.page_size, self.group_size, window_len, self.sizes)
 
     def capacity(self, batch: Batch, num_rows: int) -> WorkCapacity:
-        """For so many decoding rows: room for all pages that the table can name. Of the rest for what `batch` needs, to
-        the next power of two; no less than costs next to nothing, no more than there can ever be.
+        """For so many decoding rows: room for all pages that the table can name, and of the rest for what `batch`
+        needs, to the next power of two, but for as much at least as costs next to nothing.
 
-        So rows that grow, or stop sharing, need new room a few times in the life of a worker, and of the programs of a
-        launch that are not few at least half have something to do when the room is taken.
+        So rows that grow, or stop sharing, need new room a few times in the life of a worker. Of the programs of a
+        launch, unless they are few, half at least had something to do in the step that they were made for.
         """
         need, max_pages = WorkCapacity.of(self.planned(batch)), self.table.shape[1]
-        results = num_rows * (max_pages * self.arena.layout.page_size // batch.split_tokens + 1)
-        tiles = results * -(-self.group_size // self.sizes[0].rows)
+        most_pieces = max_pages * self.arena.layout.page_size // batch.split_tokens + 1
+        most_tiles = num_rows * most_pieces * -(-self.group_size // self.sizes[0].rows)
         return WorkCapacity(
             tokens=num_rows,
-            results=_room(need.results, results),
-            short=_room(need.short, tiles),
+            results=_room(need.results),
+            short=min(_room(need.short), most_tiles),
             long=0,
-            listed=_room(need.listed, num_rows + results),
+            listed=_room(need.listed),
             pages=num_rows * max_pages,
         )
 
 
-def _room(need: int, most: int) -> int:
-    return min(most, max(_LEAST_ROOM, _power_of_two(need)))
+def _room(need: int) -> int:
+    return max(_LEAST_ROOM, _power_of_two(need))
 
 
 class TritonFixedStep:
-    """See FixedStep. Keeps the scratch memory that it began with: what was recorded has its address."""
+    """See FixedStep. Keeps the scratch memory that it was made with: what was recorded has its address. Steps of equal
+    room, or of less, have the same, and as sizes are powers of two all that is kept is less than twice the largest."""
 
     def __init__(self, groups: Sequence[_PagesOfGroup], batch: Batch, num_rows: int, scratch: Workspace) -> None:
         self._groups = tuple(groups)

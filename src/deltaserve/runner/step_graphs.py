@@ -17,30 +17,21 @@ from deltaserve.device.attention import AttentionBackend
 from deltaserve.device.fixed_step import FixedStep, FixedStepBackend
 from deltaserve.device.host_arrays import on_device, write_over
 from deltaserve.models.decoder import Decoder, Hidden
-from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.inputs import StepInputs
+from deltaserve.runner.recordable_models import why_not_recordable
 from deltaserve.runner.step_recorder import StepRecorder
 
 _log = logging.getLogger(__name__)
 _FEW_ROWS = 8
 """Up to here numbers of rows are powers of two, from here multiples of this: little is computed in vain."""
 
-_NOT_RECORDED: tuple[tuple[str, Callable[[ModelSpec], bool]], ...] = (
-    ("the rows of its experts are counted on the host", lambda spec: any(layer.has_experts for layer in spec.layers)),
-    ("its recurrent layers cut steps on the host", lambda spec: spec.num_recurrent > 0),
-    ("a draft head takes part in its steps", lambda spec: spec.draft is not None),
-)
-"""Why steps of a model cannot be recorded, and of which."""
-
 
 def why_not_recorded(decoder: Decoder, attention: AttentionBackend) -> str | None:
-    """In words for an operator; None: they can be."""
+    """In words for an operator; None: steps can be."""
     if decoder.shard.size > 1 or decoder.is_in_group:
         return "other workers or ranks take part in its steps"
-    reason = next((reason for reason, applies in _NOT_RECORDED if applies(decoder.spec)), None)
-    if reason is None and not isinstance(attention, FixedStepBackend):
-        return "its attention is not Triton's"
-    return reason
+    reason = why_not_recordable(decoder.spec)
+    return "its attention is not Triton's" if reason is None and not isinstance(attention, FixedStepBackend) else reason
 
 
 def bucket_of(num_rows: int, max_rows: int) -> int:
