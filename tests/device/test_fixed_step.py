@@ -3,7 +3,7 @@ begun for it."""
 
 import importlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.pool import Pool
 from typing import Any
@@ -78,6 +78,36 @@ def test_a_buffer_of_one_step_has_room_for_that_alone() -> None:
         buffer.fill(work_of(1, 6))
 
 
+# ---------------------------------------------------------------- the tape bites
+
+
+def check_tape() -> None:
+    numbers, of_host, found = torch.arange(4), [10], torch.zeros(4, dtype=torch.int64)
+
+    def run() -> None:
+        found.copy_((numbers + of_host[0]).view(2, 2).flatten())
+
+    replay = StepTape().record(run)
+    numbers += 1
+    of_host[0] = 1000
+    replay()
+    assert found.tolist() == [11, 12, 13, 14]
+    waiting: tuple[Callable[[], Any], ...] = (
+        found[0].item,
+        found.nonzero,
+        lambda: found[found > 12],
+        lambda: torch.tensor([1]),
+    )
+    for waits in waiting:
+        with pytest.raises(RuntimeError, match="in a step that is recorded"):
+            StepTape().record(waits)
+
+
+@needs_triton
+def test_a_tape_keeps_what_is_no_memory_and_refuses_to_wait(process: Pool) -> None:
+    run_in(process, check_tape)
+
+
 # ---------------------------------------------------------------- steps by Triton's kernels
 
 
@@ -90,6 +120,14 @@ class FixedWorld(World):
 
     def decoding(self, lens: Sequence[int], rows: Sequence[int]) -> Batch:
         return Batch(tuple(Query(row, lens[row] - 1, 1) for row in rows), self.shape.split_tokens)
+
+
+def spoil(work: WorkBuffer) -> None:
+    """Behind a step's tiles stand some that would write nothing over the results of its first."""
+    tiles = work.short.view(-1, 8)
+    beyond = tiles[int(work.num_short) :]
+    beyond[:] = tiles[0]
+    beyond[:, 5] = beyond[:, 3]
 
 
 class Recorded:
@@ -115,6 +153,7 @@ class Recorded:
     def attend(self, batch: Batch, planes: Sequence[Tensor], q: Tensor) -> Tensor:
         """[T, Hq, Dv]. Rows that the step does not have are given NaN, and must write nothing and get 0."""
         assert self.step.fill(batch)
+        spoil(self.step.attention[0].work)
         num_rows = len(batch.queries)
         for target, values in zip((self.q, *self.planes), (q, *planes), strict=True):
             target.fill_(float("nan"))
@@ -128,7 +167,7 @@ class Recorded:
         return self.out[:num_rows].clone()
 
 
-def check_tape(shape: Shape, sinks: Tensor | None = None) -> None:
+def check_on_tape(shape: Shape, sinks: Tensor | None = None) -> None:
     check_recorded(shape, StepTape(), sinks)
 
 
@@ -160,18 +199,18 @@ def check_recorded(shape: Shape, recorder: StepRecorder, sinks: Tensor | None = 
 @needs_triton
 @pytest.mark.parametrize("window_len", [None, 70])
 def test_what_was_recorded_of_one_step_computes_others_to_the_bit(process: Pool, window_len: int | None) -> None:
-    run_in(process, check_tape, replace(SHAPE, window_len=window_len), torch.tensor([-2.0, 0.5, 3.0, 30.0]))
+    run_in(process, check_on_tape, replace(SHAPE, window_len=window_len), torch.tensor([-2.0, 0.5, 3.0, 30.0]))
 
 
 @needs_triton
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [(DType.BFLOAT16, DType.BFLOAT16), (DType.FLOAT32, DType.FP8_E4M3)])
 def test_over_dtypes(process: Pool, dtype: DType, kv_dtype: DType) -> None:
-    run_in(process, check_tape, replace(SHAPE, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype))
+    run_in(process, check_on_tape, replace(SHAPE, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype))
 
 
 @needs_triton
 def test_over_latents(process: Pool) -> None:
-    run_in(process, check_tape, Shape(16, 64, 1, 1, 4, 40, latent_dim=32, uses_triton=True))
+    run_in(process, check_on_tape, Shape(16, 64, 1, 1, 4, 40, latent_dim=32, uses_triton=True))
 
 
 def check_room(shape: Shape) -> None:

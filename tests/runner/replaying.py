@@ -38,18 +38,25 @@ class EagerDriver(Driver):
         Driver.__init__(self, path, split_tokens=COMMON, device=device)
 
 
-class ReplayingDriver(LaunchingDriver, EagerDriver):
-    """Launches ahead, and replays."""
+class RecordingDriver(EagerDriver):
+    """Replays, one step after the other."""
 
     graph_rows = 6
 
     def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
-        self.launched = []
         self._recorder = recorder
         EagerDriver.__init__(self, path, device)
 
     def recorder(self, device: torch.device) -> StepRecorder | None:
         return self._recorder
+
+
+class ReplayingDriver(LaunchingDriver, RecordingDriver):
+    """Launches replays ahead."""
+
+    def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
+        self.launched = []
+        RecordingDriver.__init__(self, path, recorder, device)
 
 
 class Repeating:

@@ -19,7 +19,15 @@ from deltaserve.runner.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.runner.step_graphs import StepGraphs, bucket_of
 from tests.device.step_tape import StepTape
 from tests.device.triton_process import interpreting_process, needs_triton, run_in
-from tests.runner.replaying import DECODING, NUM_RECORDED, EagerDriver, Repeating, ReplayingDriver, decode_together
+from tests.runner.replaying import (
+    DECODING,
+    NUM_RECORDED,
+    EagerDriver,
+    RecordingDriver,
+    Repeating,
+    ReplayingDriver,
+    decode_together,
+)
 from tests.runner.world import Driver
 
 # ---------------------------------------------------------------- whole models by Triton's kernels
@@ -30,11 +38,12 @@ def process() -> Iterator[Pool]:
     yield from interpreting_process()
 
 
-def check_replays(folder: Path, sharing: Sequence[bool]) -> None:
+def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
+    """Of which the first shares what its rows have in common, the second does not."""
     want = decode_together(EagerDriver(folder))
-    for shares in sharing:
+    for kind, shares in zip(kinds, (True, False), strict=False):
         tape = StepTape()
-        got = decode_together(ReplayingDriver(folder, tape), shares)
+        got = decode_together(kind(folder, tape), shares)
         assert got.tokens == want.tokens
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
         assert (tape.num_recorded, tape.num_replayed) == (NUM_RECORDED, len(DECODING))
@@ -42,14 +51,14 @@ def check_replays(folder: Path, sharing: Sequence[bool]) -> None:
 
 @needs_triton
 def test_replays_compute_what_steps_do(process: Pool, tiny_models: Path) -> None:
-    """Launched ahead of the tokens that they begin with, and whether rows share what they read or not."""
-    run_in(process, check_replays, tiny_models / "llama", (True, False))
+    """Launched ahead of the tokens that they begin with, or not, and whether rows share what they read or not."""
+    run_in(process, check_replays, tiny_models / "llama", (ReplayingDriver, RecordingDriver))
 
 
 @needs_triton
 def test_replays_over_windows(process: Pool, tiny_models: Path) -> None:
     """And of embeddings that are scaled."""
-    run_in(process, check_replays, tiny_models / "gemma3_text", (True,))
+    run_in(process, check_replays, tiny_models / "gemma3_text", (ReplayingDriver,))
 
 
 # ---------------------------------------------------------------- which models
