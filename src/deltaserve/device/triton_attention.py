@@ -14,8 +14,8 @@ from torch import Tensor
 from deltaserve.base.errors import StateError
 from deltaserve.device.attention import Batch, Shared, StepAttention
 from deltaserve.device.fixed_step import FixedStepBackend
-from deltaserve.device.kv_pool import KvArena
-from deltaserve.device.page_table import Table
+from deltaserve.device.kv_pool import KvArena, KvPool
+from deltaserve.device.page_table import PageTable, Table
 from deltaserve.device.paged_attention import PagedAttention
 from deltaserve.device.triton_kernels import IS_INTERPRETED, merge_results, partial_results, store_tokens
 from deltaserve.device.work_buffer import WorkBuffer, WorkCapacity
@@ -40,9 +40,18 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 class TritonAttention(PagedAttention, FixedStepBackend):
     """See PagedAttention."""
 
+    def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
+        PagedAttention.__init__(self, pool, tables, query_heads)
+        self._fixed_scratch = Workspace(pool.arenas[0].bytes.device)
+        """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
+
     def fixed_step(self, batch: Batch, num_rows: int) -> "TritonFixedStep":
         groups = [_PagesOfGroup(*self._place(group)) for group in range(len(self._query_heads))]
-        return TritonFixedStep(groups, batch, num_rows, self._workspace)
+        return TritonFixedStep(groups, batch, num_rows, self._fixed_scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._workspace.num_bytes + self._fixed_scratch.num_bytes
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         group = _PagesOfGroup(arena, table, rows_per_head)
