@@ -83,6 +83,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
         [M, "--attention-backend", "fa2"],
         ("--attention-backend 'fa2'", "auto, native, torch, triton, flashinfer"),
     ),
+    ("serve", [M, "--cuda-graph-max-bs", "0"], ("--cuda-graph-max-bs 0", "from 1 to 65536")),
     ("serve", [M, "--verify", "md5"], ("--verify 'md5'", "off, crc")),
     ("serve", [M, "--log-level", "loud"], ("--log-level 'loud'", "debug, info, warning, error")),
     ("serve", [M, "--disaggregation-transfer-backend", "rdma"], ("'rdma'", "nixl")),

@@ -45,6 +45,8 @@ EXAMPLES: dict[str, str] = {
     "decode-extend-tokens": "64",
     "attention-split-tokens": "128",
     "attention-backend": "torch",
+    "disable-cuda-graph": "true",
+    "cuda-graph-max-bs": "64",
     "num-threads": "2",
     "prefill-num-threads": "3",
     "decode-num-threads": "1",

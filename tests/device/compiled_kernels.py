@@ -14,10 +14,8 @@ class Target(NamedTuple):
 
 
 def compiled_sizes(target: Target) -> list[int]:
-    """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merges.
-
-    The last may be 0.
-    """
+    """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merges,
+    and of storing keys. The last three may be 0."""
     kernels: Any = importlib.import_module("deltaserve.device.triton_kernels")
     attention: Any = importlib.import_module("deltaserve.device.triton_attention")
     d1, d2 = attention.split_dim(target.head_dim)
@@ -26,9 +24,10 @@ def compiled_sizes(target: Target) -> list[int]:
     sizes = {"D": target.head_dim, "DV": target.value_dim, "D1": d1, "D2": d2, "V1": v1, "V2": v2}
     kinds = {"GROUP_SIZE": target.group_size, "PAGE_SIZE": 64, "WINDOW": 100, "FP8": False}
     bf16 = importlib.import_module("triton.language").bfloat16
-    types = dict.fromkeys(("q", "keys", "values"), "*bf16") | dict.fromkeys(("outs", "sums", "sinks"), "*fp32")
+    types = dict.fromkeys(("q", "keys", "values", "plane"), "*bf16") | dict.fromkeys(("outs", "sums", "sinks"), "*fp32")
     types |= {"out": "*bf16", "scale": "fp32"}
-    types |= dict.fromkeys(("tiles", "tokens", "positions", "first_parts", "part_starts", "order", "pages"), "*i32")
+    lists = ("tiles", "tokens", "positions", "first_parts", "part_starts", "order", "pages", "write_pages")
+    types |= dict.fromkeys((*lists, "num_tiles", "num_tokens"), "*i32")
     found = []
     for rows, keys in attention.tile_sizes(target.group_size, target.head_dim):
         fixed = {**heads, **sizes, **kinds, "ROWS": rows, "KEYS": keys, "COMPUTE": bf16}
@@ -36,6 +35,8 @@ def compiled_sizes(target: Target) -> list[int]:
     for has_order, outs in ((False, "*fp32"), (True, "*bf16")):  # of Triton's partial results, of FlashInfer's
         fixed = {**heads, "DV": target.value_dim, "V": 512, "HEADS": 4, "HAS_ORDER": has_order, "HAS_SINKS": True}
         found.append(_compiled(kernels.merge_results, types | {"outs": outs}, fixed, target, 4))
+    fixed = {"NUM_HEADS": 8, "PAGE_SIZE": 64, "D": target.head_dim, "W": 1024, "ROWS": 2}
+    found.append(_compiled(kernels.store_tokens, types, fixed, target, 4))
     return found
 
 

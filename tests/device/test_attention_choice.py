@@ -166,6 +166,10 @@ def check_interpreted() -> None:
         with pytest.raises(ConfigError, match="backend triton: its self-test on cpu differs from torch by"):
             make("triton", GROUP)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("deltaserve.device.triton_attention.TritonStep.write_kv", lambda *_: None)
+        with pytest.raises(ConfigError, match="backend triton: its self-test on cpu differs from torch by"):
+            make("triton", GROUP)
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr("deltaserve.device.triton_attention.partial_results", None)
         with pytest.raises(ConfigError, match="backend triton: its self-test ends with TypeError: 'NoneType'"):
             make("triton", GROUP)

@@ -68,7 +68,7 @@ def test_what_is_shared_is_one_item_for_all_who_see_it_whole() -> None:
 def test_lines_and_pages() -> None:
     work = plan(Batch((Query(5, 0, 3), Query(2, 7, 1)), SPLIT))
     assert work.pages.tolist() == [*TABLE[5, :2], *TABLE[2, :2]]
-    assert work.short[:, 6].tolist() == [0, 2]
+    assert work.short[:, 6].tolist() == [2, 0]  # rows that decode stand first
 
 
 def test_a_chunk_of_many_positions_is_few_pieces() -> None:

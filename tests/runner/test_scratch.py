@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,11 @@ def check_kernels(spec: ModelSpec) -> None:
             world.fill(q_lens)
             world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
             assert 0 < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) <= attention_bytes(spec, sizes)
+    world = World(Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, uses_triton=True), [512] * 4)
+    backend: Any = world.backend
+    recorded = [backend.fixed_step(Batch(world.queries([1] * rows), 64), rows) for rows in (1, 2, 4)]
+    assert recorded
+    assert 0 < backend.scratch_bytes <= scratch_bytes(spec, sizes) - attention_bytes(spec, sizes)
 
 
 @needs_triton

@@ -25,6 +25,7 @@ from deltaserve.models.expert_group import ExpertGroup, Partners
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
+from deltaserve.runner.step_recorder import StepRecorder, recorder_of
 from deltaserve.sched.plan import (
     ItemResult,
     PageUpdate,
@@ -58,6 +59,7 @@ class Driver:
     expert_group: ExpertGroup | None = None
     quantization: Quantization = "auto"
     rounding = Rounding.OF_QUERY
+    graph_rows: int | None = None
     least_likely = 0.0
     """Of guesses."""
 
@@ -77,6 +79,7 @@ class Driver:
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
         sizes = replace(sizes, quantization=self.quantization, rounding=self.rounding)
+        sizes = replace(sizes, graph_rows=self.graph_rows, recorder=self.recorder)
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)
@@ -98,6 +101,9 @@ class Driver:
 
     def model(self, path: Path) -> ModelSpec:
         return load_spec(path)
+
+    def recorder(self, device: torch.device) -> StepRecorder | None:
+        return recorder_of(device)
 
     def open(
         self,

@@ -273,6 +273,19 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    disable_cuda_graph: bool = option(
+        False,
+        "on a GPU: ask for each kernel of each step; otherwise the decode steps of dense models are recorded once for "
+        "each of a few numbers of requests, and replayed (where Triton computes attention, on one rank)",
+        commands=COMPUTING,
+        use="rare",
+    )
+    cuda_graph_max_bs: Rows = option(
+        256,
+        "requests of the largest decode step that is recorded; no more than --max-running-requests",
+        commands=COMPUTING,
+        use="rare",
+    )
     num_threads: Threads | Auto = option(
         "auto",
         "compute threads of a rank; auto divides the cores (of 4 and more all but one) among the ranks here, and fewer "

@@ -395,6 +395,7 @@ def worker_spec(
         least_threads=resolved.least_threads,
         attention_backend=scheduling.attention_backend,
         rounding=Rounding.OF_POSITION if scheduling.enable_deterministic_inference else Rounding.OF_QUERY,
+        graph_rows=None if scheduling.disable_cuda_graph else scheduling.cuda_graph_max_bs,
         drafts=settings.speculation.speculative_algorithm,
         draft_path=settings.speculation.speculative_draft_model_path,
         drain_grace_s=settings.process.shutdown_grace_s,

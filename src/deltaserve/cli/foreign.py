@@ -9,7 +9,6 @@ from deltaserve.base.errors import ConfigError
 
 _CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
 _LAYERS = "layers are not split over workers"
-_NO_GRAPHS = "there are no CUDA graphs to turn off"
 _CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
 _READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
 _TORCH = "attention has four backends (--attention-backend), and no such choice; leave the flag out"
@@ -32,8 +31,6 @@ ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("1",),
         "steps are planned ahead; --disable-overlap-schedule ends that",
     ),
-    "disable-cuda-graph": (("true",), _NO_GRAPHS),
-    "enforce-eager": (("true",), _NO_GRAPHS),
     "sleep-on-idle": (("true",), "an idle worker always sleeps"),
     "pd-disaggregation": (("true",), "--workers says which of them prefill and which decode"),
     "load-format": (("auto", "safetensors", "gguf"), _READERS),
@@ -70,6 +67,8 @@ RENAMED = {
     "no-enable-prefix-caching": "disable-radix-cache",
     "disaggregation-ib-device": "transfer-devices",
     "hf-overrides": "json-model-override-args",
+    "enforce-eager": "disable-cuda-graph",
+    "max-cudagraph-capture-size": "cuda-graph-max-bs",
 }
 """name |-> what the same is called here."""
 
@@ -120,8 +119,8 @@ _REASONS = {
         "hicache-mem-layout hicache-storage-backend hicache-storage-prefetch-policy enable-lmcache enable-hisparse "
         "disaggregation-decode-enable-offload-kvcache cpu-offload-gb swap-space"
     ),
-    "there are no CUDA graphs to set up": (
-        "cuda-graph-max-bs cuda-graph-bs disable-cuda-graph-padding "
+    "nothing of CUDA graphs can be set but --disable-cuda-graph and --cuda-graph-max-bs": (
+        "cuda-graph-bs disable-cuda-graph-padding cudagraph-capture-sizes "
         "disable-piecewise-cuda-graph enable-piecewise-cuda-graph compilation-config enable-torch-compile "
         "torch-compile-max-bs"
     ),

@@ -19,3 +19,12 @@ def on_device(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     was given before, and steps would follow each other with gaps.
     """
     return on_host(values, device).to(device, non_blocking=True)
+
+
+def write_over(target: Tensor, values: npt.NDArray[np.generic]) -> None:
+    """Copy `values` to a tensor of their shape, for what the device is given from now on; waits for nothing.
+
+    What the device was given before still reads what it was given: the copy stands behind it in the stream, and its
+    source is pinned memory of its own, which torch gives to nobody else before the copy is done.
+    """
+    target.copy_(on_host(values, target.device), non_blocking=True)

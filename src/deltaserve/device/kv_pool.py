@@ -66,8 +66,11 @@ class KvArena(Arena):
 
     def scatter(self, layer: int, plane: int, slots: Tensor, values: Tensor) -> None:
         """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""
-        stored = fp8_codes(values) if self._fp8 else values.to(self._dtype)
-        self._tokens[layer, plane].index_copy_(0, slots, stored)
+        self._tokens[layer, plane].index_copy_(0, slots, self.stored(values))
+
+    def stored(self, values: Tensor) -> Tensor:
+        """Any float dtype -> as pages hold it, of the same shape."""
+        return fp8_codes(values) if self._fp8 else values.to(self._dtype)
 
 
 class KvPool:

@@ -31,9 +31,14 @@ class PagedAttention(ABC):
         return [self.begin_group(batch, group) for group in range(len(self._query_heads))]
 
     def begin_group(self, batch: Batch, group: int) -> StepAttention:
+        arena, table, rows_per_head = self._place(group)
+        return self._begin(arena, table, batch, rows_per_head)
+
+    def _place(self, group: int) -> tuple[KvArena, Table, int]:
+        """Where a page group lies, and its query heads to a KV head."""
         arena, num_heads = self._pool.page_arenas[group], self._query_heads[group]
         table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
-        return self._begin(arena, table, batch, num_heads // arena.layout.num_heads)
+        return arena, table, num_heads // arena.layout.num_heads
 
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
         return step_states(self._pool, self._tables, batch)

@@ -1,4 +1,5 @@
-"""Two Triton kernels: partial results of attention over pages, and their merge. Needs triton when it is imported.
+"""Triton kernels: tokens into pages, partial results of attention over pages, and their merge. Needs triton when it is
+imported.
 
 With TRITON_INTERPRET=1 in the environment before that, they run in numpy, on tensors of the CPU.
 
@@ -28,10 +29,41 @@ def _numbers(stored, FP8: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def store_tokens(
+    values,  # [T, H, D] by strides, channels adjacent, as pages hold them
+    plane,  # element 0: page 0, head 0, position 0 of the layer's keys or values
+    num_tokens,  # [1] int32; the others store nothing
+    positions,  # [T] int32
+    write_pages,  # [T] int32
+    token_stride,
+    value_head_stride,
+    page_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    W: tl.constexpr,  # D or more, a power of two
+    ROWS: tl.constexpr,
+):
+    """Grid [ceil(T * H / ROWS)]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, head = row // NUM_HEADS, row % NUM_HEADS
+    is_row = token < tl.load(num_tokens)
+    page = tl.load(write_pages + token, mask=is_row, other=0).to(tl.int64)
+    offset = tl.load(positions + token, mask=is_row, other=0) % PAGE_SIZE
+    source = values + token.to(tl.int64) * token_stride + head * value_head_stride
+    target = plane + page * page_stride + head.to(tl.int64) * head_stride + offset * D
+    d = tl.arange(0, W)
+    is_held = is_row[:, None] & (d < D)[None, :]
+    tl.store(target[:, None] + d[None, :], tl.load(source[:, None] + d[None, :], mask=is_held), mask=is_held)
+
+
+@triton.jit
 def partial_results(
     q,  # [T, Hq, D] by strides, channels adjacent
     keys,  # element 0: page 0, head 0, position 0 of the layer's keys; codes where FP8
     values,  # the same of its values; `keys` where channels of the keys are the values
+    num_tiles,  # [1] int32; programs of others end at once, so that a grid may be larger than a step's work
     tiles,  # [N, 8] int32, see work_tiles.py
     tokens,  # [M] int32
     positions,  # [T] int32
@@ -60,8 +92,9 @@ def partial_results(
     COMPUTE: tl.constexpr,
 ):
     """Grid [N, Hkv]: rows of one tile over keys [start, end) of one KV head."""
-    tile = tiles + tl.program_id(0) * 8
-    head = tl.program_id(1)
+    if tl.program_id(0) >= tl.load(num_tiles):
+        return
+    tile, head = tiles + tl.program_id(0) * 8, tl.program_id(1)
     first_token, first_row, num_rows = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     start, low, end = tl.load(tile + 3), tl.load(tile + 4), tl.load(tile + 5)
     line, part = tl.load(tile + 6), tl.load(tile + 7)
@@ -81,8 +114,7 @@ def partial_results(
     if V2 > 0:
         v2 = V1 + tl.arange(0, V2)
         acc2 = tl.zeros([ROWS, V2], tl.float32)
-    top = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    top, total = tl.full([ROWS], -float("inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     head_offset = head.to(tl.int64) * head_stride
 
     for first in range(start, end, KEYS):

@@ -48,6 +48,7 @@ class WorkTiles:
     first_parts: Int32s  # [T] index of the partial result that would be a token's number 0; may be negative
     part_starts: Int32s  # [T + 1] indexes of a token's partial results, root to leaf
     pages: Int32s  # [lines * pages of a line]
+    write_pages: Int32s  # [T] page in which a token's keys and values are kept
 
 
 class _Cut(NamedTuple):
@@ -110,19 +111,25 @@ def plan_work(
     private = [np.ones(cut.num_parts, np.bool_) for cut in step.cuts]
     tokens, tiles = _shared_tiles(step, sizes[0], private)
     short, long = [tiles], [_NO_TILES]
+    decoding = np.array([index for index, query in enumerate(queries) if query.q_len == 1], np.int64)
+    if len(decoding):
+        short.append(_decoding_tiles(step, decoding, sizes[0], private))
     for index, query in enumerate(queries):
-        if query.q_len:
+        if query.q_len > 1:
             of_size, size = (short, sizes[0]) if is_short(query) else (long, sizes[1])
             of_size.append(_private_tiles(step, index, size, np.flatnonzero(private[index])))
     part_starts = np.concatenate(([0], np.cumsum(np.repeat([cut.num_parts for cut in step.cuts], lens))))
+    positions = batch.positions()
+    lines = [query.line for query in queries]
     return WorkTiles(
         short=np.concatenate(short),
         long=np.concatenate(long),
         tokens=tokens.astype(np.int32),
-        positions=batch.positions().astype(np.int32),
+        positions=positions.astype(np.int32),
         first_parts=(part_starts[:-1] - np.repeat([cut.first for cut in step.cuts], lens)).astype(np.int32),
         part_starts=part_starts.astype(np.int32),
-        pages=np.ascontiguousarray(table[[query.line for query in queries], : step.num_pages]).reshape(-1),
+        pages=np.ascontiguousarray(table[lines, : step.num_pages]).reshape(-1),
+        write_pages=table[np.repeat(lines, lens), positions // page_size],
     )
 
 
@@ -137,11 +144,12 @@ class _Step(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """Rows that read the same keys: those of one query, or of several that share."""
+    """Rows that read the same keys: those of one query, or of several that share. Or [n, 1] such items, of which each
+    has one of the pieces."""
 
-    first_token: int
+    first_token: int | Int64s
     num_rows: int
-    first_page: int
+    first_page: int | Int64s
     length: int
     """Of a piece of keys."""
 
@@ -175,6 +183,20 @@ def _private_tiles(step: _Step, index: int, size: TileSize, places: Int64s) -> I
     return _tiles(item, size, pieces, lows, np.minimum((pieces + 1) * cut.length, last + 1))
 
 
+def _decoding_tiles(step: _Step, indexes: Int64s, size: TileSize, private: Sequence[Bools]) -> Int32s:
+    """As `_private_tiles`, of all queries of one position at once: there are many, and each has few tiles."""
+    split, cuts = step.batch.split_tokens, [step.cuts[index] for index in indexes]
+    is_private = np.concatenate([private[index] for index in indexes])
+    counts = np.array([cut.num_parts for cut in cuts])
+    firsts = np.array([cut.first for cut in cuts])
+    pieces = np.repeat(firsts + counts - counts.cumsum(), counts) + np.arange(counts.sum())
+    pieces, of = pieces[is_private, None], np.repeat(indexes, counts)[is_private, None]
+    ends = np.array([query.q_end for query in step.batch.queries])[of]
+    lows = pieces * split if step.window_len is None else np.maximum(pieces * split, ends - step.window_len)
+    item = _Item(step.starts[of], step.group_size, of * step.num_pages, split)
+    return _tiles(item, size, pieces, lows, np.minimum((pieces + 1) * split, ends))
+
+
 def _readers(
     run: Shared, members: Sequence[int], cuts: Sequence[_Cut], split_tokens: int
 ) -> Iterator[tuple[tuple[int, ...], Int64s]]:
@@ -194,4 +216,7 @@ def _tiles(item: _Item, size: TileSize, pieces: Int64s, lows: Int64s, ends: Int6
     starts = pieces * item.length
     blocks = starts + np.maximum(lows - starts, 0) // size.keys * size.keys
     fields = (item.first_token, rows, item.num_rows, blocks, lows, ends, item.first_page, pieces)
-    return np.stack(np.broadcast_arrays(*fields), -1).astype(np.int32).reshape(-1, 8)
+    tiles = np.empty((*np.broadcast_shapes(*map(np.shape, fields)), 8), np.int32)
+    for column, values in enumerate(fields):
+        tiles[..., column] = values
+    return tiles.reshape(-1, 8)

@@ -128,6 +128,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         least_threads=spec.least_threads,
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
+        graph_rows=spec.graph_rows,
         sharing=sharing_for(spec),
         drafts=spec.drafts,
         quantization=spec.quantization,

@@ -95,6 +95,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """So many compute where more would wait for cores."""
     attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
     rounding: Rounding = Rounding.OF_QUERY
+    graph_rows: int | None = None
+    """Rows of the largest decode step that is recorded and replayed on a GPU; None: none is."""
     drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
     """Who guesses at the next tokens."""
     draft_path: str | None = None

@@ -88,8 +88,11 @@ class Decoder:
         self._ops = ops
         self._collective = collective
         self._group = group
+        embedding = weights.embedding
+        scale = spec.embedding_scale
+        self._scale = None if scale == 1.0 else torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)
         ropes = dict.fromkeys(layer.rope for layer in spec.layers)
-        self._ropes = tuple(Rope(rope, weights.embedding.device) for rope in ropes)
+        self._ropes = tuple(Rope(rope, embedding.device) for rope in ropes)
         norms = [*(held.attention_norm for held in weights.layers[1:]), weights.norm]
         read = () if spec.draft is None else spec.draft.read_layers
         self._layers = tuple(
@@ -204,8 +207,7 @@ class Decoder:
     def embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]"""
         x = self._look_up(tokens)
-        scale = self.spec.embedding_scale
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device=x.device)
+        return x if self._scale is None else x * self._scale
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         shard, table = self._collective.shard, self._weights.embedding

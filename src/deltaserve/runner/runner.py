@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ from deltaserve.runner.model_drafter import ModelDrafter
 from deltaserve.runner.row_state import Row
 from deltaserve.runner.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.runner.scratch import LOGPROB_POSITIONS
+from deltaserve.runner.step_graphs import StepGraphs, make_step_graphs
+from deltaserve.runner.step_recorder import StepRecorder, recorder_of
 from deltaserve.runner.step_threads import StepThreads
 from deltaserve.runner.unread_draws import UnreadDraws, draw_unread
 from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
@@ -70,6 +72,10 @@ class ExecutorSizes:
     """Who guesses at the next tokens."""
     quantization: Quantization = "auto"
     """Which matrices are codes; none are where the native library does not compute."""
+    graph_rows: int | None = None
+    """Rows of the largest decode step that is recorded and replayed; None: none is."""
+    recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
+    """By what."""
 
 
 class TorchExecutor:
@@ -114,6 +120,10 @@ class TorchExecutor:
         self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
         """[row] what steps under way drew."""
         self._clock = StepClock()
+        self._graphs: StepGraphs | None = None
+        if sizes.graph_rows is not None:
+            recorder, rows = sizes.recorder(device), min(sizes.graph_rows, sizes.max_rows)
+            self._graphs = make_step_graphs(decoder, self._attention, self._last_drawn, rows, recorder)
 
     @classmethod
     def load(
@@ -267,6 +277,9 @@ class TorchExecutor:
         vocab_size = self._decoder.spec.vocab_size
         if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
             raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
+        replayed = None if self._graphs is None else self._graphs.forward(inputs)
+        if replayed is not None:
+            return replayed, replayed.normed
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
         if len(inputs.unread.places):

@@ -16,6 +16,7 @@ from deltaserve.device.scratch_limits import (
     TILE_ROWS,
 )
 from deltaserve.models.model_spec import DraftSpec, ModelSpec
+from deltaserve.runner.recordable_models import why_not_recordable
 
 LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
@@ -27,7 +28,9 @@ _LOGIT_COPIES = 5
 
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
-    own = _activations(spec, sizes) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
+    tokens = sizes.step_len + sizes.max_rows
+    own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
+    own += _recorded(spec, sizes)
     return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
 
 
@@ -52,7 +55,7 @@ def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     return results * per_result + (tiles + pages + 4 * (sizes.step_len + rows)) * _INDEX
 
 
-def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
+def _activations(spec: ModelSpec, num_tokens: int) -> int:
     """In float32: residual stream, projections and the widest hidden layer, of all tokens of a step; of an expert group
     all members' tokens may come to the experts of one."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -61,7 +64,16 @@ def _activations(spec: ModelSpec, sizes: StepSizes) -> int:
         routed = spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size)
         routed *= spec.moe.placement.member.size
         inner = max(inner, routed + 3 * spec.moe.shared_size)
-    return (sizes.step_len + sizes.max_rows) * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
+    return num_tokens * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
+
+
+def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of decode steps that are recorded (step_graphs.py): the activations of the largest, which lie apart, and partial
+    results, for which there is room for a power of two, while smaller steps keep what they had before: each doubles."""
+    if sizes.device == "cpu" or why_not_recordable(spec) is not None:
+        return 0
+    results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
+    return _activations(spec, sizes.max_rows) + 4 * results * spec.num_heads * (spec.head_dim + 1) * _FLOAT
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
@@ -72,7 +84,12 @@ def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
     """A layer beside those of the model, and what it reads of them: all tokens of a step."""
     read = len(draft.read_layers) * draft.read_size or spec.hidden_size
     inputs = (sizes.step_len + sizes.max_rows) * (read + 5 * draft.layer.hidden_size) * _FLOAT
-    return inputs + _activations(draft.layer, sizes) + _logits(draft.layer, sizes) + attention_bytes(draft.layer, sizes)
+    return (
+        inputs
+        + _activations(draft.layer, sizes.step_len + sizes.max_rows)
+        + _logits(draft.layer, sizes)
+        + attention_bytes(draft.layer, sizes)
+    )
 
 
 def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:

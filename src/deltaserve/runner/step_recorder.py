@@ -1,0 +1,52 @@
+"""What the device was told to do, recorded once and repeated: the seam, and CUDA's graphs behind it.
+
+A decode step of a small model is hundreds of launches of a few microseconds each, which take longer to ask for from
+Python than to compute. A graph is one launch for all of them (as in vLLM, SGLang and TensorRT-LLM).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class StepRecorder(Protocol):
+    """For one thread."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What is returned tells the device again what `run` told it, with the tensors and numbers of then: it reads
+        inputs from the same memory, and what `run` left last is where results stand after each replay.
+
+        So whatever differs from one time to the next must be the contents of tensors. `run` is called once or more, for
+        an effect that may come about once more than it is replayed. It may not wait for the device. Raises whatever
+        ends a recording.
+        """
+        ...
+
+
+class GraphRecorder:
+    """By CUDA graphs. What one leaves is valid until any of them is replayed: their intermediate tensors lie in one
+    pool, since only one is computed at a time. No GPU has run this yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Waits for the device, as memory is given back to it before a capture."""
+        calling = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(calling)
+        with torch.cuda.stream(self._stream):  # a capture that fails leaves its own such context open
+            run()  # compiles and loads kernels, and libraries take their memory: a capture may do neither
+            graph = torch.cuda.CUDAGraph()
+            # Other threads wait for events and copy pages meanwhile: what they ask of CUDA must not end the capture.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                run()
+        calling.wait_stream(self._stream)
+        return graph.replay
+
+
+def recorder_of(device: torch.device) -> StepRecorder | None:
+    """None: nothing is recorded on this device."""
+    return GraphRecorder(device) if device.type == "cuda" else None

@@ -1,0 +1,102 @@
+"""Decode steps as CUDA graphs: what they compute when they are replayed is what the same calls compute."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from deltaserve.layout.dtype import DType
+from deltaserve.runner.step_recorder import GraphRecorder
+from tests.device.attention_world import Shape
+from tests.device.test_fixed_step import check_recorded
+from tests.device.triton_process import needs_triton
+from tests.runner.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
+from tests.runner.test_launched import prompt_item, rules
+from tests.runner.world import random_tokens
+
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
+SHAPE = Shape(16, 64, 1, 2, 4, 64, DType.BFLOAT16, DType.BFLOAT16, "cuda", uses_triton=True)
+
+
+@pytest.fixture
+def recorder() -> GraphRecorder:
+    return GraphRecorder(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("window_len", [None, 70])
+@pytest.mark.parametrize("kv_dtype", [DType.BFLOAT16, DType.FP8_E4M3])
+def test_attention_of_other_steps(recorder: GraphRecorder, kv_dtype: DType, window_len: int | None) -> None:
+    check_recorded(replace(SHAPE, kv_dtype=kv_dtype, window_len=window_len), recorder)
+
+
+def test_attention_over_latents(recorder: GraphRecorder) -> None:
+    check_recorded(replace(SHAPE, kv_heads=1, group_size=16, head_dim=576, latent_dim=512), recorder)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_bf16", "qwen3", "gemma3_text"])
+def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) -> None:
+    """Products of as many rows, so to the bit. Launched ahead, whether rows share what they read or not."""
+    want = decode_together(ReplayingDriver(tiny_models / name, Repeating(), "cuda"))
+    for shares in (True, False):
+        recorder = GraphRecorder(torch.device("cuda"))  # a pool belongs to one executor's graphs
+        got = decode_together(ReplayingDriver(tiny_models / name, recorder, "cuda"), shares)
+        assert got.tokens == want.tokens
+        assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
+
+
+def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: GraphRecorder) -> None:
+    replaying = decode_together(ReplayingDriver(tiny_models / "llama", recorder, "cuda"))
+    assert replaying.tokens == decode_together(EagerDriver(tiny_models / "llama", "cuda")).tokens
+
+
+def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder) -> None:
+    driver = ReplayingDriver(tiny_models / "llama", recorder, "cuda")
+    prompt = random_tokens(40, 1)
+    driver.open(0, prompt, rules(1, temperature=0.8, top_p=0.9))
+    driver.step([prompt_item(0, prompt)])
+    for position in (40, 41):
+        driver.step([driver.decode(0, position)])
+    for launched in driver.launched:
+        launched.wait()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ahead = driver.executor.launch(driver.planned([driver.decode(0, 42)]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ahead.wait().items[0].drawn
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorder) -> None:
+    before, numbers = torch.cuda.current_stream(), torch.arange(8, device="cuda")
+    with pytest.raises(RuntimeError):
+        recorder.record(lambda: print(numbers.sum().item()))
+    assert torch.cuda.current_stream() == before
+    assert int((numbers + 1).sum()) == 36
+
+
+def test_other_threads_may_use_the_device_meanwhile(recorder: GraphRecorder) -> None:
+    ends, numbers, found = Event(), torch.arange(8, device="cuda"), torch.zeros(8, device="cuda")
+
+    def double() -> None:
+        found.copy_(numbers * 2)
+
+    def use_device() -> int:
+        count = 0
+        while not ends.is_set():
+            torch.ones(1 + count * 1000, device="cuda").sum().item()
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as threads:
+        using = threads.submit(use_device)
+        try:
+            replays = [recorder.record(double) for _ in range(20)]
+        finally:
+            ends.set()
+        assert using.result()
+    numbers += 1
+    replays[-1]()
+    assert found.tolist() == [2 * (number + 1) for number in range(8)]
