@@ -229,6 +229,15 @@ struct BFloat16 {
         return (Vec)(__builtin_convertvector(load_as<ShortVec>(from), WordVec) << 16);
 #endif
     }
+#if defined(__AVX512BF16__)  // denormal numbers become 0
+    static DS_INLINE void store(uint8_t* to, Vec v) {
+        _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+    }
+    static DS_INLINE Vec rounded(Vec v) {
+        const __m512i bits = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
+        return (Vec)_mm512_slli_epi32(bits, 16);
+    }
+#else
     static DS_INLINE void store(uint8_t* to, Vec v) {
         const ShortVec high = __builtin_convertvector((WordVec)rounded(v) >> 16, ShortVec);
         memcpy(to, &high, sizeof high);
@@ -238,6 +247,7 @@ struct BFloat16 {
         const WordVec nearest = v == v ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
         return (Vec)(nearest & 0xffff0000u);
     }
+#endif
 };
 
 #if !defined(__AVX2__)
