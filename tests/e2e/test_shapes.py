@@ -52,6 +52,28 @@ def test_unified(tiny_models: Path, folder: Path) -> None:
         assert second.cached_len == (len(turn) - 2) // 16 * 16
 
 
+def test_deterministic_inference(tiny_models: Path, folder: Path) -> None:
+    """The same to the last bit cold, behind a cached prefix, in other chunks, beside others and on workers of another
+    shape."""
+    prompts, seen = [random_prompt(130 + row, seed=row) for row in range(4)], []
+    shapes = (("--chunked-prefill-size", "96"), ("--chunked-prefill-size", "32", "--disaggregation-mode", "null"))
+    for shape in shapes:
+        flags = (*PAGES, "--num-pages", "256", *shape, "--enable-deterministic-inference", "--dtype", "bfloat16")
+        with serving(folder, tiny_models / "qwen3", *flags) as server, ThreadPoolExecutor(4) as pool:
+            seen.append([server.complete(prompt, 20) for prompt in prompts])
+            seen.append(list(pool.map(lambda prompt: server.complete(prompt, 20), prompts)))
+            turns = [[*prompt, *answer.tokens[:10]] for prompt, answer in zip(prompts, seen[0], strict=True)]
+            seen.append([server.complete(turn, 10) for turn in turns])
+    cold, warm, turned, *_ = seen
+    assert [answer.cached_len for answer in cold] == [0] * 4
+    assert all(answer.cached_len >= 128 for answer in [*warm, *turned])
+    for run in seen:
+        for answer, want in zip(run, cold, strict=True):
+            count = len(answer.tokens)
+            assert answer.tokens == want.tokens[-count:]
+            assert (answer.logprobs, answer.tops) == (want.logprobs[-count:], want.tops[-count:])
+
+
 def test_conditional_prefill(tiny_models: Path, folder: Path) -> None:
     """Short deltas are computed where it is sooner, by this machine's pace: the answers are the same on either side."""
     model = tiny_models / "llama"
