@@ -58,7 +58,7 @@ def test_deterministic_inference(tiny_models: Path, folder: Path) -> None:
     prompts, seen = [random_prompt(130 + row, seed=row) for row in range(4)], []
     shapes = (("--chunked-prefill-size", "96"), ("--chunked-prefill-size", "32", "--disaggregation-mode", "null"))
     for shape in shapes:
-        flags = (*PAGES, "--num-pages", "256", *shape, "--enable-deterministic-inference", "--dtype", "bfloat16")
+        flags = (*PAGES, "--num-pages", "256", *shape, "--enable-deterministic-inference")
         with serving(folder, tiny_models / "qwen3", *flags) as server, ThreadPoolExecutor(4) as pool:
             seen.append([server.complete(prompt, 20) for prompt in prompts])
             seen.append(list(pool.map(lambda prompt: server.complete(prompt, 20), prompts)))
