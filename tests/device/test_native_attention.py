@@ -13,7 +13,7 @@ from deltaserve.device.attention import Batch, Query
 from deltaserve.device.native_attention import NativeAttention
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
-from tests.native.native_build import ISAS, native_context
+from tests.native.native_build import EMULATED_AMX, ISAS, native_context
 
 KV_DTYPES = (
     (DType.FLOAT32, DType.FLOAT32),
@@ -76,6 +76,7 @@ def test_windows_and_sinks(isa: str, page_size: int, split_tokens: int, window_l
 @pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 1), (1, 8), (2, 2), (16, 32), (64, 128)])
 @pytest.mark.parametrize("window_len", [None, 1, 24, 100])
 @pytest.mark.parametrize(("head_dim", "latent_dim"), [(32, None), (64, 48), (128, None)])
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16", EMULATED_AMX])
 def test_pairs_of_bfloat16(
     isa: str, page_size: int, split_tokens: int, window_len: int | None, head_dim: int, latent_dim: int | None
 ) -> None:

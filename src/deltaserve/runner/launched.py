@@ -81,6 +81,8 @@ class Launched:
         self._clock = clock
         self._launched_at = launched_at
         self._lock = Lock()
+        self._tokens: Sequence[int | None] = ()
+        """Of `drawing`, when the step is over; None: its logits are not finite."""
         self._result: StepResult | None = None
         for one in drawing:
             one.row.leave_unread(result.step)
@@ -96,16 +98,18 @@ class Launched:
             if self._result is None:
                 if self._on_host.end is not None:
                     self._on_host.end.synchronize()
+                pairs = zip(self._on_host.tokens.tolist(), self._on_host.is_finite.tolist(), strict=True)
+                self._tokens = [token if is_finite else None for token, is_finite in pairs]
                 self._result = self._read()
         return self._result
 
     def settle(self) -> None:
         """Rows learn what was drawn. The step is over."""
-        for one, token in zip(self._drawing, self._drawn(), strict=True):
+        for one, token in zip(self._drawing, self._tokens, strict=True):
             one.row.read(self._of_step.step, one.position, token)
 
     def _read(self) -> StepResult:
-        found = {one.item.row: token for one, token in zip(self._drawing, self._drawn(), strict=True)}
+        found = {one.item.row: token for one, token in zip(self._drawing, self._tokens, strict=True)}
         items = []
         for result in self._of_step.items:
             if result.row in found:
@@ -115,10 +119,6 @@ class Launched:
                 result = replace(result, drawn=drawn, outcome=outcome)
             items.append(result)
         return replace(self._of_step, items=tuple(items), seconds=self._clock.end(self._launched_at))
-
-    def _drawn(self) -> list[int | None]:
-        pairs = zip(self._on_host.tokens.tolist(), self._on_host.is_finite.tolist(), strict=True)
-        return [token if is_finite else None for token, is_finite in pairs]
 
 
 class AtOnce:
