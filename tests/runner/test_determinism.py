@@ -56,10 +56,10 @@ def test_chunks_and_company_change_no_bit(tiny_models: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in REFUSED if name in VARIANTS])
 def test_what_torch_would_have_to_compute_is_refused(tiny_models: Path, name: str) -> None:
     compiled_library()
-    with pytest.raises(ConfigError, match="--enable-deterministic-inference: for models without experts, latents"):
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference: only for models without experts, latents"):
         DeterministicDriver(tiny_models / name)
 
 
 def test_without_the_native_library_it_is_refused(tiny_models: Path) -> None:
-    with pytest.raises(ConfigError, match="--enable-deterministic-inference: the native library does not compute here"):
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference: only the native library rounds so"):
         TorchDriver(tiny_models / "llama")

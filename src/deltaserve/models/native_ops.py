@@ -383,9 +383,9 @@ def check_deterministic(spec: ModelSpec, ops: StepOps) -> None:
     """Raises ConfigError for a model of which torch computes something whose rounding follows from a whole step."""
     problem = None
     if not isinstance(ops, NativeOps):
-        problem = "the native library does not compute here, and others round by all that a step computes"
+        problem = "only the native library rounds so, in float32 and bfloat16, and it does not compute here"
     elif spec.moe is not None or spec.mla is not None or spec.delta is not None:
-        problem = "for models without experts, latents and recurrent layers"
+        problem = "only for models without experts, latents (MLA) and recurrent layers, and this one has such"
     if problem is not None:
         raise ConfigError(f"--enable-deterministic-inference: {problem}")
 
