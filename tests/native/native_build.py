@@ -1,5 +1,6 @@
 """The native library of this tree for tests: compiled where it is not current, or the test is skipped."""
 
+import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from deltaserve.native.native_library import NativeContext, NativeLibrary
 
 EMULATED_AMX = "amx_emulated"
 ISAS = (*KERNEL_FLAGS["x86_64"], EMULATED_AMX)
-_EMULATED_LIBRARY = Path(__file__).parents[2] / "out" / "tests" / "libdeltaserve_emulated.so"
+_BUILDS = Path(__file__).parents[2] / "out" / "tests"
 
 
 def compiled_library() -> NativeLibrary:
@@ -31,8 +32,7 @@ def native_context(isa: str, num_threads: int = 1, rounding: Rounding = Rounding
     """One of ISAS. Skips the test where the machine cannot run it."""
     library, name = compiled_library(), isa
     if isa == EMULATED_AMX:
-        _EMULATED_LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-        library, name = _library(_EMULATED_LIBRARY, (EMULATED_TILES,)), "amx_bf16"
+        library, name = _library(_BUILDS / "libdeltaserve_emulated.so", (EMULATED_TILES, "-O1")), "amx_bf16"
     found = next((one for one in library.instruction_sets if one.name == name), None)
     if found is None:
         pytest.skip(f"this machine has no {name}" + (", nor avx512_bf16" if isa == EMULATED_AMX else ""))
@@ -40,9 +40,12 @@ def native_context(isa: str, num_threads: int = 1, rounding: Rounding = Rounding
 
 
 def _library(path: Path, flags: Sequence[str] = ()) -> NativeLibrary:
-    if not is_current(path):
-        try:
-            compile_library(path, flags)
-        except CannotCompile as error:
-            pytest.skip(str(error)[-300:])
+    _BUILDS.mkdir(parents=True, exist_ok=True)
+    with (_BUILDS / "compile.lock").open("w") as lock:  # of two processes that want a library one compiles
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_current(path):
+            try:
+                compile_library(path, flags)
+            except CannotCompile as error:
+                pytest.skip(str(error)[-300:])
     return NativeLibrary(path)
