@@ -1,10 +1,11 @@
 // Attention over pages: scores, softmax and values of one block of keys after the other, in place.
 //
-// Sums are float32. A score is the sum of as many chains as a vector has lanes: chain l adds the products of
-// channels l, l + kLanes and so on (of pairs of channels, where a lane holds two), and the chains' sums meet in a fixed
-// order. Few rows read keys as they lie, their lanes are chains; for many, keys of a block are laid out anew, their lanes
-// are keys. Weighted values are added from the first key to the last, or from the first pair. So neither the number of rows
-// nor the way they go changes a bit.
+// Sums are float32. A score of a short query's row is the sum of as many chains as a vector has lanes: chain l adds the
+// products of channels l, l + kLanes and so on (of pairs of channels, where a lane holds two), and the chains' sums meet in a
+// fixed order. Few rows read keys as they lie, their lanes are chains; for many, keys of a block are laid out anew, their
+// lanes are keys. Of a long query's row, where its task has many, a score is one chain. Weighted values are added from the
+// first key to the last, or from the first pair. So neither the number of rows nor the way they go changes a bit of a short
+// query's.
 #include "attention_kernel.h"
 #include "vectors.h"
 #if defined(DELTASERVE_TILES)
@@ -56,7 +57,7 @@ template <bool kInPlace> struct PairProducts {  // values as they lie, or from p
 };
 #endif
 
-// Rows of long queries, of which a task has many: a score is one chain, from the first slot to the last.
+// Many rows of a long query: a score is one chain, from the first slot to the last.
 template <class P> struct OneChain : P {
     using Packed = OneChain<typename P::Packed>;
     static constexpr bool kOneChain = true;

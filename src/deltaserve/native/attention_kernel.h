@@ -1,8 +1,9 @@
 // What kernels compute, in plain structures: kernel files hold no inline functions of C++ headers (compile_library.py).
 //
 // Keys of a query are cut at absolute multiples of `split_tokens`; each split gives a partial result (largest score, sum,
-// weighted values) of each row, and those are merged from first to last. A row's arithmetic follows from its own position
-// alone: whoever else reads the split with it, and on whichever thread, its bits are the same.
+// weighted values) of each row, and those are merged from first to last. A row's arithmetic follows from its own query
+// alone, of a short one from its own position: whoever else reads the split with it, and on whichever thread, its bits are
+// the same.
 #pragma once
 #include <stdint.h>
 
