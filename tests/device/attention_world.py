@@ -206,15 +206,22 @@ def check_against_plain(shape: Shape, lens: Sequence[int], q_lens: Sequence[int]
         )
 
 
-def check_sharing_against_plain(
-    shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None
-) -> None:
-    """Every way of sharing whole splits is right: for backends that promise no equal bits."""
+def _filled(
+    shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int]
+) -> tuple[World, tuple[Query, ...], Tensor]:
+    """A world before the step of these queries, and their q [T, Hq, D]."""
     world = World(shape, lens, common)
     world.fill(q_lens)
     queries = world.queries(q_lens)
     world.free_behind(queries)
-    q = world.random_q(sum(q_lens))
+    return world, queries, world.random_q(sum(q_lens))
+
+
+def check_sharing_against_plain(
+    shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None
+) -> None:
+    """Every way of sharing whole splits is right: for backends that promise no equal bits."""
+    world, queries, q = _filled(shape, lens, common, q_lens)
     layer, tolerance = shape.num_layers - 1, TOLERANCE[shape.dtype]
     want = world.expected(Batch(queries, shape.split_tokens), layer, q, sinks)
     for shared in sharings(world, queries):
@@ -226,12 +233,8 @@ def check_sharing_keeps_bits(
     shape: Shape, lens: Sequence[int], common: Sequence[int], q_lens: Sequence[int], sinks: Tensor | None = None
 ) -> None:
     """Every way of sharing whole splits gives the same bits as none; and the result is right."""
-    world = World(shape, lens, common)
-    world.fill(q_lens)
-    queries = world.queries(q_lens)
-    world.free_behind(queries)
+    world, queries, q = _filled(shape, lens, common, q_lens)
     private = Batch(queries, shape.split_tokens)
-    q = world.random_q(private.num_tokens)
     layer = shape.num_layers - 1
     plain = world.run(private, layer, q, sinks)
     tolerance = TOLERANCE[shape.dtype]

@@ -12,7 +12,8 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.shard import Shard
 from deltaserve.models.collective import ProcessCollective
 from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenValues
-from tests.runner.test_launched import RULES, LaunchingDriver, outputs, prompt_item, rules
+from tests.gpu.unwaiting import check_launch_waits_for_nothing
+from tests.runner.test_launched import RULES, LaunchingDriver, outputs, rules
 from tests.runner.world import Driver, check_generation, drawn, extend, random_tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -90,18 +91,4 @@ def test_steps_launched_ahead_draw_what_steps_draw(tiny_models: Path) -> None:
 
 
 def test_a_launch_waits_for_nothing(tiny_models: Path) -> None:
-    """Whatever waits for the device in it raises. The first steps may: they compile kernels and allocate memory."""
-    driver = LaunchingDriver(tiny_models / "llama", device="cuda")
-    prompt = random_tokens(40, 1)
-    driver.open(0, prompt, rules(1, temperature=0.8, top_p=0.9))
-    driver.step([prompt_item(0, prompt)])
-    for position in (40, 41):
-        driver.step([driver.decode(0, position)])
-    for launched in driver.launched:
-        launched.wait()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ahead = driver.executor.launch(driver.planned([driver.decode(0, 42)]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert ahead.wait().items[0].drawn
+    check_launch_waits_for_nothing(LaunchingDriver(tiny_models / "llama", device="cuda"))

@@ -13,9 +13,8 @@ from deltaserve.runner.step_recorder import GraphRecorder
 from tests.device.attention_world import Shape
 from tests.device.test_fixed_step import check_recorded
 from tests.device.triton_process import needs_triton
+from tests.gpu.unwaiting import check_launch_waits_for_nothing
 from tests.runner.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
-from tests.runner.test_launched import prompt_item, rules
-from tests.runner.world import random_tokens
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
 SHAPE = Shape(16, 64, 1, 2, 4, 64, DType.BFLOAT16, DType.BFLOAT16, "cuda", uses_triton=True)
@@ -53,20 +52,7 @@ def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: G
 
 
 def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder) -> None:
-    driver = ReplayingDriver(tiny_models / "llama", recorder, "cuda")
-    prompt = random_tokens(40, 1)
-    driver.open(0, prompt, rules(1, temperature=0.8, top_p=0.9))
-    driver.step([prompt_item(0, prompt)])
-    for position in (40, 41):
-        driver.step([driver.decode(0, position)])
-    for launched in driver.launched:
-        launched.wait()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ahead = driver.executor.launch(driver.planned([driver.decode(0, 42)]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert ahead.wait().items[0].drawn
+    check_launch_waits_for_nothing(ReplayingDriver(tiny_models / "llama", recorder, "cuda"))
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorder) -> None:

@@ -68,6 +68,11 @@ class KvArena(Arena):
         """`slots` [N] int64: row (as above) * S + offset in the page; `values` [N, D] in any float dtype."""
         self._tokens[layer, plane].index_copy_(0, slots, self.stored(values))
 
+    def scatter_planes(self, layer: int, slots: Tensor, planes: Sequence[Tensor]) -> None:
+        """Of each plane [T, H, D]; `slots` as of `scatter`, of all heads of a token."""
+        for plane, values in enumerate(planes):
+            self.scatter(layer, plane, slots, values.reshape(-1, values.shape[-1]))
+
     def stored(self, values: Tensor) -> Tensor:
         """Any float dtype -> as pages hold it, of the same shape."""
         return fp8_codes(values) if self._fp8 else values.to(self._dtype)

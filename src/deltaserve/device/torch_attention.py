@@ -42,8 +42,7 @@ class TorchStep:
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:
         """[T, H, D] each"""
-        for plane, values in enumerate(planes):
-            self._arena.scatter(layer, plane, self._slots, values.reshape(-1, values.shape[-1]))
+        self._arena.scatter_planes(layer, self._slots, planes)
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """q [T, Hq, D] -> [T, Hq, Dv]"""

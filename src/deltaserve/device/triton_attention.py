@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -97,7 +98,8 @@ class _PagesOfGroup(NamedTuple):
 
 
 def _room(need: int) -> int:
-    return max(_LEAST_ROOM, _power_of_two(need))
+    room: int = triton.next_power_of_2(max(_LEAST_ROOM, need))
+    return room
 
 
 class TritonFixedStep:
@@ -143,7 +145,7 @@ class TritonStep:
         """[T, H, D] each"""
         arena, work = self._arena, self.work
         _, num_heads, dim = planes[0].shape
-        row, width = arena.layout.page_size * dim, _power_of_two(dim)
+        row, width = arena.layout.page_size * dim, triton.next_power_of_2(dim)
         num_rows = max(1, _STORED_VALUES // width)
         for plane, values in enumerate(planes):
             stored = arena.stored(values if values.stride(2) == 1 else values.contiguous())
@@ -228,7 +230,7 @@ def tile_sizes(group_size: int, head_dim: int) -> tuple[TileSize, TileSize]:
     """Of tiles of short queries and of long ones. The first are few rows: a product of a decoding row alone, padded to
     them, should take less time than its keys."""
     most, keys = (32, 32) if head_dim > _WIDE_DIM else (64, 64)
-    return TileSize(min(most, max(16, _power_of_two(group_size))), keys), TileSize(most, keys)
+    return TileSize(min(most, max(16, triton.next_power_of_2(group_size))), keys), TileSize(most, keys)
 
 
 def num_warps(head_dim: int) -> int:
@@ -239,7 +241,7 @@ def num_warps(head_dim: int) -> int:
 def split_dim(dim: int) -> tuple[int, int]:
     """Two powers of two that hold so many channels; the second may be 0."""
     first = max(_LEAST_DIM, 1 << dim.bit_length() - 1)
-    return first, max(_LEAST_DIM, _power_of_two(dim - first)) if dim > first else 0
+    return first, max(_LEAST_DIM, triton.next_power_of_2(dim - first)) if dim > first else 0
 
 
 def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
@@ -247,8 +249,3 @@ def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
     of_pages = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
     found = q if of_pages.get(kept, q) is q else torch.float32
     return torch.float32 if IS_INTERPRETED and found is torch.bfloat16 else found
-
-
-def _power_of_two(number: int) -> int:
-    """The first one that is not less."""
-    return 1 << (number - 1).bit_length()

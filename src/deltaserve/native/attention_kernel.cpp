@@ -28,10 +28,6 @@ constexpr float kNoScore = -1e30f;            // largest score of no key
 constexpr float kHidden = -__builtin_inff();
 constexpr float kLog2E = 1.44269504f;
 
-template <int kCount> struct Count {
-    static constexpr int value = kCount;
-};
-
 // How a key meets a row and a value a weight. Slots are what a lane holds of a key: a channel, or two of them.
 template <class Element> struct Products {
     using Key = Element;
@@ -718,7 +714,6 @@ void meet_all(Block& block, const Block* next, const PlanView& plan, const Task&
 // the rows, which are packed once, are what is multiplied with. Weights and values meet as pairs of keys. A row's sums
 // follow from places of keys in a block alone, whatever the other rows of its tile are.
 struct TileProducts : PairProducts<false> {
-    using Pairs = PairProducts<false>;
     static bool fits(const DsAttend& call, const DsWork& work) {
         return call.kv_type == DS_BFLOAT16 && call.q_type == DS_BFLOAT16 && work.head_dim % kTilePair == 0 &&
                work.value_dim % kTile == 0;
@@ -730,7 +725,8 @@ static_assert(score_floats(kTile) >= kMostTileRows * kBlockKeys, "scores of two 
 
 template <>
 void read_rows<TileProducts>(const PlanView& plan, const DsAttend& call, const Task& task, const Rows& rows) {
-    memset(rows.q, 0, sizeof(float) * (task.num_rows + kTile - 1) / kTile * kTile * rows.dim);
+    const int64_t num_tiles = (task.num_rows + kTile - 1) / kTile;
+    memset(rows.q, 0, sizeof(float) * num_tiles * kTile * rows.dim);
     begin_rows(plan, task, rows, [&](int row, int64_t token, int head) {  // [tile][slot][row]
         read_row<TileProducts>(call, token, head, plan.work->head_dim, rows.scores, rows.dim);
         float* to = rows.q + (int64_t)(row - row % kTile) * rows.dim + row % kTile;
@@ -823,8 +819,8 @@ void meet_tiles(const Block& block, const TileAt* keys, float scale, const Rows&
         memcpy(some.firsts, seen.firsts + first, sizeof some.firsts);
         memcpy(some.ends, seen.ends + first, sizeof some.ends);
         float factors[kSome];
-        weigh<TileProducts::Pairs, kSome>(rows.scores + first * kBlockKeys, some, rows.top + row + first,
-                                          rows.sum + row + first, factors);
+        weigh<TileProducts, kSome>(rows.scores + first * kBlockKeys, some, rows.top + row + first,
+                                   rows.sum + row + first, factors);
         for (int r = 0; r < kSome; r++) {
             float* of_row = values + (int64_t)(first + r) * rows.value_dim;
             if (factors[r] == 1) continue;

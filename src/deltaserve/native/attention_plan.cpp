@@ -128,16 +128,16 @@ private:
         }
     }
 
-    void add_segment(const Query& first, Span splits, bool keeps_parts, bool is_long, size_t rows) {
+    void add_segment(const Query& first, Span splits, bool keeps_parts, size_t rows) {
         const int64_t split = work_.split_tokens;
         plan_.segments.push_back({splits.first * split, std::min(splits.end * split, first.end), first.pages,
-                                  (int32_t)rows, (int32_t)plan_.rows.size(), keeps_parts, is_long});
+                                  (int32_t)rows, (int32_t)plan_.rows.size(), keeps_parts, is_long(first)});
     }
 
     void add_shared(const Run& run) {
         const size_t rows = plan_.rows.size();
         for (int member : run.members) add_rows(queries_[member], run.splits.first);
-        add_segment(queries_[run.members[0]], run.splits, true, false, rows);
+        add_segment(queries_[run.members[0]], run.splits, true, rows);
     }
 
     void add_private(const Query& query) {
@@ -152,7 +152,7 @@ private:
             while (split < query.splits.end && split - first < most && !is_taken(query, split)) split++;
             const size_t rows = plan_.rows.size();
             add_rows(query, first);
-            add_segment(query, {first, split}, query.keeps_parts, is_long(query), rows);
+            add_segment(query, {first, split}, query.keeps_parts, rows);
         }
     }
 

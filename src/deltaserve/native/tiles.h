@@ -16,17 +16,11 @@ constexpr int kTileBytes = 4 * kTile;    // of a row
 constexpr int kTilePair = 2 * kTile;     // factors of a row
 constexpr int kTileFloats = kTile * kTile;
 
-template <int kCount, class Act> DS_INLINE void for_each(Act act);
-
-template <int kNumber> struct Index {
-    static constexpr int value = kNumber;
-};
-
-// act(Index<0>), act(Index<1>) and so on: registers are named by constants.
+// act(Count<0>), act(Count<1>) and so on: registers are named by constants.
 template <int kCount, class Act> DS_INLINE void for_each(Act act) {
     if constexpr (kCount > 0) {
         for_each<kCount - 1>(act);
-        act(Index<kCount - 1>{});
+        act(Count<kCount - 1>{});
     }
 }
 

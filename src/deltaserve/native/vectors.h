@@ -26,6 +26,11 @@ typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
 
 #define DS_INLINE inline __attribute__((always_inline))
 
+// A number as a type: lambdas take it for their templates' arguments.
+template <int kCount> struct Count {
+    static constexpr int value = kCount;
+};
+
 template <class V> DS_INLINE V load_as(const void* from) {
     V v;
     memcpy(&v, from, sizeof v);

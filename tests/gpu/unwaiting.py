@@ -1,0 +1,23 @@
+"""What a launch on a GPU may not do."""
+
+import torch
+
+from tests.runner.test_launched import LaunchingDriver, prompt_item, rules
+from tests.runner.world import random_tokens
+
+
+def check_launch_waits_for_nothing(driver: LaunchingDriver) -> None:
+    """Whatever waits for the device in it raises. The first steps may: they compile kernels and allocate memory."""
+    prompt = random_tokens(40, 1)
+    driver.open(0, prompt, rules(1, temperature=0.8, top_p=0.9))
+    driver.step([prompt_item(0, prompt)])
+    for position in (40, 41):
+        driver.step([driver.decode(0, position)])
+    for launched in driver.launched:
+        launched.wait()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ahead = driver.executor.launch(driver.planned([driver.decode(0, 42)]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ahead.wait().items[0].drawn
