@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,8 +15,12 @@ def make_links() -> Iterator[MakeLinks]:
     """Makes links that are closed after the test."""
     made: list[Links] = []
 
-    def make(security: LinkSecurity | None = None, limits: LinkLimits | None = None) -> Links:
-        made.append(Links(security, limits or LinkLimits()))
+    def make(
+        security: LinkSecurity | None = None,
+        limits: LinkLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Links:
+        made.append(Links(security, limits or LinkLimits(), clock))
         return made[-1]
 
     yield make

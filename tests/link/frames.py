@@ -18,6 +18,16 @@ MakeLinks = Callable[..., Links]
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 
 
+class Hands:
+    """A clock that stands where it was put."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
 def envelope(src: str, body: Message | None = None, boot: int = 1) -> Envelope:
     return Envelope(src=src, src_boot=boot, dst_boot=None, body=body if body is not None else Heartbeat())
 

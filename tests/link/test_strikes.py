@@ -2,16 +2,7 @@
 
 from deltaserve.link.limits import LinkLimits
 from deltaserve.link.strikes import Strikes
-
-
-class Hands:
-    """A clock that stands where it was put."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def __call__(self) -> float:
-        return self.at
+from tests.link.frames import Hands
 
 
 def test_the_third_strike_within_the_window_counts() -> None:

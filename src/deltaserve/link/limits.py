@@ -15,6 +15,8 @@ class LinkLimits:
     inbox_frames: int = 1000
     redial_s: float = 1.0
     """A dialled connection at least that old that takes no frame any more is given up and dialled anew."""
+    silence_s: float = 6.0
+    """So is one that was refused and not heard of since. Longer than a handshake and the pause before it may take."""
     max_frame_bytes: int = LARGE_FRAME_BYTES
     """A longer one closes the connection before it is read."""
     frames_per_turn: int = 256
@@ -43,7 +45,7 @@ class LinkStats:
     """From a link that is ignored after too many malformed frames."""
     refused_dials: int = 0
     redialled: int = 0
-    """Not frames: connections given up because they took none."""
+    """Not frames: connections given up because they took none, or were refused and not tried again."""
 
     def as_metrics(self) -> dict[str, float]:
         """Prometheus name |-> value."""

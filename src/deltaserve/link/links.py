@@ -62,6 +62,8 @@ class Links:
         self._log = _RareLog(clock, _LOG_EVERY_S)
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""
+        self._refused_at: dict[PeerName, float] = {}
+        """Of dialled connections of which nothing was heard since."""
         self._complaints: dict[PeerName, str] = {}
 
     # ------------------------------------------------------------ connections
@@ -109,6 +111,7 @@ class Links:
         dialer = self._dialled.pop(peer, None)
         if dialer is not None:
             del self._names[dialer.socket], self._dialled_at[peer]
+            self._refused_at.pop(peer, None)
             self._strikes.forget(peer)
             dialer.close()
 
@@ -150,8 +153,10 @@ class Links:
     def _count_refusal(self, peer: PeerName, change: Change) -> None:
         if change is not Change.REFUSED:
             self._refused.pop(peer, None)
+            self._refused_at.pop(peer, None)
             return
         self._refused[peer] += 1
+        self._refused_at[peer] = self._clock()
         if self._refused[peer] == _REFUSED_OFTEN:
             self._complaints[peer] = (
                 f"what listens at {self._dialled[peer].url} ends every handshake: another cluster key there, or none, "
@@ -217,7 +222,7 @@ class Links:
     def _hand_over(self, peer: PeerName, frame: bytes) -> SendOutcome:
         dialer = self._dialled.get(peer)
         if dialer is not None:
-            sent = dialer.send(frame)
+            sent = SendOutcome.STUCK if self._is_forsaken(peer) else dialer.send(frame)
             return self._redial(peer, dialer.url, frame) if sent is SendOutcome.STUCK else sent
         if self._listener is None:
             return SendOutcome.NO_LINK
@@ -228,12 +233,21 @@ class Links:
         self._routes.pop(peer, None)
         return SendOutcome.NO_LINK
 
+    def _is_forsaken(self, peer: PeerName) -> bool:
+        """Whether a connection was refused and longer ago than ZeroMQ would take to be refused again, or let in.
+
+        A connection that is refused before `zmq_connect` returns can be lost in libzmq 4.3.5: the end of its session
+        is told to the socket before its begin, so it is never tried again, while the socket takes frames for it.
+        """
+        refused_at = self._refused_at.get(peer)
+        return refused_at is not None and self._clock() - refused_at >= self._limits.silence_s
+
     def _redial(self, peer: PeerName, url: str, frame: bytes) -> SendOutcome:
-        """Give a connection up that takes no frame, and its frames with it; not more often than every `redial_s`."""
+        """Give a connection up that leads nowhere, and its frames with it; not more often than every `redial_s`."""
         if self._clock() - self._dialled_at[peer] < self._limits.redial_s:
             return SendOutcome.STUCK
         self.stats.redialled += 1
-        self._log.warn(f"the link to {peer} takes no frame: dialled again")
+        self._log.warn(f"the link to {peer} leads nowhere: dialled again")
         self._close_dialled(peer)
         self.dial(PeerAddress(name=peer, url=url))
         dialer = self._dialled.get(peer)
