@@ -178,6 +178,28 @@ def test_threads_leave_a_core_to_the_rest_of_the_machine(num_cores: int, num_ran
     assert (asked.least_threads, asked.num_threads) == (5, 5)
 
 
+@pytest.mark.parametrize(
+    ("facts", "scheduling", "threads"),
+    [
+        ({}, {}, (1, 10, 15)),
+        ({"num_cores": 2}, {}, (1, 1, 2)),
+        ({"lends_cores": False}, {}, (1, 10, 10)),
+        ({"counts_waits": False}, {}, (1, 10, 10)),
+        ({"native_problem": "not compiled"}, {}, (1, 10, 10)),
+        ({}, {"num_threads": 4}, (4, 4, 4)),
+        ({}, {"attention_backend": "torch"}, (1, 10, 10)),
+    ],
+)
+def test_cores_that_no_other_worker_needs_are_borrowed(
+    facts: dict[str, Any], scheduling: dict[str, object], threads: tuple[int, int, int]
+) -> None:
+    """Not where somebody said how many threads there are, or nobody would know that they wait."""
+    pair = dataclasses.replace(MACHINE, num_cores=16, num_ranks=2, core_shares=(2, 3), free_bytes=1 << 40)
+    machine = dataclasses.replace(pair, **{"lends_cores": True, **facts})
+    found = resolved(machine=machine, scheduling=scheduling)
+    assert (found.least_threads, found.own_threads, found.num_threads) == threads
+
+
 def test_ranks_of_a_worker_keep_their_number_of_threads() -> None:
     model, machine = dataclasses.replace(MODEL, tp_size=2), dataclasses.replace(MACHINE, num_cores=16, num_ranks=2)
     found = resolved(model, machine)

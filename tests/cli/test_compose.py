@@ -11,6 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.ids import Role
 from deltaserve.cli import compose
 from deltaserve.cli.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings
+from deltaserve.native.core_share import CoreShare
 from tests.ports import taken
 
 MIB = 1 << 20
@@ -91,7 +92,39 @@ def test_prefill_gets_more_threads_than_decode(
     model = Path(__file__).parents[2] / "models/recall-micro"
     settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
     resolved = resolve_settings(settings, Checkpoint.open(str(model)))
-    assert (resolved[Role.PREFILL].num_threads, resolved[Role.DECODE].num_threads) == threads
+    assert (resolved[Role.PREFILL].own_threads, resolved[Role.DECODE].own_threads) == threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_threads", "is_shared"),
+    [
+        ({}, (12, 12), True),
+        ({"prefill_num_threads": 6}, (6, 12), True),
+        ({"num_threads": 3, "decode_num_threads": 1}, (3, 1), False),
+    ],
+)
+def test_who_may_borrow_cores_needs_to_know_when_all_others_compute(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: dict[str, int],
+    num_threads: tuple[int, int],
+    is_shared: bool,
+) -> None:
+    for name, value in (("usable_cores", 13), ("counts_waits", True), ("native_problem", None)):
+        monkeypatch.setattr(compose, name, lambda *_, value=value: value)
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
+    checkpoint = Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)
+    specs = [
+        compose.worker_spec(name, role, settings, checkpoint, resolved[role], tmp_path / "secret")
+        for name, role in compose.worker_names(settings)
+    ]
+    assert tuple(spec.num_threads for spec in specs) == num_threads
+    own = [resolved[role].own_threads for _, role in compose.worker_names(settings)]
+    path = str(tmp_path / "cores")
+    shares = [CoreShare(path, place, len(specs), 12, own[place]) if is_shared else None for place in (0, 1)]
+    assert [spec.core_share for spec in compose.with_core_shares(specs, resolved, tmp_path)] == shares
 
 
 def test_free_ports_are_different_and_none_that_the_kernel_gives_away() -> None:

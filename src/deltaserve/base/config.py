@@ -290,7 +290,7 @@ class SchedulingSettings(Group):
         "auto",
         "compute threads of a rank; auto divides the cores (of 4 and more all but one) among the ranks here, and fewer "
         "compute while they wait for cores; a prefill rank of `serve` gets twice as many as a decode rank, whose steps "
-        "wait for memory",
+        "wait for memory, and workers of one rank also compute on cores that no other one is using",
         commands=COMPUTING,
     )
     itl_target_ms: Milliseconds | None = option(

@@ -76,6 +76,8 @@ class MachineFacts:
     """Its kernel tells how long threads wait for a core."""
     is_one_serve: bool = False
     """Its workers have no peer elsewhere, and can read each other's memory."""
+    lends_cores: bool = False
+    """Its workers see which cores the others do not need."""
     core_shares: tuple[int, int] = (1, 0)
     """Of the cores for computing: a rank of this worker gets the first number of parts where all ranks get the second;
     0: each gets one."""
@@ -109,6 +111,8 @@ class ResolvedConfig:
     """Ranks of a worker."""
     num_threads: int
     """Of a rank."""
+    own_threads: int
+    """Those beyond them compute only on cores where no other worker of this server does."""
     least_threads: int
     """So many compute where more would wait for cores."""
     num_cores: int
@@ -224,7 +228,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_pages = settings.memory.num_pages
         _check_room(num_pages, pools, model.weight_bytes(dtype, quantization), machine)
     context_len = _context_len(settings, wanted_len, num_pages * page_size)
-    num_threads = _num_threads(settings, machine)
+    own_threads = _own_threads(settings, machine)
     return ResolvedConfig(
         device=device,
         dtype=dtype,
@@ -238,8 +242,9 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         step_len=_step_len(settings, chunk_len),
         split_tokens=_split_tokens(settings, page_size),
         tp_size=model.tp_size,
-        num_threads=num_threads,
-        least_threads=_least_threads(settings, model.tp_size, num_threads),
+        num_threads=max(own_threads, _compute_cores(machine)) if _borrows_cores(settings, machine) else own_threads,
+        own_threads=own_threads,
+        least_threads=_least_threads(settings, model.tp_size, own_threads),
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
         transfer_backend=_transfer_backend(settings, device, machine),
@@ -414,16 +419,27 @@ def _split_tokens(settings: Settings, page_size: int) -> int:
     return asked
 
 
-def _num_threads(settings: Settings, machine: MachineFacts) -> int:
-    """Threads of a step wait for each other: one that does not get its core at once stops all. So a core is left to the
-    front and whatever else runs. Where cores are few that would be a large part of them: none is left, and fewer
-    threads compute while they wait for cores; where nobody would know that they wait, there is one.
+def _compute_cores(machine: MachineFacts) -> int:
+    """For the steps of all workers. Threads of a step wait for each other: one that does not get its core at once stops
+    all. So a core is left to the front and whatever else runs. Where cores are few that would be a large part of them:
+    none is left, and fewer threads compute while they wait for cores.
     """
+    return machine.num_cores - (machine.num_cores >= _MANY_CORES)
+
+
+def _own_threads(settings: Settings, machine: MachineFacts) -> int:
+    """Where cores are few and nobody would know that threads wait for them, there is one."""
     own, of_all = machine.core_shares
-    is_few = machine.num_cores < _MANY_CORES
-    own_cores = (machine.num_cores - (not is_few)) * own // (of_all or machine.num_ranks)
-    most = own_cores if machine.counts_waits or not is_few else 1
+    own_cores = _compute_cores(machine) * own // (of_all or machine.num_ranks)
+    most = own_cores if machine.counts_waits or machine.num_cores >= _MANY_CORES else 1
     return _or_auto(settings.scheduling.num_threads, max(1, most))
+
+
+def _borrows_cores(settings: Settings, machine: MachineFacts) -> bool:
+    """Not where others than these workers could keep threads waiting for a core, and nobody would know."""
+    is_native = machine.native_problem is None and settings.scheduling.attention_backend in ("auto", "native")
+    is_auto = settings.scheduling.num_threads == "auto"
+    return machine.lends_cores and machine.device == "cpu" and machine.counts_waits and is_native and is_auto
 
 
 def _least_threads(settings: Settings, tp_size: int, num_threads: int) -> int:

@@ -50,6 +50,7 @@ from deltaserve.models.open_source import open_source
 from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.models.tensors import Inventory, as_stored, check_weights
 from deltaserve.models.weight_bytes import rank_weight_bytes
+from deltaserve.native.core_share import CoreShare
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 from deltaserve.runner.core_waits import counts_waits
 from deltaserve.runner.scratch import scratch_bytes
@@ -270,8 +271,11 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     """For the workers that `serve` starts. Raises ConfigError."""
     roles = [role for _, role in worker_names(settings)]
     facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
+    num_ranks = sum(facts[role].tp_size for role in roles)
     machine = replace(
-        machine_facts(settings, sum(facts[role].tp_size for role in roles)), is_one_serve=machine_problem() is None
+        machine_facts(settings, num_ranks),
+        is_one_serve=machine_problem() is None,
+        lends_cores=1 < len(roles) == num_ranks,  # ranks of one worker must have equally many threads
     )
     all_shares = sum(_CORE_SHARES[role] * facts[role].tp_size for role in roles)
     resolved = {
@@ -422,6 +426,20 @@ def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     argv = (sys.executable, "-m", "deltaserve.engine.worker", str(path))
     group = None if spec.expert_seat is None else spec.expert_seat.meeting_point
     return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group)
+
+
+def with_core_shares(
+    specs: Sequence[WorkerSpec], resolved: Mapping[Role, ResolvedConfig], folder: Path
+) -> list[WorkerSpec]:
+    """All have a place as soon as one may borrow: who does not borrow must say that it computes."""
+    if all(one.num_threads == one.own_threads for one in resolved.values()):
+        return list(specs)
+    path, num_cores = str(folder.resolve() / "cores"), max(one.num_threads for one in resolved.values())
+    shares = [
+        CoreShare(path, place, len(specs), num_cores, resolved[spec.role].own_threads)
+        for place, spec in enumerate(specs)
+    ]
+    return [msgspec.structs.replace(spec, core_share=share) for spec, share in zip(specs, shares, strict=True)]
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:

@@ -28,6 +28,7 @@ from deltaserve.cli.compose import (
     open_checkpoint,
     resolve_settings,
     settings_of,
+    with_core_shares,
     with_expert_seat,
     worker_child,
     worker_names,
@@ -141,6 +142,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     ]
     num_prefill = sum(role is Role.PREFILL for _, role in names)
     specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
+    specs = with_core_shares(specs, resolved, folder)
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(_front_worker(spec) for spec in specs)
     children = [worker_child(adjust(spec), folder) for spec in specs]
@@ -329,6 +331,8 @@ def describe(r: ResolvedConfig) -> str:
 
 
 def _threads(r: ResolvedConfig) -> str:
+    if r.own_threads < r.num_threads:
+        return f"{r.own_threads} compute thread(s), with cores that no other worker needs up to {r.num_threads},"
     fixed = r.least_threads == r.num_threads
     return f"{r.num_threads} compute thread(s)" if fixed else f"{r.least_threads} to {r.num_threads} compute threads"
 

@@ -126,6 +126,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         max_context_len=spec.max_context_len,
         num_threads=spec.num_threads,
         least_threads=spec.least_threads,
+        core_share=spec.core_share,
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
         graph_rows=spec.graph_rows,

@@ -14,6 +14,7 @@ from deltaserve.engine.terminal import LogSpec
 from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import HeadFrom
+from deltaserve.native.core_share import CoreShare
 from deltaserve.transfer.staging import StagingMode
 from deltaserve.transport.ucx_environment import ucx_environment
 
@@ -93,6 +94,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Compute threads of a rank."""
     least_threads: int = 1
     """So many compute where more would wait for cores."""
+    core_share: CoreShare | None = None
+    """Cores that the workers of this server divide, and lend each other. None: it has its own."""
     attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
@@ -120,6 +123,8 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
         "UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal"),
         "NCCL_SOCKET_IFNAME": "lo",  # ranks of a worker are on one machine
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
+        # After a product torch's threads would spin for milliseconds on cores that the native library's need next.
+        "OMP_WAIT_POLICY": "passive",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,

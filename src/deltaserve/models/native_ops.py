@@ -199,7 +199,7 @@ class NativeOps:
                 [self.product(x[start : start + most], weight, bias) for start in range(0, num_rows, most)]
             )
         if panel_depth is None or num_rows > most:
-            return product(x, weight, bias)
+            return self._by_torch(x, weight, bias)
         return self._multiplied(x, weight, bias, panel_depth)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -317,6 +317,17 @@ class NativeOps:
         )
         self._do(self._product, call)
         return out
+
+    def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """On its own threads and on cores that nobody else computes on, as everything here."""
+        if self._context.own_threads == self._context.num_threads:
+            return product(x, weight, bias)
+        with self._context.borrowed_threads() as num_threads:
+            torch.set_num_threads(num_threads)
+            try:
+                return product(x, weight, bias)
+            finally:
+                torch.set_num_threads(self._context.own_threads)
 
     def _multiply_blocks(self, x: Tensor, weight: BlockMatrix, bias: Tensor | None, out: Tensor) -> None:
         x = x if x.stride(1) == 1 else x.contiguous()

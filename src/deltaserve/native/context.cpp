@@ -28,15 +28,21 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::limit(int num_threads) { active_ = std::max(1, std::min(num_threads, size())); }
 
+int ThreadPool::borrow() {
+    if (cores_ == nullptr || active_ <= cores_->own()) return active_;
+    return cores_->own() + cores_->borrow(active_ - cores_->own());
+}
+
 void ThreadPool::run(int64_t count, const std::function<void(int64_t, int)>& task) {
-    const bool is_alone = active_ == 1 || count < 2;
+    const int num_threads = active_ == 1 || count < 2 ? 1 : borrow();
+    const bool is_alone = num_threads == 1;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         task_ = &task;
         count_ = count;
         next_ = 0;
         if (!is_alone) {
-            busy_ = helpers_ = active_ - 1;
+            busy_ = helpers_ = num_threads - 1;
             round_++;
         }
     }
@@ -57,13 +63,19 @@ void ThreadPool::serve(int thread) {
         seen = round_;
         lock.unlock();
         take_tasks(thread);
+        if (is_borrowed(thread)) cores_->give_back(1);
         lock.lock();
         if (--busy_ == 0) finished_.notify_one();
     }
 }
 
 void ThreadPool::take_tasks(int thread) {
-    for (int64_t i = next_++; i < count_; i = next_++) (*task_)(i, thread);
+    const bool yields = is_borrowed(thread);
+    while (!yields || !cores_->is_crowded()) {
+        const int64_t i = next_++;
+        if (i >= count_) break;
+        (*task_)(i, thread);
+    }
 }
 
 float* FloatBuffer::take(int64_t count) {
@@ -86,6 +98,8 @@ void FloatBuffer::Free::operator()(void* p) const { free(p); }
 
 }  // namespace deltaserve
 
+using namespace deltaserve;
+
 extern "C" {
 
 DsContext* ds_context_new(int num_threads) {
@@ -99,6 +113,31 @@ DsContext* ds_context_new(int num_threads) {
 void ds_context_free(DsContext* context) { delete context; }
 
 void ds_context_use_threads(DsContext* context, int num_threads) { context->pool.limit(num_threads); }
+
+bool ds_context_share_cores(DsContext* context, void* places, int place, int num_places, int num_cores, int own) {
+    if (place < 0 || place >= num_places || own < 1 || (uintptr_t)places % alignof(CorePlace)) return false;
+    try {
+        context->cores = std::make_unique<SharedCores>((CorePlace*)places, place, num_places, num_cores, own);
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+    context->pool.share(context->cores.get());
+    return true;
+}
+
+void ds_context_begin(DsContext* context) {
+    if (context->cores) context->cores->begin();
+}
+
+void ds_context_end(DsContext* context, int64_t for_ns) {
+    if (context->cores) context->cores->end(for_ns);
+}
+
+int ds_context_borrow(DsContext* context) { return context->pool.borrow(); }
+
+void ds_context_give_back(DsContext* context, int num_threads) {
+    if (context->cores) context->cores->give_back(std::max(0, num_threads - context->cores->own()));
+}
 
 int64_t ds_context_bytes(const DsContext* context) {
     int64_t bytes = context->parts.bytes() + context->part_scales.bytes() + context->rows.bytes();

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "native.h"
+#include "shared_cores.h"
 
 namespace deltaserve {
 
 // The caller is one of the threads. Those that have nothing to do sleep. `limit` says how many take tasks from the next run on.
+// Of shared cores, the threads beyond its own are those that take tasks only on a core where nobody else computes.
 class ThreadPool {
 public:
     explicit ThreadPool(int num_threads);
@@ -22,12 +24,16 @@ public:
     int size() const { return (int)threads_.size() + 1; }
     int num_active() const { return active_; }
     void limit(int num_threads);
+    void share(SharedCores* cores) { cores_ = cores; }
+    // How many threads may compute now, with what was borrowed for them.
+    int borrow();
     // task(number, thread) for each number below `count`, on whichever thread is free; returns when all are done.
     void run(int64_t count, const std::function<void(int64_t, int)>& task);
 
 private:
     void serve(int thread);
     void take_tasks(int thread);
+    bool is_borrowed(int thread) const { return cores_ != nullptr && thread >= cores_->own(); }
 
     std::vector<std::thread> threads_;
     std::mutex mutex_;
@@ -40,6 +46,7 @@ private:
     int helpers_ = 0;      // threads 1 to helpers_ take tasks of the round
     int busy_ = 0;         // of these
     bool is_closing_ = false;
+    SharedCores* cores_ = nullptr;  // null: all threads are its own
 };
 
 // Aligned floats with any content; grows when more is asked for.
@@ -61,6 +68,7 @@ private:
 
 struct DsContext {
     explicit DsContext(int num_threads) : pool(num_threads), of_threads(pool.size()) {}
+    std::unique_ptr<deltaserve::SharedCores> cores;
     deltaserve::ThreadPool pool;
     std::vector<deltaserve::FloatBuffer> of_threads;
     deltaserve::FloatBuffer parts, part_scales, rows;

@@ -21,6 +21,16 @@ DS_API DsContext* ds_context_new(int num_threads);
 DS_API void ds_context_free(DsContext* context);
 // Of those it was made with, so many compute from now on; at least one.
 DS_API void ds_context_use_threads(DsContext* context, int num_threads);
+// Cores that processes divide (shared_cores.h): `places` is memory that all of them have mapped, 64 zero bytes for each at
+// first, on a line of the cache; it must outlive the context. Threads beyond `own` compute where nobody else does.
+// False: no such place, or no memory. Before any step.
+DS_API bool ds_context_share_cores(DsContext* context, void* places, int place, int num_places, int num_cores, int own);
+// Around each step; `for_ns`: how long after it the next one is expected.
+DS_API void ds_context_begin(DsContext* context);
+DS_API void ds_context_end(DsContext* context, int64_t for_ns);
+// For work that others' threads do: how many may compute, until that number is given back.
+DS_API int ds_context_borrow(DsContext* context);
+DS_API void ds_context_give_back(DsContext* context, int num_threads);
 DS_API int64_t ds_context_bytes(const DsContext* context);
 // Gives scratch memory back.
 DS_API void ds_context_trim(DsContext* context);

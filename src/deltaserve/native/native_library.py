@@ -2,11 +2,17 @@
 
 import ctypes
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deltaserve.base.rounding import Rounding
 from deltaserve.native.compile_library import LIBRARY_NAME, SOURCES, sources_digest
+from deltaserve.native.core_share import CoreShare, SharedPage
+
+_NEXT_STEP_NS = 5_000_000
+"""After a step its cores are kept for another so long."""
 
 
 class NativeUnavailable(Exception):
@@ -65,6 +71,11 @@ class NativeContext:
         functions.ds_context_bytes.restype, functions.ds_context_bytes.argtypes = ctypes.c_int64, (pointer,)
         functions.ds_context_free.argtypes = functions.ds_context_trim.argtypes = (pointer,)
         functions.ds_context_use_threads.argtypes = (pointer, ctypes.c_int)
+        functions.ds_context_share_cores.argtypes = (pointer, pointer, *(ctypes.c_int,) * 4)
+        functions.ds_context_share_cores.restype = ctypes.c_bool
+        functions.ds_context_begin.argtypes = functions.ds_context_borrow.argtypes = (pointer,)
+        functions.ds_context_end.argtypes = (pointer, ctypes.c_int64)
+        functions.ds_context_give_back.argtypes = (pointer, ctypes.c_int)
         self.functions = functions
         self.instruction_set = instruction_set
         self.rounding = rounding
@@ -75,7 +86,9 @@ class NativeContext:
             raise MemoryError("no memory for the threads of the native library")
         self.address = int(address)
         """Of the DsContext."""
-        weakref.finalize(self, functions.ds_context_free, self.address)
+        self._pages: list[SharedPage] = []
+        self._own_threads = num_threads
+        weakref.finalize(self, _free, functions, self.address, self._pages)
 
     def use_slower_set(self) -> None:
         """The next slower instruction set. Raises NativeUnavailable where there is none."""
@@ -88,6 +101,38 @@ class NativeContext:
         self.num_threads = max(1, min(num_threads, self._most_threads))
         self.functions.ds_context_use_threads(self.address, self.num_threads)
 
+    def share_cores(self, share: CoreShare) -> None:
+        """Before the first step: threads beyond the share's own compute only where nobody else does. Raises OSError."""
+        page = SharedPage(share)
+        places = share.place, share.num_places, share.num_cores, share.own_threads
+        if not self.functions.ds_context_share_cores(self.address, page.address, *places):
+            raise ValueError(f"no place among shared cores: {share}")
+        self._pages.append(page)
+        self._own_threads = share.own_threads
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around a step: others leave this worker's cores to it, and for a moment longer."""
+        self.functions.ds_context_begin(self.address)
+        try:
+            yield
+        finally:
+            self.functions.ds_context_end(self.address, _NEXT_STEP_NS)
+
+    @contextmanager
+    def borrowed_threads(self) -> Iterator[int]:
+        """How many may compute within, where threads of others than this library do."""
+        num_threads = self.functions.ds_context_borrow(self.address)
+        try:
+            yield num_threads
+        finally:
+            self.functions.ds_context_give_back(self.address, num_threads)
+
+    @property
+    def own_threads(self) -> int:
+        """That compute next whether cores are free or not."""
+        return min(self.num_threads, self._own_threads)
+
     @property
     def scratch_bytes(self) -> int:
         """Kept between steps."""
@@ -96,3 +141,8 @@ class NativeContext:
     def free_scratch(self) -> None:
         """Steps begun before are over."""
         self.functions.ds_context_trim(self.address)
+
+
+def _free(functions: ctypes.CDLL, address: int, pages: Sequence[SharedPage]) -> None:
+    """`pages` must stay mapped until the context is gone."""
+    functions.ds_context_free(address)

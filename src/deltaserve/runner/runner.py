@@ -33,6 +33,7 @@ from deltaserve.models.loader import load_weights
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.native_ops import check_deterministic, make_step_ops, usable_quantization
 from deltaserve.models.step_ops import Peaks
+from deltaserve.native.core_share import CoreShare
 from deltaserve.native.native_library import NativeContext
 from deltaserve.runner.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
 from deltaserve.runner.inputs import StepInputs, num_draws, step_inputs
@@ -64,6 +65,8 @@ class ExecutorSizes:
     """Of this process's torch, and of the native library."""
     least_threads: int = 1
     """So many compute where more would wait for cores; at most `num_threads`."""
+    core_share: CoreShare | None = None
+    """Which threads compute only on cores where nobody else does; None: none of them. With the native library."""
     attention_backend: AttentionChoice = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     sharing: Sharing = Sharing.PRIVATE
@@ -76,6 +79,11 @@ class ExecutorSizes:
     """Rows of the largest decode step that is recorded and replayed; None: none is."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
     """By what."""
+
+    @property
+    def own_threads(self) -> int:
+        """That compute wherever others do."""
+        return self.num_threads if self.core_share is None else self.core_share.own_threads
 
 
 class TorchExecutor:
@@ -115,7 +123,8 @@ class TorchExecutor:
         if head is not None:
             self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
-        self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
+        most_threads = sizes.own_threads if native is None else sizes.num_threads
+        self._threads = StepThreads(native, sizes.least_threads, most_threads)
         self._under_way: deque[Launched] = deque()
         self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
         """[row] what steps under way drew."""
@@ -140,12 +149,14 @@ class TorchExecutor:
 
         Raises ConfigError for a folder or device that cannot be used.
         """
-        torch.set_num_threads(sizes.num_threads)
         where = torch.device(device)
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
         collective, of_weights = partners.collective, torch_dtype(dtype or spec.dtype)
         native = open_native(sizes.attention_backend, where, sizes.num_threads, sizes.rounding)
+        torch.set_num_threads(sizes.own_threads)
+        if sizes.core_share is not None and native is not None:
+            native.share_cores(sizes.core_share)
         ops = make_step_ops(native, of_weights)
         if sizes.rounding is Rounding.OF_POSITION:
             check_deterministic(spec, ops)
@@ -159,16 +170,20 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """See sched/executor.py."""
         start = time.perf_counter()
-        self._end_all()
-        self._apply(plan)
-        result = StepResult(plan.step, ())
-        if plan.items:
-            self._check_inputs(plan)
-            inputs = step_inputs(plan, self._rows)
-            result = self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
+        with self._threads.computing():
+            result = self._execute(plan)
         num_threads, seconds = self._threads.count, time.perf_counter() - start
         self._threads.learn(seconds)
         return replace(result, seconds=seconds, num_threads=num_threads)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        self._end_all()
+        self._apply(plan)
+        if not plan.items:
+            return StepResult(plan.step, ())
+        self._check_inputs(plan)
+        inputs = step_inputs(plan, self._rows)
+        return self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched | AtOnce:

@@ -1,6 +1,7 @@
 """The threads that compute a worker's steps: torch's and the native library's, as many as `ThreadPace` says."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -21,12 +22,16 @@ class StepThreads:
         """That compute the next step."""
         return self._pace.num_threads
 
+    def computing(self) -> AbstractContextManager[None]:
+        """Around a step: workers that share these cores leave them to it."""
+        return nullcontext() if self._native is None else self._native.computing()
+
     def learn(self, seconds: float) -> None:
         """After a step that took so long."""
         before = self._pace.num_threads
         wanted = self._pace.learn(seconds, time.monotonic())
         if wanted == before:
             return
-        torch.set_num_threads(wanted)
         if self._native is not None:
             self._native.use_threads(wanted)
+        torch.set_num_threads(wanted if self._native is None else self._native.own_threads)
