@@ -123,21 +123,21 @@ def test_what_is_not_finite_stays_in_its_row(ops: NativeOps, dtype: torch.dtype,
 @pytest.mark.parametrize("types", TYPES)
 @torch.inference_mode()
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(types: tuple[torch.dtype, torch.dtype]) -> None:
-    """600 rows are several tasks."""
+    """2,400 rows are several tasks."""
     isa = compiled_library().instruction_sets[-1].name
     alone, many = NativeOps(native_context(isa)), NativeOps(native_context(isa, 3))
     draw = Draw(1)
-    x, added = (draw(types[0], 600, 256) for _ in range(2))
+    x, added = (draw(types[0], 2400, 256) for _ in range(2))
     weight, head_weight = draw(types[1], 256), draw(types[1], 8, 32)
-    rope = draw(types[0], 600, 1, 32), draw(types[0], 600, 1, 32)
+    rope = draw(types[0], 2400, 1, 32), draw(types[0], 2400, 1, 32)
 
     def results(of: StepOps, first: int, end: int) -> tuple[Tensor, ...]:
         rows, turns = x[first:end], (rope[0][first:end], rope[1][first:end])
         turned = of.turned(rows.view(-1, 8, 32), HeadNorm(head_weight, EPS), turns)
         return *of.add_norm(rows, added[first:end], weight, weight, EPS), turned, of.gated(rows, Activation.SILU)
 
-    whole = results(many, 0, 600)
-    for first, end in ((0, 600), (17, 18), (300, 333)):
+    whole = results(many, 0, 2400)
+    for first, end in ((0, 2400), (17, 18), (300, 333)):
         for part, all_rows in zip(results(alone, first, end), whole, strict=True):
             assert torch.equal(part, all_rows[first:end])
 

@@ -9,8 +9,9 @@ using namespace deltaserve;
 
 namespace {
 
-constexpr int64_t kTaskWork = 128 * 1024;  // bytes of panels for a few rows: what takes longer than another thread to wake
-constexpr int64_t kTaskValues = 32768;     // of x
+constexpr int64_t kAloneWork = 1024 << 10;  // bytes of panels for a few rows: multiplied as soon as others wake and end (measured)
+constexpr int64_t kTaskWork = 128 << 10;
+constexpr int64_t kTaskValues = 32768;  // of x
 
 bool is_known(const DsBlockProduct& call) {
     const DsBlocks& b = call.blocks;
@@ -53,7 +54,8 @@ bool ds_block_product(DsContext* context, int isa, const DsBlockProduct* call) {
         });
         const int64_t num_panels = (b.num_columns + kBlockColumns - 1) / kBlockColumns;
         const int64_t work = panel_bytes(b) * (1 + call->num_rows / 8);
-        const int64_t step = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
+        const int64_t of_task = num_panels * work <= kAloneWork ? kAloneWork : kTaskWork;
+        const int64_t step = std::max<int64_t>(1, of_task / std::max<int64_t>(1, work));
         context->pool.run((num_panels + step - 1) / step, [&](int64_t i, int thread) {
             kernels->blocks->multiply(*call, rows, i * step, std::min(num_panels, (i + 1) * step), scratch[thread]);
         });
