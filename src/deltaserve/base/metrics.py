@@ -29,7 +29,8 @@ HELP: Mapping[str, str] = {
     "deltaserve_attention_tokens_read_total": "KV positions that attention needed",
     "deltaserve_attention_shared_tokens_read_total": "Of these, not read again because rows of a step share them",
     "deltaserve_decode_step_seconds": "Seconds of a step without prompts, smoothed",
-    "deltaserve_compute_threads": "Threads that computed the last step; fewer than there are while they wait for cores",
+    "deltaserve_compute_threads": "Threads that could compute the last step, those on cores of others among them; "
+    "fewer than there are while they wait for cores",
     "deltaserve_prefill_tokens_per_second": "Prompt tokens computed a second, smoothed",
     "deltaserve_tickets_open": "Tickets that are not over: pages a peer may still reach",
     "deltaserve_ticket_tombstones": "Tickets that prefill must still refuse by name",
