@@ -11,6 +11,8 @@ constexpr int64_t kRowBytes = 384 << 10;  // of a task: with a block of keys the
 constexpr int kMinRows = 16, kMaxRows = 256;  // the first divides every number of rows: those of a tile register
 constexpr int kShortLen = 16;  // of queries whose keys may be cut into several tasks
 constexpr int kTasksPerThread = 4;  // so that threads end at about the same time
+constexpr int kRowTasksPerThread = 2;  // as far as that goes with tasks of kLeastCutRows, which all lay the same keys out
+constexpr int kLeastCutRows = 32;
 
 struct Span {  // splits [first, end) of a query
     int64_t first, end;
@@ -162,19 +164,38 @@ private:
 
     void cut_tasks() {
         const int64_t row_bytes = 4 * (padded(work_.head_dim) + 2 * padded(work_.value_dim));
-        plan_.max_rows = (int)std::clamp<int64_t>(kRowBytes / row_bytes / kMinRows * kMinRows, kMinRows, kMaxRows);
+        const int64_t most_rows = std::clamp<int64_t>(kRowBytes / row_bytes / kMinRows * kMinRows, kMinRows, kMaxRows);
+        plan_.max_rows = (int)most_rows + kMinRows - 1;
+        int64_t work = 0;
+        for (const Segment& segment : plan_.segments) work += num_scores(segment);
+        const int64_t share = work * work_.num_kv_heads / (kRowTasksPerThread * threads_) + 1;
         for (size_t i = 0; i < plan_.segments.size(); i++) {
-            const Segment& segment = plan_.segments[i];
-            const int32_t num_rows = (segment.end_rows - segment.rows) * work_.group_size;
-            for (int head = 0; head < work_.num_kv_heads; head++)
-                for (int32_t first = 0; first < num_rows; first += plan_.max_rows)
-                    plan_.tasks.push_back(make_task((int32_t)i, head, first, std::min(plan_.max_rows, num_rows - first)));
+            const int64_t wanted = threads_ > 1 ? (num_scores(plan_.segments[i]) + share - 1) / share : 1;
+            for (int head = 0; head < work_.num_kv_heads; head++) cut_rows((int32_t)i, head, most_rows, wanted);
         }
         const auto cost = [](const Task& task) { return (task.end - task.start) * (task.num_rows + 2); };
         for (const Task& task : plan_.tasks) plan_.num_products += cost(task) * (work_.head_dim + work_.value_dim);
         std::stable_sort(plan_.tasks.begin(), plan_.tasks.end(),
                          [&](const Task& a, const Task& b) { return cost(a) > cost(b); });
     }
+
+    // Parts begin at multiples of kMinRows and have as many rows at least, unless all together are fewer: whether rows are
+    // few, upon which their arithmetic depends, does not depend on the number of threads.
+    void cut_rows(int32_t index, int head, int64_t most_rows, int64_t wanted) {
+        const int32_t num_rows = num_rows_of(plan_.segments[index]);
+        const int64_t units = std::max(1, num_rows / kMinRows);
+        const int64_t least_parts = (units * kMinRows + most_rows - 1) / most_rows;
+        const int64_t parts = std::max(least_parts, std::min<int64_t>(wanted, num_rows / kLeastCutRows));
+        for (int64_t part = 0; part < parts; part++) {
+            const int32_t first = (int32_t)(part * units / parts) * kMinRows;
+            const int32_t end = part + 1 < parts ? (int32_t)((part + 1) * units / parts) * kMinRows : num_rows;
+            plan_.tasks.push_back(make_task(index, head, first, end - first));
+        }
+    }
+
+    int32_t num_rows_of(const Segment& segment) const { return (segment.end_rows - segment.rows) * work_.group_size; }
+
+    int64_t num_scores(const Segment& segment) const { return num_rows_of(segment) * (segment.end - segment.start); }
 
     Task make_task(int32_t index, int head, int32_t first, int32_t num_rows) const {
         const Segment& segment = plan_.segments[index];

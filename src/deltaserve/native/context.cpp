@@ -3,10 +3,27 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <system_error>
 
 namespace deltaserve {
+
+namespace {
+
+constexpr auto kSoon = std::chrono::microseconds(50);
+
+// Whether it comes within the time that sleeping and being woken would take; whoever wants the core meanwhile gets it.
+template <class Condition> bool comes_soon(Condition condition) {
+    const auto until = std::chrono::steady_clock::now() + kSoon;
+    while (!condition()) {
+        if (std::chrono::steady_clock::now() >= until) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
     try {
@@ -48,15 +65,16 @@ void ThreadPool::run(int64_t count, const std::function<void(int64_t, int)>& tas
     }
     if (!is_alone) started_.notify_all();
     take_tasks(0);
-    if (is_alone) return;
+    if (is_alone || comes_soon([this] { return busy_ == 0; })) return;
     std::unique_lock<std::mutex> lock(mutex_);
     finished_.wait(lock, [this] { return busy_ == 0; });
 }
 
 void ThreadPool::serve(int thread) {
     uint64_t seen = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
+        comes_soon([&] { return round_ != seen; });
+        std::unique_lock<std::mutex> lock(mutex_);
         // Who helped in the last round has seen it: a round that is over is never entered.
         started_.wait(lock, [&] { return is_closing_ || (thread <= helpers_ && round_ != seen); });
         if (is_closing_) return;

@@ -42,9 +42,9 @@ private:
     std::atomic<int64_t> next_{0};
     int64_t count_ = 0;
     int active_ = 1;       // may take tasks
-    uint64_t round_ = 0;
-    int helpers_ = 0;      // threads 1 to helpers_ take tasks of the round
-    int busy_ = 0;         // of these
+    std::atomic<uint64_t> round_{0};
+    int helpers_ = 0;           // threads 1 to helpers_ take tasks of the round
+    std::atomic<int> busy_{0};  // of these
     bool is_closing_ = false;
     SharedCores* cores_ = nullptr;  // null: all threads are its own
 };
