@@ -8,8 +8,8 @@ using namespace deltaserve;
 
 namespace {
 
-constexpr int64_t kAloneBytes = 1 << 20;  // of panels: read by one thread sooner than others wake and end (measured)
-constexpr int64_t kTaskBytes = 256 << 10;
+constexpr int64_t kAloneWork = 1 << 19;  // bytes of panels for a few rows: multiplied as soon as others wake and end (measured)
+constexpr int64_t kTaskWork = 256 << 10;
 
 const ProductKernel* kernel_of(int isa) {
     const Kernels* kernels = kernels_of(isa);
@@ -38,8 +38,9 @@ bool ds_product(DsContext* context, int isa, const DsProduct* call) {
     if (multiply == nullptr || !is_whole || call->num_rows > kProductRows) return false;
     const int64_t num_panels = (call->num_columns + kPanel - 1) / kPanel;
     const int64_t panel_bytes = kPanel * call->panel_depth * (call->type == DS_FLOAT32 ? 4 : 2);
-    const int64_t block = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, panel_bytes));
-    if (num_panels * panel_bytes <= kAloneBytes || context->pool.num_active() == 1) {
+    const int64_t work = panel_bytes * (1 + call->num_rows / 16);
+    const int64_t block = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
+    if (num_panels * work <= kAloneWork || context->pool.num_active() == 1) {
         multiply(*call, 0, num_panels);
         return true;
     }
