@@ -137,6 +137,19 @@ def test_threads_and_company_change_no_bit(isa: str, num_threads: int) -> None:
         start += query.q_len
 
 
+@pytest.mark.parametrize("q_len", [17, 22, 43, 86, 100])
+def test_rows_cut_among_threads_keep_their_bits(isa: str, q_len: int) -> None:
+    """Few heads: rows are cut, into as many parts as threads want, but no part has few of them."""
+    shape = Shape(16, 32, 1, kv_heads=1, group_size=3, isa=isa)
+    worlds = [World(replace(shape, num_threads=num_threads), (600,)) for num_threads in (1, 2, 5, 16)]
+    for world in worlds:
+        world.fill((q_len,))
+    batch = Batch(worlds[0].queries((q_len,)), 32)
+    q = worlds[0].random_q(batch.num_tokens)
+    want = worlds[0].run(batch, 0, q)
+    assert all(torch.equal(world.run(batch, 0, q), want) for world in worlds[1:])
+
+
 def test_another_number_of_threads_in_each_step_changes_no_bit(isa: str) -> None:
     """Those that were left out of steps take part again; some steps are too short for more than one."""
     lens, q_lens = (3000, 200, 77), (1, 1, 77)

@@ -2,15 +2,22 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from deltaserve.base.ids import StepIndex
+from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.native.core_share import CoreShare
 from deltaserve.runner.core_waits import compute_wait_s, counts_waits
+from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.runner.step_threads import StepThreads
 from deltaserve.runner.thread_pace import ThreadPace
-from tests.native.native_build import native_context
+from deltaserve.sched.plan import StepPlan, WorkList
+from tests.native.native_build import compiled_library, native_context
 
+RECALL = Path(__file__).parents[2] / "models" / "recall-micro"
 STEP_S = 0.05
 
 
@@ -93,3 +100,17 @@ def test_torch_and_the_native_library_follow(threads_restored: None, monkeypatch
     for _ in range(2):
         threads.learn(0.5)
     assert (torch.get_num_threads(), native.num_threads) == (1, 1)
+
+
+@pytest.mark.parametrize("can_share", [True, False])
+def test_a_page_that_cannot_be_shared_costs_the_borrowed_cores_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, threads_restored: None, can_share: bool
+) -> None:
+    compiled_library()
+    path = tmp_path / ("." if can_share else "nowhere") / "cores"
+    spec = load_spec(RECALL)
+    sizes = ExecutorSizes((9,), 2, 64, num_threads=2, core_share=CoreShare(str(path), 0, 2, 2, own_threads=1))
+    executor = TorchExecutor.load(RECALL, spec, spec.cache_spec(16, spec.dtype), sizes)
+    result = executor.execute(StepPlan(StepIndex(0), (), WorkList(32)))
+    assert (result.num_threads, torch.get_num_threads()) == (2 if can_share else 1, 1)
+    assert ("no core is borrowed" in caplog.text) is not can_share

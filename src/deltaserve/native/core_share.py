@@ -33,7 +33,7 @@ class SharedPage:
         num_bytes = share.num_places * _PLACE_BYTES
         descriptor = os.open(Path(share.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, num_bytes)  # keeps what is there
+            os.posix_fallocate(descriptor, 0, num_bytes)  # keeps what is there; a full disk says so now
             self._memory = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)

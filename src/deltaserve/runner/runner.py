@@ -86,6 +86,18 @@ class ExecutorSizes:
         return self.num_threads if self.core_share is None else self.core_share.own_threads
 
 
+def _with_shared_cores(sizes: ExecutorSizes, share: CoreShare, native: NativeContext | None) -> ExecutorSizes:
+    """Without them a worker computes with its own threads alone."""
+    if native is not None:
+        try:
+            native.share_cores(share)
+            return sizes
+        except OSError as error:
+            _log.warning("%s: %s; no core is borrowed", share.path, error.strerror)
+            native.use_threads(share.own_threads)
+    return replace(sizes, num_threads=share.own_threads, core_share=None)
+
+
 class TorchExecutor:
     """One rank's Executor. Called from one thread; `memory` may be used from another.
 
@@ -123,8 +135,7 @@ class TorchExecutor:
         if head is not None:
             self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
-        most_threads = sizes.own_threads if native is None else sizes.num_threads
-        self._threads = StepThreads(native, sizes.least_threads, most_threads)
+        self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
         self._under_way: deque[Launched] = deque()
         self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
         """[row] what steps under way drew."""
@@ -155,8 +166,8 @@ class TorchExecutor:
         collective, of_weights = partners.collective, torch_dtype(dtype or spec.dtype)
         native = open_native(sizes.attention_backend, where, sizes.num_threads, sizes.rounding)
         torch.set_num_threads(sizes.own_threads)
-        if sizes.core_share is not None and native is not None:
-            native.share_cores(sizes.core_share)
+        if sizes.core_share is not None:
+            sizes = _with_shared_cores(sizes, sizes.core_share, native)
         ops = make_step_ops(native, of_weights)
         if sizes.rounding is Rounding.OF_POSITION:
             check_deterministic(spec, ops)
