@@ -123,8 +123,8 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
         "UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal"),
         "NCCL_SOCKET_IFNAME": "lo",  # ranks of a worker are on one machine
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
-        # After a product torch's threads would spin on cores that the native library's need next, wherever a process has
-        # no more threads than cores.
+        # Where a process has no more threads than cores, torch's would spin after a product on cores that the native
+        # library's need next.
         "OMP_WAIT_POLICY": "passive",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
