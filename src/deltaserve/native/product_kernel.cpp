@@ -1,7 +1,7 @@
 // Products of few rows with packed matrices. Compiled once per instruction set (compile_library.py).
 //
 // A panel's part of kDepth factors stays in the first cache while tiles of rows meet it, and what comes next is fetched
-// meanwhile. Each result is a chain of its own: products are added along the depth, in blocks whose sums are added in
+// into the second meanwhile: in the first it would drive out what is met. Each result is a chain of its own: products are added along the depth, in blocks whose sums are added in
 // order. So a row's bits do not depend on the others. The blocks are those of oneDNN, which computes calls of more rows.
 #include "product_kernel.h"
 
@@ -47,7 +47,7 @@ struct OfFloat32 {
                     sums[r][v] = tile.starts ? Vec{} : load(tile.sums + r * kPanel + column + v * kLanes);
             for (int64_t k = 0; k < tile.depth; k++) {
                 if (column == 0)
-                    for (int64_t i = 0; i < tile.lines_ahead; i++) __builtin_prefetch(tile.ahead + 256 * k + 64 * i);
+                    for (int64_t i = 0; i < tile.lines_ahead; i++) __builtin_prefetch(tile.ahead + 256 * k + 64 * i, 0, 2);
                 const float* weights = (const float*)tile.panel + k * kPanel + column;
                 Vec factors[kVectors];
                 for (int v = 0; v < kVectors; v++) factors[v] = load(weights + v * kLanes);
@@ -73,7 +73,7 @@ struct OfBFloat16 {
             for (int v = 0; v < 4; v++)
                 sums[r][v] = tile.starts ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.sums + r * kPanel + v * kLanes);
         for (int64_t k = 0; k < tile.depth / 2; k++) {
-            for (int64_t i = 0; i < tile.lines_ahead; i++) __builtin_prefetch(tile.ahead + 256 * k + 64 * i);
+            for (int64_t i = 0; i < tile.lines_ahead; i++) __builtin_prefetch(tile.ahead + 256 * k + 64 * i, 0, 2);
             __m512bh factors[4];
             for (int v = 0; v < 4; v++) factors[v] = (__m512bh)_mm512_loadu_si512(tile.panel + 256 * k + 64 * v);
             for (int r = 0; r < kRows; r++) {
