@@ -1,8 +1,9 @@
 // Products of few rows with packed matrices. Compiled once per instruction set (compile_library.py).
 //
 // A panel's part of kDepth factors stays in the first cache while tiles of rows meet it, and what comes next is fetched
-// into the second meanwhile: in the first it would drive out what is met. Each result is a chain of its own: products are added along the depth, in blocks whose sums are added in
-// order. So a row's bits do not depend on the others. The blocks are those of oneDNN, which computes calls of more rows.
+// into the second meanwhile: in the first it would drive out what is met. Each result is a chain of its own: products are
+// added along the depth, in blocks whose sums are added in order. So a row's bits do not depend on the others. The blocks
+// are those of oneDNN, which computes calls of more rows.
 #include "product_kernel.h"
 
 #include "rows.h"
