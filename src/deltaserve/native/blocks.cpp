@@ -9,9 +9,8 @@ using namespace deltaserve;
 
 namespace {
 
-constexpr int64_t kAloneWork = 1024 << 10;  // bytes of panels for a few rows: multiplied as soon as others wake and end (measured)
-constexpr int64_t kTaskWork = 128 << 10;
-constexpr int64_t kTaskValues = 32768;  // of x
+constexpr TaskSizes kPanelBytes = {1 << 20, 128 << 10};  // for a few rows
+constexpr TaskSizes kValues = {32768, 32768};            // of x
 
 bool is_known(const DsBlockProduct& call) {
     const DsBlocks& b = call.blocks;
@@ -48,16 +47,13 @@ bool ds_block_product(DsContext* context, int isa, const DsBlockProduct* call) {
         std::vector<float*> scratch;
         for (auto& buffer : context->of_threads) scratch.push_back(buffer.take(kBlockScratch));
         const int64_t num_tiles = tile_count(call->num_rows);
-        const int64_t tiles = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(1, kBlockRows * b.depth));
-        context->pool.run((num_tiles + tiles - 1) / tiles, [&](int64_t i, int) {
-            kernels->blocks->prepare(*call, rows, i * tiles, std::min(num_tiles, (i + 1) * tiles));
+        context->pool.run_ranges(num_tiles, kBlockRows * b.depth, kValues, [&](int64_t first, int64_t end, int) {
+            kernels->blocks->prepare(*call, rows, first, end);
         });
         const int64_t num_panels = (b.num_columns + kBlockColumns - 1) / kBlockColumns;
         const int64_t work = panel_bytes(b) * (1 + call->num_rows / 8);
-        const int64_t of_task = num_panels * work <= kAloneWork ? kAloneWork : kTaskWork;
-        const int64_t step = std::max<int64_t>(1, of_task / std::max<int64_t>(1, work));
-        context->pool.run((num_panels + step - 1) / step, [&](int64_t i, int thread) {
-            kernels->blocks->multiply(*call, rows, i * step, std::min(num_panels, (i + 1) * step), scratch[thread]);
+        context->pool.run_ranges(num_panels, work, kPanelBytes, [&](int64_t first, int64_t end, int thread) {
+            kernels->blocks->multiply(*call, rows, first, end, scratch[thread]);
         });
         return true;
     } catch (const std::bad_alloc&) {

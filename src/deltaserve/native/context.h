@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -15,6 +16,11 @@
 
 namespace deltaserve {
 
+// Of work in one unit: up to which one thread does all, as soon as others wake and end (measured); and of a task.
+struct TaskSizes {
+    int64_t alone, task;
+};
+
 // The caller is one of the threads. Those that have nothing to do sleep. `limit` says how many take tasks from the next run on.
 // Of shared cores, the threads beyond its own are those that take tasks only on a core where nobody else computes.
 class ThreadPool {
@@ -22,13 +28,19 @@ public:
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     int size() const { return (int)threads_.size() + 1; }
-    int num_active() const { return active_; }
     void limit(int num_threads);
     void share(SharedCores* cores) { cores_ = cores; }
     // How many threads may compute now, with what was borrowed for them.
     int borrow();
     // task(number, thread) for each number below `count`, on whichever thread is free; returns when all are done.
     void run(int64_t count, const std::function<void(int64_t, int)>& task);
+    // act(first, end, thread) for ranges that make up [0, count); `work`: of each number.
+    template <class Act> void run_ranges(int64_t count, int64_t work, TaskSizes sizes, const Act& act) {
+        if (active_ == 1 || count * work <= sizes.alone) return act(0, count, 0);
+        const int64_t size = std::max<int64_t>(1, sizes.task / std::max<int64_t>(1, work));
+        run((count + size - 1) / size,
+            [&](int64_t i, int thread) { act(i * size, std::min(count, (i + 1) * size), thread); });
+    }
 
 private:
     void serve(int thread);

@@ -1,5 +1,4 @@
 // Runs products on the threads of a context, with the kernels of one instruction set.
-#include <algorithm>
 
 #include "context.h"
 #include "kernels.h"
@@ -8,8 +7,7 @@ using namespace deltaserve;
 
 namespace {
 
-constexpr int64_t kAloneWork = 1 << 19;  // bytes of panels for a few rows: multiplied as soon as others wake and end (measured)
-constexpr int64_t kTaskWork = 256 << 10;
+constexpr TaskSizes kPanelBytes = {512 << 10, 256 << 10};  // for a few rows
 
 const ProductKernel* kernel_of(int isa) {
     const Kernels* kernels = kernels_of(isa);
@@ -39,13 +37,7 @@ bool ds_product(DsContext* context, int isa, const DsProduct* call) {
     const int64_t num_panels = (call->num_columns + kPanel - 1) / kPanel;
     const int64_t panel_bytes = kPanel * call->panel_depth * (call->type == DS_FLOAT32 ? 4 : 2);
     const int64_t work = panel_bytes * (1 + call->num_rows / 16);
-    const int64_t block = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
-    if (num_panels * work <= kAloneWork || context->pool.num_active() == 1) {
-        multiply(*call, 0, num_panels);
-        return true;
-    }
-    context->pool.run((num_panels + block - 1) / block, [&](int64_t i, int) {
-        multiply(*call, i * block, std::min(num_panels, (i + 1) * block));
-    });
+    context->pool.run_ranges(num_panels, work, kPanelBytes,
+                             [&](int64_t first, int64_t end, int) { multiply(*call, first, end); });
     return true;
 }

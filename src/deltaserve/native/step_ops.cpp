@@ -10,8 +10,7 @@ using namespace deltaserve;
 
 namespace {
 
-constexpr int64_t kAloneElements = 1 << 18;  // computed by one thread as soon as others wake and end (measured)
-constexpr int64_t kTaskElements = 1 << 16;
+constexpr TaskSizes kElements = {1 << 18, 1 << 16};
 
 const StepOpsKernel* kernel_of(int isa) {
     const Kernels* kernels = kernels_of(isa);
@@ -23,11 +22,8 @@ bool is_known(int32_t type) { return type == DS_FLOAT32 || type == DS_BFLOAT16; 
 template <class Call>
 void run_rows(DsContext* context, void (*rows)(const Call&, int64_t, int64_t), const Call& call, int64_t num_rows,
               int64_t row_elements) {
-    const int64_t block = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, row_elements));
-    if (num_rows * row_elements <= kAloneElements || context->pool.num_active() == 1) return rows(call, 0, num_rows);
-    context->pool.run((num_rows + block - 1) / block, [&](int64_t i, int) {
-        rows(call, i * block, std::min(num_rows, (i + 1) * block));
-    });
+    context->pool.run_ranges(num_rows, row_elements, kElements,
+                             [&](int64_t first, int64_t end, int) { rows(call, first, end); });
 }
 
 }  // namespace
