@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from deltaserve.base.errors import StateError
 from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.base.quantization import Quantization
 from deltaserve.base.tokens import pack_u32
 from deltaserve.layout.dtype import DType
 from deltaserve.models.checkpoint_config import load_spec
@@ -33,6 +34,7 @@ from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.fixtures.tiny_quantised import write_fp8_blocks
 from tests.runner.world import (
     GREEDY,
+    TOLERANCE,
     Driver,
     RankDriver,
     assert_same,
@@ -75,6 +77,59 @@ def test_generation_with_experts_that_do_not_divide(tmp_path: Path, name: str) -
     changed = Variant(variant.build, {field: 6}, fused_experts=variant.fused_experts)
     folder = write_variant(changed, tmp_path / name)
     check_generation(RankDriver(folder, tp_size=4), folder)
+
+
+ODD_VOCAB = 271
+"""Prime. All ids of the tiny tokenizer are below."""
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3", "gemma3_text", "gpt_oss", "qwen3_next", "qwen3_5"],
+)
+def test_generation_with_a_vocabulary_that_does_not_divide(tmp_path: Path, name: str, tp_size: int) -> None:
+    """Every rank's share has as many rows; those that fill up the last one are in no distribution."""
+    variant = VARIANTS[name]
+    odd = Variant(variant.build, {**variant.changes, "vocab_size": ODD_VOCAB}, centred_norms=variant.centred_norms)
+    folder = write_variant(odd, tmp_path / name)
+    driver = RankDriver(folder, tp_size)
+    assert [len(rank._decoder._weights.embedding) for rank in driver.ranks] == [-(-ODD_VOCAB // tp_size)] * tp_size
+    check_generation(driver, folder)
+
+
+def test_a_token_that_fills_up_a_share_is_no_tokens_embedding(tmp_path: Path) -> None:
+    """The last rank has rows for it, of zeros."""
+    folder = write_variant(Variant(VARIANTS["llama"].build, {"vocab_size": ODD_VOCAB}), tmp_path / "llama")
+    driver = RankDriver(folder, tp_size=2)
+    last = driver.ranks[1]._decoder._weights.embedding
+    assert last[-1].count_nonzero() == 0
+    assert last[-2].count_nonzero() > 0
+    driver.open(0, [1, 2, ODD_VOCAB])
+    with pytest.raises(StateError, match=r"a token outside of 0\.\.270"):
+        driver.step([extend(0, [1, 2, ODD_VOCAB], 0, 3)])
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8", "a8"])
+def test_codes_of_a_vocabulary_that_does_not_divide(tmp_path: Path, quantization: Quantization) -> None:
+    """Logits of one rank and of two have as many lines, and near values: only sums over ranks are added otherwise."""
+    odd = Variant(VARIANTS["llama"].build, {"vocab_size": ODD_VOCAB})
+    file, _ = write_gguf(odd, tmp_path, gguf.GGMLQuantizationType.Q8_0)
+    prompt, found = random_tokens(40, 3), []
+    for tp_size in (1, 2):
+        driver = _Coded(file, tp_size, quantization)
+        driver.open(0, prompt)
+        found.append(drawn_distribution(driver.step([extend(0, prompt, 0, 40)]).items[0]))
+    assert found[0].shape == (ODD_VOCAB,)
+    assert_same(found[1], found[0], 0.3 if quantization == "a8" else TOLERANCE)
+
+
+class _Coded(RankDriver):
+    """With matrices kept as codes."""
+
+    def __init__(self, path: Path, tp_size: int, quantization: Quantization) -> None:
+        self.quantization = quantization
+        RankDriver.__init__(self, path, tp_size, dtype=DType.FLOAT32)
 
 
 @pytest.mark.parametrize(("tp_size", "ep_size"), [(2, 1), (2, 2), (4, 2)])

@@ -80,9 +80,12 @@ class Decoder:
         ops: StepOps,
         collective: Collective = ALONE,
         group: ExpertGroup | None = None,
+        num_logits: int | None = None,
     ) -> None:
-        """`spec`: of the whole model; `weights`: of this rank. `group`: of workers that share their experts."""
+        """`spec`: of the whole model; `weights`: of this rank. `group`: of workers that share their experts.
+        `num_logits`: rows of the whole output matrix; None: of the vocabulary."""
         self.spec = spec
+        self._num_logits = num_logits or spec.vocab_size
         self.local = spec.local(collective.shard)
         self._weights = weights
         self._ops = ops
@@ -201,8 +204,9 @@ class Decoder:
             hidden.undecided.settle(lens, self.local.delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary on every rank"""
-        return self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head)).to(torch.float32)
+        """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary and nothing beside it, on every rank"""
+        gathered = self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head))
+        return gathered[:, : self._num_logits].contiguous().to(torch.float32)  # without rows that fill up a share
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]"""

@@ -40,7 +40,7 @@ class DraftHead:
         self._weights: DraftWeights = own
         self._ops = ops
         self._dtype = embedding.dtype
-        self._body = Decoder(spec.layer, body, ops, collective)
+        self._body = Decoder(spec.layer, body, ops, collective, num_logits=spec.num_guessable)
         self._targets: Tensor | None = None  # [guessable] int64: tokens of the model
         if own.guessable is not None:
             self._targets = own.guessable + torch.arange(len(own.guessable), device=own.guessable.device)

@@ -249,7 +249,6 @@ class DraftSpec:
     `own_embedding`, its embedding."""
 
     def local(self, shard: Shard) -> "DraftSpec":
-        _share("draft_vocab_size", self.num_guessable or self.layer.vocab_size, shard)
         return replace(self, layer=self.layer.local(shard))
 
 
@@ -344,13 +343,13 @@ class ModelSpec:
         """What one rank computes: its heads and its part of the feed-forward layers.
 
         Experts and vocabulary stay the model's: each rank chooses among all experts, and gets the logits of all tokens,
-        though it holds a part of them. Raises ConfigError naming what does not divide.
+        though it holds a part of them (where the vocabulary does not divide, the last part ends in zeros). Raises
+        ConfigError naming what does not divide.
         """
         if shard.size == 1:
             return self
         if not shard.fits(self.num_kv_heads):
             raise _cannot_divide("num_key_value_heads", self.num_kv_heads, shard)
-        _share("vocab_size", self.vocab_size, shard)
         first, end = shard.heads(self.num_kv_heads)
         return replace(
             self,

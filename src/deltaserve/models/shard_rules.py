@@ -131,6 +131,21 @@ class Divided:
         return whole[self.axis] // (self.num_blocks * self.num_units)
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows (the first axis) in equal shares. Where they do not divide, the last ranks' shares end in rows of zeros."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        return (-(-whole[0] // shard.size), *whole[1:])
+
+    def pieces(self, whole: Shape, shard: Shard) -> tuple[TensorPiece, ...]:
+        if shard.size == 1:
+            return (TensorPiece(),)
+        (share, *_), count = self.shape(whole, shard), whole[0]
+        first, end = min(count, shard.rank * share), min(count, (shard.rank + 1) * share)
+        return (TensorPiece((slice(first, end),), (slice(0, end - first),)),) if first < end else ()
+
+
 class HeadRows(NamedTuple):
     """Rows of heads of one kind."""
 
@@ -205,5 +220,5 @@ class ByExperts:
         return tuple(piece.within(part) for piece in self.experts.pieces(whole, experts) for part in parts)
 
 
-ShardRule = Replicated | FirstRank | OneOf | Divided | ByHeads | ByExperts
+ShardRule = Replicated | FirstRank | OneOf | Divided | PaddedRows | ByHeads | ByExperts
 REPLICATED = Replicated()

@@ -31,6 +31,7 @@ from deltaserve.models.shard_rules import (
     FirstRank,
     HeadRows,
     OneOf,
+    PaddedRows,
     Shape,
     ShardRule,
     TensorPiece,
@@ -95,7 +96,7 @@ class NormNames(NamedTuple):
 
 def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
     """Canonical name |-> tensor, for everything a checkpoint of `spec` may hold."""
-    table: _Entry = (spec.vocab_size, spec.hidden_size), Divided(spec.vocab_size)
+    table: _Entry = (spec.vocab_size, spec.hidden_size), PaddedRows()
     norm: _Entry = (spec.hidden_size,), REPLICATED
     entries = {EMBEDDING: table, "norm.weight": norm}
     if not spec.tied_embeddings:
@@ -117,9 +118,9 @@ def draft_parts(draft: DraftSpec) -> dict[str, TensorPart]:
     entries: dict[str, _Entry] = {f"{name}.weight": ((hidden,), REPLICATED) for name in norms if name is not None}
     entries[f"{names.merge}.weight"] = (hidden, num_merged), REPLICATED
     if draft.own_embedding:
-        entries[EMBEDDING] = (layer.vocab_size, hidden), Divided(layer.vocab_size)
+        entries[EMBEDDING] = (layer.vocab_size, hidden), PaddedRows()
     if draft.folder is not None:
-        entries[HEAD] = (num_guessable, hidden), Divided(num_guessable)
+        entries[HEAD] = (num_guessable, hidden), PaddedRows()
     parts = _centred(layer, _parts(entries)) | _layer_parts(layer, 0, names.layer)
     if draft.num_guessable is not None:
         parts[GUESSABLE] = TensorPart((num_guessable,), (GUESSABLE,), dtypes=INDEX_DTYPES)

@@ -12,7 +12,7 @@ from deltaserve.layout.shard import Shard
 from deltaserve.models.block_forms import BlockForm
 from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, empty_matrix
 from deltaserve.models.model_spec import DeltaSpec, DraftSpec, Mixer, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
-from deltaserve.models.shard_rules import Shape
+from deltaserve.models.shard_rules import PaddedRows, Shape
 from deltaserve.models.tensors import (
     CORRECTION,
     EMBEDDING,
@@ -167,11 +167,17 @@ class TargetTable:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
+    def _padded(self, names: Iterable[str]) -> bool:
+        """Whether rows are held that no file fills: they are zeros."""
+        return self.shard.size > 1 and any(isinstance(self.parts[name].rule, PaddedRows) for name in names)
+
     def whole(self, name: str) -> Tensor:
         """A tensor of its own."""
         part = self.parts[name]
         dtype = torch.float32 if part.added else self.dtype
         target = torch.empty(part.shape_on(self.shard), dtype=dtype, device=self.device)
+        if self._padded((name,)):
+            target.zero_()
         self.targets[name] = target
         return target
 
@@ -204,6 +210,8 @@ class TargetTable:
         shapes = self._shapes(names)
         first = next(iter(shapes.values()))
         target = self.empty(sum(shape[0] for shape in shapes.values()), *first[1:])
+        if self._padded(shapes):
+            target.zero_()
         row = 0
         for name, shape in shapes.items():
             self.targets[name] = target[row : row + shape[0]]
