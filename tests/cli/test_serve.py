@@ -1,6 +1,8 @@
 """What `serve` writes for the processes it starts."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from deltaserve.cli.serve import (
     prepare,
     tell_pair,
     tell_resolved,
+    tell_sampling,
 )
 from deltaserve.engine.worker_spec import read_spec
 from tests.ports import free_port
@@ -54,6 +57,33 @@ def test_a_pool_that_shortens_the_context_is_warned_of_with_both_lengths(tiny_mo
     enough = settings.model_copy(update={"memory": settings.memory.model_copy(update={"num_pages": 4096})})
     tell_resolved(prepare(enough).resolved[Role.DECODE], lambda line: said.append(str(line)))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "words"),
+    [
+        ({}, "model", None),
+        ({"temperature": 0.6, "top_k": 20}, "model", "temperature 0.6, top_k 20 (--sampling-defaults openai"),
+        ({"temperature": 0.6, "top_k": 20}, "openai", None),
+    ],
+)
+def test_sampling_that_a_request_need_not_ask_for_is_told(
+    tiny_models: Path, tmp_path: Path, given: dict[str, float], source: str, words: str | None
+) -> None:
+    """By the terminal and, to the front, by its spec; plain probabilities need no line."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_models / "llama", model)
+    (model / "generation_config.json").write_text(json.dumps(given))
+    settings = {
+        "model": {"model_path": str(model), "device": "cpu", "sampling_defaults": source},
+        "network": {"port": free_port()},
+    }
+    cluster, said = compose(Settings.model_validate(settings), tmp_path), list[str]()
+    tell_sampling(cluster.sampling, lambda line: said.append(str(line)))
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+    front = msgspec.json.decode((tmp_path / "front.json").read_bytes(), type=FrontSpec)
+    assert front.sampling_defaults == source
 
 
 def test_the_line_at_the_start_names_the_pages_of_each_pool(tiny_models: Path) -> None:

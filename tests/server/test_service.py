@@ -247,6 +247,7 @@ async def test_models_and_tokenizer_endpoints(codec: TextCodec) -> None:
         assert (await case.client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
         info = (await case.client.get("/model_info")).json()
         assert (info["vocab_size"], info["eos_token_ids"], info["has_chat_template"]) == (272, [258], True)
+        assert info["sampling_defaults"]["temperature"] == 1.0
         reply = await case.client.post("/tokenize", json={"prompt": "h\u00e9<|im_end|>", "return_token_strs": True})
         assert reply.json()["tokens"] == [104, 195, 169, 258]
         assert reply.json()["token_strs"] == ["h", "bytes:\\xc3", "bytes:\\xa9", "<|im_end|>"]

@@ -169,6 +169,30 @@ def test_sampling_that_the_author_recommends(tmp_path: Path) -> None:
 
     file = write_text_only(tmp_path / "m.gguf", byte_vocabulary(), recommend)
     assert TextCodec.load(file).defaults == SamplingDefaults(temperature=0.5, top_p=0.75, top_k=20)
+    assert TextCodec.load(file, sampling="openai").defaults == SamplingDefaults()
+
+
+@pytest.mark.parametrize(
+    ("recommended", "expected"),
+    [
+        ({}, SamplingDefaults(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)),
+        ({"temp": 1.0}, SamplingDefaults()),
+        ({"min_p": 0.25}, SamplingDefaults(min_p=0.25)),
+    ],
+    ids=str,
+)
+def test_a_file_that_recommends_no_sampling_gets_that_of_local_servers(
+    tmp_path: Path, recommended: dict[str, float], expected: SamplingDefaults
+) -> None:
+    """Whatever it recommends is all that it recommends."""
+
+    def recommend(writer: gguf.GGUFWriter) -> None:
+        for key, value in recommended.items():
+            writer.add_float32(f"general.sampling.{key}", value)
+
+    file = write_text_only(tmp_path / "m.gguf", byte_vocabulary(), recommend)
+    assert TextCodec.load(file).defaults == expected
+    assert TextCodec.load(file, sampling="openai").defaults == SamplingDefaults()
 
 
 # ---------------------------------------------------------------- SentencePiece

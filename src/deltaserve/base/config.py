@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from deltaserve.base.quantization import Quantization
+from deltaserve.base.sampling import SamplingSource
 
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
@@ -140,6 +141,13 @@ class ModelSettings(Group):
         "what they are multiplied with",
         commands=COMPUTING,
         use="rare",
+    )
+    sampling_defaults: SamplingSource = option(
+        "model",
+        "where the sampling of requests that name none comes from: the model's files (a GGUF file that recommends "
+        "nothing: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, as local servers have it), or openai: temperature "
+        "1 and no cut",
+        commands=ROUTING,
     )
     context_length: Count | Auto = option(
         "auto",

@@ -1,11 +1,14 @@
 """What a request asks of the sampler. Pure data; the arithmetic is in runner/sampler.py."""
 
 import math
+from typing import Literal
 
 import msgspec
 
 MAX_LOGPROBS = 20
 """Of one position: so many always fit a notification."""
+SamplingSource = Literal["model", "openai"]
+"""Whose defaults requests get: those of the model's files, or OpenAI's, which change no probability."""
 _MAX_SEED = (1 << 64) - 1
 
 

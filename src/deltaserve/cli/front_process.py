@@ -14,6 +14,7 @@ from prometheus_client import disable_created_metrics
 
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Boot, PeerName, Role
+from deltaserve.base.sampling import SamplingSource
 from deltaserve.cli.secrets import read_api_keys, read_cluster_key
 from deltaserve.engine.boots import new_boot
 from deltaserve.engine.child import ChildSpec, Kind
@@ -68,6 +69,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_queue: int
     max_connections_per_address: int | None
     default_max_tokens: int | None
+    sampling_defaults: SamplingSource
     stream_interval: int
     default_deadline_s: float
     slow_reader_s: float
@@ -105,7 +107,7 @@ def run_front(path: Path, parent: Parent | None) -> Exit:
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     if parent is not None:
         parent.progress("loading the tokenizer")
-    text = TextCodec.load(Path(spec.model_path))
+    text = TextCodec.load(Path(spec.model_path), sampling=spec.sampling_defaults)
     settings = _settings(spec)
     boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     secret = read_cluster_key(Path(spec.secret_path))

@@ -15,8 +15,9 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.front_process import FrontWorker, run_front, write_front_spec
 from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.cli.serve import check_front, front_spec, require_free_doors
+from deltaserve.cli.serve import check_front, front_spec, require_free_doors, speaker, tell_sampling
 from deltaserve.engine.private_folder import private_folder
+from deltaserve.text.text_codec import SamplingDefaults
 
 
 def run(settings: Settings) -> int:
@@ -26,6 +27,7 @@ def run(settings: Settings) -> int:
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tell_sampling(prepared.sampling, speaker(settings))
     with private_folder(settings.process.state_dir) as folder:
         return int(run_front(write_front_spec(spec, folder), None))
 
@@ -49,6 +51,7 @@ class PreparedRouter:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
+    sampling: SamplingDefaults
     workers: tuple[FrontWorker, ...]
     secret_path: Path
 
@@ -62,8 +65,8 @@ def prepare_router(settings: Settings) -> PreparedRouter:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    check_front(settings, checkpoint)
-    return PreparedRouter(checkpoint, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
+    sampling = check_front(settings, checkpoint)
+    return PreparedRouter(checkpoint, sampling, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
 
 
 def _worker(text: str) -> FrontWorker:

@@ -44,7 +44,7 @@ from deltaserve.engine.restarts import RestartPolicy
 from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import Say, say, say_in_json
 from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.text.text_codec import SamplingDefaults, TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Deployment:
     children: tuple[ChildSpec, ...]
     resolved: Mapping[Role, ResolvedConfig]
     base_url: str
+    sampling: SamplingDefaults
 
 
 def run(settings: Settings) -> int:
@@ -65,6 +66,7 @@ def run(settings: Settings) -> int:
         cluster = compose(settings, folder)
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
+        tell_sampling(cluster.sampling, tell)
         tell_pair(settings, cluster.resolved, tell)
         if settings.parallelism.dp_size > 1:
             tell(describe_groups(settings))
@@ -149,7 +151,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}")
+    return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}", prepared.sampling)
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:
@@ -164,23 +166,25 @@ class Prepared:
 
     checkpoint: Checkpoint
     resolved: Mapping[Role, ResolvedConfig]
+    sampling: SamplingDefaults
 
 
 def prepare(settings: Settings) -> Prepared:
     """Everything that can be found wrong by reading. Raises ConfigError."""
     checkpoint = open_checkpoint(settings)
     resolved = resolve_settings(settings, checkpoint)
-    check_front(settings, checkpoint)
+    sampling = check_front(settings, checkpoint)
     if settings.security.cluster_key_file is not None:
         read_cluster_key(Path(settings.security.cluster_key_file))
-    return Prepared(checkpoint, resolved)
+    return Prepared(checkpoint, resolved, sampling)
 
 
-def check_front(settings: Settings, checkpoint: Checkpoint) -> None:
-    """What the front process reads itself: here it must only be right. Raises ConfigError."""
-    TextCodec.load(checkpoint.path)
+def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
+    """What the front process reads itself: here it must only be right, and told. Raises ConfigError."""
+    codec = TextCodec.load(checkpoint.path, sampling=settings.model.sampling_defaults)
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))
+    return codec.defaults
 
 
 def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:
@@ -202,6 +206,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         max_queue=scheduling.max_queued_requests,
         max_connections_per_address=settings.network.max_connections_per_address,
         default_max_tokens=scheduling.default_max_tokens,
+        sampling_defaults=settings.model.sampling_defaults,
         stream_interval=scheduling.stream_interval,
         default_deadline_s=scheduling.request_timeout_s,
         slow_reader_s=scheduling.slow_reader_timeout_s,
@@ -275,6 +280,16 @@ def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
             f"{who}warning: context {r.context_len} instead of the model's {r.shortened_from}: {r.num_pages[0]} pages "
             f"of {r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
             "--mem-fraction-static; --context-length says how much is wanted)"
+        )
+
+
+def tell_sampling(sampling: SamplingDefaults, tell: Say) -> None:
+    """What requests get that do not ask, where that is not the model's plain probabilities."""
+    values, neutral = dataclasses.asdict(sampling), dataclasses.asdict(SamplingDefaults())
+    told = [f"{name} {value:g}" for name, value in values.items() if value != neutral[name]]
+    if told:
+        tell(
+            f"requests that name no sampling get {', '.join(told)} (--sampling-defaults openai: temperature 1, no cut)"
         )
 
 

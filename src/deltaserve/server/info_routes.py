@@ -1,6 +1,7 @@
 """The endpoints that generate nothing: models, tokenizer, health, metrics, drain. Each gets the front it is of."""
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from functools import partial
@@ -81,6 +82,7 @@ async def model_info(front: Front, request: Request) -> Response:
             "vocab_size": text.vocab_size,
             "eos_token_ids": list(text.eos_ids),
             "has_chat_template": text.has_chat_template,
+            "sampling_defaults": dataclasses.asdict(text.defaults),
             "max_context_len": limits.max_context_len if limits else None,
             "max_prompt_len": min(limits.max_prompt_len, limits.max_context_len - 1) if limits else None,
             "version": __version__,

@@ -22,6 +22,9 @@ _SPECIAL_NAMES = {
     "pad_token": "padding_token_id",
 }
 """Name in a chat template |-> key below tokenizer.ggml."""
+LOCAL_SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""Of files that recommend no sampling: llama.cpp's defaults, for whose files they are. Small quantized models, which is
+what most of these are, write rubbish at temperature 1 with nothing cut off."""
 
 _WORDS_OF_LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -90,7 +93,7 @@ def read_gguf(path: Path) -> TextFiles:
     template = metadata.text("tokenizer.chat_template", "")
     return TextFiles(
         config=config.values,
-        generation=generation.values,
+        generation=generation.values or LOCAL_SAMPLING,
         special_names={name: token for name, token in names.items() if token is not None},
         tokenizer=tokenizer,
         template=template or None,

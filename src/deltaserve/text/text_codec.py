@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
+from deltaserve.base.sampling import SamplingSource
 from deltaserve.models.fields import shown
 from deltaserve.models.files import find_gguf
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
@@ -36,7 +37,7 @@ class BrokenTemplate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request that names nothing gets: the model author's generation_config.json, else neutral values."""
+    """What a request that names nothing gets: what the model's files recommend, else these neutral values."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -71,15 +72,19 @@ class TextCodec:
         self._control_pattern = _any_of(self._control)
 
     @staticmethod
-    def load(model: Path, broken_template: BrokenTemplate = BrokenTemplate.REFUSE) -> "TextCodec":
+    def load(
+        model: Path,
+        broken_template: BrokenTemplate = BrokenTemplate.REFUSE,
+        sampling: SamplingSource = "model",
+    ) -> "TextCodec":
         """Read a model folder or GGUF file. Raises ConfigError naming the file and what is wrong with it."""
         gguf = find_gguf(model)
         files = read_folder(model) if gguf is None else read_gguf(gguf)
         vocab_size = _vocab_size(files.config, files.tokenizer)
         template = _load_template(files, broken_template)
-        codec = TextCodec(
-            files.tokenizer, vocab_size, _eos_ids(files, vocab_size), template, _sampling_defaults(files.generation)
-        )
+        recommended = _sampling_defaults(files.generation)
+        defaults = recommended if sampling == "model" else SamplingDefaults()
+        codec = TextCodec(files.tokenizer, vocab_size, _eos_ids(files, vocab_size), template, defaults)
         _check_chat(codec)
         return codec
 
