@@ -1,16 +1,19 @@
 """Hypothesis profiles: `ci` is bounded and repeatable (the default), `full` searches. Tiny models.
 
-And what a run tells when it ends badly: failed tests are named when they fail, not only in the summary that a killed
-run never prints; a test that hangs where no signal reaches it ends its process with all stacks; one that eats memory
-gets a MemoryError of its own before the machine ends something else. Signals mean to the processes that tests start
-what they mean to commands of a shell, also where the run itself was started to ignore them (nohup, a script's `&`).
+And what a run tells when it ends badly: failed tests are named when they fail (progress.py), not only in the summary
+that a killed run never prints; a test that hangs where no signal reaches it ends its process with all stacks; one that
+eats memory gets a MemoryError of its own before the machine ends something else. Signals mean to the processes that
+tests start what they mean to commands of a shell, also where the run itself was started to ignore them (nohup, a
+script's `&`).
 """
 
 import faulthandler
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fixtures.cached import built_once
+from tests.progress import Progress
 
 settings.register_profile(
     "ci",
@@ -33,6 +37,8 @@ settings.load_profile("ci")
 _FIXTURES = Path(__file__).parent / "fixtures"
 _GRACE_S = 60.0
 """After a test's time limit, which is a signal to Python, until its process is ended without Python."""
+_FIXTURES_S = 3 * 3600.0
+"""Of what is made before a test: compilations among it, on a busy machine."""
 _MAX_DATA_BYTES = psutil.virtual_memory().total // 2
 """Of a test process, and of each process it starts: far beyond what any of them needs."""
 
@@ -46,28 +52,50 @@ def tiny_models(request: pytest.FixtureRequest) -> Path:
     return built_once(cache, "tests.fixtures.tiny_models", sources)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _native_libraries(request: pytest.FixtureRequest) -> None:
+    """Compiled before the first test when one that was collected computes by them."""
+    native_build = sys.modules.get("tests.native.native_build")
+    if native_build is not None:
+        native_build.build_libraries([item.nodeid for item in request.session.items])
+
+
 class _Watch:
-    """Of one pytest process; with pytest-xdist only the first of them names failures: it hears of all."""
+    """Ends a pytest process whose test hangs where the signal of its time limit reaches no Python."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, stderr: int) -> None:
         self._limit_s = float(config.getini("timeout") or 0)
-        self._is_first = not hasattr(config, "workerinput")
-        self._stderr = os.dup(2)  # that of the run: while a test runs, pytest keeps what goes to 2
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self._is_first:
-            os.write(self._stderr, f"\nFAILED NOW {report.nodeid} ({report.when})\n".encode())
+        self._stderr = stderr
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        with self._within(_FIXTURES_S):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         marker = item.get_closest_marker("timeout")
-        limit_s = float(marker.args[0]) if marker is not None else self._limit_s
+        with self._within(float(marker.args[0]) if marker is not None else self._limit_s):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        with self._within(self._limit_s):
+            return (yield)
+
+    @contextmanager
+    def _within(self, limit_s: float) -> Iterator[None]:
+        """0: however long."""
         if limit_s > 0:
             faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=self._stderr)
         try:
-            return (yield)
+            yield
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--progress", metavar="NAME", help="say how far this run, called NAME, is: tests/progress.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,4 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, lambda number, frame: None)  # ignored here, and not inherited by what is started
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_DATA_BYTES, most))
-    config.pluginmanager.register(_Watch(config))
+    stderr = os.dup(2)
+    config.pluginmanager.register(_Watch(config, stderr))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(stderr, config.getoption("--progress")))

@@ -29,6 +29,7 @@ from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.link.notices import PeerDown, Ready, Welcome
 from tests.chaos.proxy import FAIR, Proxy
 from tests.e2e.server import ROOT, is_held
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 TransferBackend = Literal["auto", "local", "nixl"]
@@ -40,7 +41,6 @@ NUM_WORKERS = 4
 """Half of them prefill, half decode."""
 NUM_PAGES = 256
 """Six documents: most questions find their document evicted on one side or the other, so pages move all the time."""
-_START_S = 60.0
 _LOOK_S = 0.02
 
 
@@ -95,7 +95,7 @@ class Process:
 
     async def wait_ready(self) -> None:
         """Raises AssertionError when it does not come up."""
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.child is not None and not any(isinstance(notice, Ready) for notice in self.child.hear()):
                 self.assert_alive()
                 await asyncio.sleep(_LOOK_S)
@@ -214,7 +214,7 @@ class Cluster:
 async def running(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
     """A started cluster and a client of it; a failure is told with the ends of all logs."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=cluster.base_url, limits=limits, timeout=60.0, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=cluster.base_url, limits=limits, timeout=PATIENCE_S, trust_env=False) as http:
         try:
             await cluster.start()
             yield http
@@ -235,9 +235,9 @@ async def worker_metrics(http: httpx.AsyncClient) -> dict[str, dict[str, float]]
     return {w["name"]: (w["status"] or {}).get("metrics", {}) if w["state"] == "ready" else {} for w in workers}
 
 
-async def wait_ready(http: httpx.AsyncClient, within_s: float) -> None:
+async def wait_ready(http: httpx.AsyncClient) -> None:
     """Every worker is connected, not only enough of them. Raises AssertionError naming their states."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         info = (await http.get("/server_info")).json()
         states = {worker["name"]: worker["state"] for worker in info["engine"]["workers"]}

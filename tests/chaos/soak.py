@@ -32,21 +32,15 @@ from tests.chaos.cluster import MODEL, Cluster, TransferBackend, held, running, 
 from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
 from tests.chaos.watch import Counts, Growth, Lag, Memory, counts_again, difference, settled_counts
+from tests.patience import PATIENCE_S
 
 NUM_USERS = 10
 NUM_CANARIES = 48
 CALM_AT_ONCE = 8
-QUIET_WITHIN_S = 30.0
-READY_WITHIN_S = 15.0
 WARM_UP_S = 60.0
 """Of the storm: pools of threads, arenas of the allocator and caches fill. Resident memory counts from then on."""
 MAX_GROWTH_MIB = 64.0
 """Of a process after the warm-up, however long the storm: steps, which are no leak as long as they are few."""
-_HUNG_S = 20.0
-"""Beyond deadline and patience: a request that takes it will never be answered."""
-ROLES_WITHIN_S = 30.0
-HUNG_UP_WITHIN_S = 60.0
-"""A worker that took up another role keeps the links of the former one for 60 heartbeats, to say farewell."""
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
@@ -116,12 +110,12 @@ class Run:
                 await self._rage()
                 self.note("healed")
                 await self._cluster.heal()
-                await wait_ready(self._http, READY_WITHIN_S)
+                await wait_ready(self._http)
                 await self._restore_roles()
                 await self._canaries()
                 await self._wait_quiet()
         for name, pid in survivors.items():
-            report.counts[name] = before[name], await counts_again(pid, before[name], HUNG_UP_WITHIN_S)
+            report.counts[name] = before[name], await counts_again(pid, before[name])
         report.growth = memory.growth(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report
@@ -139,7 +133,7 @@ class Run:
         async def is_read_rightly(question: Question) -> bool:
             async with gate:
                 try:
-                    assert await self._clients.ask(question, ANSWER_LEN, 60.0), "an error in the calm"
+                    assert await self._clients.ask(question, ANSWER_LEN, PATIENCE_S), "an error in the calm"
                 except WrongToken:
                     return False
             return True
@@ -173,7 +167,7 @@ class Run:
         question, num_tokens = draw.choice(self._questions), draw.randint(1, ANSWER_LEN)
         deadline_s = draw.uniform(4.0, 12.0)
         kind = draw.choices(("ask", "stream", "leave", "slow", "bad"), (30, 35, 15, 8, 12))[0]
-        async with asyncio.timeout(deadline_s + _HUNG_S):
+        async with asyncio.timeout(deadline_s + PATIENCE_S):
             match kind:
                 case "ask":
                     came = await self._clients.ask(question, num_tokens, deadline_s)
@@ -208,7 +202,7 @@ class Run:
 
     async def _restore_roles(self) -> None:
         """All are again what they were started as. Raises AssertionError when that takes too long."""
-        deadline = time.monotonic() + ROLES_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         for worker in CHANGELINGS:
             while (said := await self._ask_role(worker, worker.split("-")[0])) != "held":
                 assert time.monotonic() < deadline, f"{worker}: its role is not restored: {said}"
@@ -238,14 +232,14 @@ class Run:
 
         async def sing(question: Question) -> None:
             async with gate:
-                assert await self._clients.stream(question, ANSWER_LEN, 20.0), "a canary was not answered"
+                assert await self._clients.stream(question, ANSWER_LEN, PATIENCE_S), "a canary was not answered"
 
         await asyncio.gather(*map(sing, self._draw.choices(self._questions, k=NUM_CANARIES)))
 
     async def _wait_quiet(self) -> None:
         """Nothing is held for any request, by reports made after now. Raises AssertionError naming what stays."""
         await asyncio.sleep(_REPORT_S)
-        deadline = time.monotonic() + QUIET_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while found := await held(self._http):
             assert time.monotonic() < deadline, f"still held: {found}"
             await asyncio.sleep(0.25)

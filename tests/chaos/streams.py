@@ -30,12 +30,12 @@ import httpx
 from deltaserve.base.config import MemorySettings, SchedulingSettings, Settings
 from tests.chaos.cluster import MODEL, Cluster, running, settings, wait_ready
 from tests.chaos.proxy import FAIR
+from tests.patience import PATIENCE_S
 
 RESET_S = 0.3
 _PROMPT_LEN, _OUTPUT_LEN = 48, 400
 _MIDDLE = 20
 """Every stream has so many tokens when the fault strikes."""
-_READ_S = 120.0
 
 
 class Fault(Enum):
@@ -96,7 +96,7 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
 async def stream(http: httpx.AsyncClient, prompt: list[int], into: Stream) -> None:
     body = {"model": MODEL.name, "prompt": prompt, "max_tokens": _OUTPUT_LEN, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "return_token_ids": True}
-    async with http.stream("POST", "/v1/completions", json=body, timeout=_READ_S) as reply:
+    async with http.stream("POST", "/v1/completions", json=body, timeout=PATIENCE_S) as reply:
         if reply.status_code != 200:
             into.error = f"HTTP {reply.status_code}"
             return
@@ -163,7 +163,7 @@ class Striker:
 
     async def heal(self, http: httpx.AsyncClient) -> None:
         await self._cluster.heal()
-        await wait_ready(http, 60.0)
+        await wait_ready(http)
 
 
 async def measure(num_streams: int, faults: list[Fault]) -> list[Outcome]:

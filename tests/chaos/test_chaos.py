@@ -12,7 +12,6 @@ SEED = 1
 STORM_S = 180.0
 
 
-@pytest.mark.timeout(400)
 def test_storm(capsys: pytest.CaptureFixture[str]) -> None:
     report = asyncio.run(soak(SEED, STORM_S, lambda text: None))
     with capsys.disabled():

@@ -10,7 +10,6 @@ SEED = 2
 STORM_S = 60.0
 
 
-@pytest.mark.timeout(300)
 def test_a_storm_over_nixl(capsys: pytest.CaptureFixture[str]) -> None:
     report = asyncio.run(soak(SEED, STORM_S, lambda text: None, "nixl"))
     with capsys.disabled():

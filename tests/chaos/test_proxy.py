@@ -11,9 +11,9 @@ from random import Random
 import pytest
 
 from tests.chaos.proxy import FAIR, Proxy, Weather
+from tests.patience import PATIENCE_S
 
 Scene = Callable[[Proxy, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PATIENCE_S = 10.0
 SHORT_S = 0.2
 
 

@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import msgspec
-import pytest
 
 from deltaserve.engine.worker_spec import WorkerSpec
 from tests.chaos.cluster import MODEL, NUM_PAGES, Cluster, running, worker_metrics
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, make_questions
+from tests.patience import PATIENCE_S
 
 PREFILLS = ("prefill-0", "prefill-1")
 SEED = 5
@@ -37,7 +37,7 @@ async def quarantined(http: httpx.AsyncClient) -> dict[str, float]:
 
 async def connected(http: httpx.AsyncClient) -> None:
     """Every worker talks to the front. Ready for requests it need not be: much in quarantine is a reason not to."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not all((await worker_metrics(http)).values()):
             await asyncio.sleep(0.1)
 
@@ -80,7 +80,6 @@ async def scene(folder: Path) -> None:
             assert cluster.processes[name].has_ended or after[name] == num_pages
 
 
-@pytest.mark.timeout(200)
 def test_pages_that_cannot_be_fenced_stay_quarantined_and_no_answer_is_wrong() -> None:
     with TemporaryDirectory(prefix="chaos-") as folder:
         asyncio.run(scene(Path(folder)))

@@ -31,7 +31,6 @@ REFUSALS = {
     504: {"deadline_exceeded"},
 }
 """What a client may be told when processes die and links break, status |-> codes. Never 500, never a wrong answer."""
-_READ_S = 60.0
 _PATH = "/v1/completions"
 
 

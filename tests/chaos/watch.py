@@ -12,6 +12,8 @@ from statistics import median
 
 import psutil
 
+from tests.patience import PATIENCE_S
+
 _SAMPLE_S = 1.0
 _LAG_PROBE_S = 0.05
 _NUM_COUNTS = 20
@@ -45,9 +47,10 @@ def _files_of(pid: int) -> Iterator[str]:
             yield sockets.get(int(path.name)) or str(path.readlink()).split(":[")[0]
 
 
-async def counts_again(pid: int, before: Counts, within_s: float) -> Counts:
-    """As soon as they are those of before, or when that takes too long."""
-    deadline = time.monotonic() + within_s
+async def counts_again(pid: int, before: Counts) -> Counts:
+    """As soon as they are those of before, or when that takes too long: a worker that took up another role keeps the
+    links of the former one for 60 heartbeats, to say farewell."""
+    deadline = time.monotonic() + PATIENCE_S
     while (after := await settled_counts(pid)) != before and time.monotonic() < deadline:
         pass
     return after

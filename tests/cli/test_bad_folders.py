@@ -18,6 +18,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.serve import compose
 from tests.cli.test_bad_settings import BAD_FILES, BAD_FLAGS, BAD_VARIABLES
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -343,7 +344,7 @@ def test_the_command_says_one_line_and_exits_with_2(
     folder = Path(shutil.copytree(small_model, tmp_path / "model"))
     damage(folder)
     command = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(folder), "--port", str(free_port()), *argv]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

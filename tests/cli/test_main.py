@@ -10,6 +10,7 @@ import deltaserve
 from deltaserve.cli import dispatch
 from deltaserve.cli.dispatch import Command, available
 from deltaserve.cli.main import main
+from tests.patience import PATIENCE_S
 
 REAL_COMMANDS = tuple(available())
 
@@ -114,10 +115,10 @@ def test_help_and_errors_load_neither_torch_nor_the_server() -> None:
         "import sys; from deltaserve.cli.main import main; main(['--help']); main(['serve', '--nope']);"
         "print(sorted({'torch', 'transformers', 'numpy', 'starlette', 'zmq', 'nixl'} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
 def start(*argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deltaserve.cli.main", *argv]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -1,6 +1,7 @@
 """Native attention where it works; torch, with one line that says why, where it does not."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from deltaserve.layout.dtype import DType
 from deltaserve.layout.spec import CacheSpec, PageGroup
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 from tests.device import flashinfer_reference
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.native.native_build import compiled_library
 
 
@@ -134,6 +135,11 @@ def test_pages_that_flashinfer_cannot_read_are_refused(group: PageGroup, why: st
         make("flashinfer", group)
 
 
+@pytest.fixture
+def process() -> Iterator[KernelProcess]:
+    yield from interpreting_process()
+
+
 def check_flashinfer() -> None:
     flashinfer_reference.stand_in()
     for dtype in (DType.BFLOAT16, DType.FLOAT16, DType.FP8_E4M3):
@@ -151,9 +157,8 @@ def check_flashinfer() -> None:
 
 
 @needs_triton
-def test_flashinfer_passes_its_test_for_every_type_that_it_has() -> None:
-    for process in interpreting_process():
-        run_in(process, check_flashinfer)
+def test_flashinfer_passes_its_test_for_every_type_that_it_has(process: KernelProcess) -> None:
+    run_in(process, check_flashinfer)
 
 
 def check_interpreted() -> None:
@@ -176,6 +181,5 @@ def check_interpreted() -> None:
 
 
 @needs_triton
-def test_triton_passes_its_test_for_every_type() -> None:
-    for process in interpreting_process():
-        run_in(process, check_interpreted)
+def test_triton_passes_its_test_for_every_type(process: KernelProcess) -> None:
+    run_in(process, check_interpreted)

@@ -5,7 +5,6 @@ import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.pool import Pool
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +20,7 @@ from deltaserve.layout.dtype import DType
 from deltaserve.runner.step_recorder import StepRecorder
 from tests.device.attention_world import POOL, Shape, World
 from tests.device.step_tape import StepTape
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 
 SHAPE = Shape(num_layers=1, uses_triton=True)
 ROOM = 6
@@ -29,7 +28,7 @@ FIELDS = ("positions", "first_parts", "part_starts", "write_pages", "tokens", "p
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Pool]:
+def process() -> Iterator[KernelProcess]:
     yield from interpreting_process()
 
 
@@ -104,7 +103,7 @@ def check_tape() -> None:
 
 
 @needs_triton
-def test_a_tape_keeps_what_is_no_memory_and_refuses_to_wait(process: Pool) -> None:
+def test_a_tape_keeps_what_is_no_memory_and_refuses_to_wait(process: KernelProcess) -> None:
     run_in(process, check_tape)
 
 
@@ -198,18 +197,20 @@ def check_recorded(shape: Shape, recorder: StepRecorder, sinks: Tensor | None = 
 
 @needs_triton
 @pytest.mark.parametrize("window_len", [None, 70])
-def test_what_was_recorded_of_one_step_computes_others_to_the_bit(process: Pool, window_len: int | None) -> None:
+def test_what_was_recorded_of_one_step_computes_others_to_the_bit(
+    process: KernelProcess, window_len: int | None
+) -> None:
     run_in(process, check_on_tape, replace(SHAPE, window_len=window_len), torch.tensor([-2.0, 0.5, 3.0, 30.0]))
 
 
 @needs_triton
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [(DType.BFLOAT16, DType.BFLOAT16), (DType.FLOAT32, DType.FP8_E4M3)])
-def test_over_dtypes(process: Pool, dtype: DType, kv_dtype: DType) -> None:
+def test_over_dtypes(process: KernelProcess, dtype: DType, kv_dtype: DType) -> None:
     run_in(process, check_on_tape, replace(SHAPE, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype))
 
 
 @needs_triton
-def test_over_latents(process: Pool) -> None:
+def test_over_latents(process: KernelProcess) -> None:
     run_in(process, check_on_tape, Shape(16, 64, 1, 1, 4, 40, latent_dim=32, uses_triton=True))
 
 
@@ -229,5 +230,5 @@ def check_room(shape: Shape) -> None:
 
 
 @needs_triton
-def test_a_step_that_needs_more_room_is_told(process: Pool) -> None:
+def test_a_step_that_needs_more_room_is_told(process: KernelProcess) -> None:
     run_in(process, check_room, replace(SHAPE, group_size=1, kv_heads=1))

@@ -9,7 +9,6 @@ import importlib.util
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from deltaserve.device.attention import Batch
 from deltaserve.layout.dtype import DType
 from tests.device import flashinfer_reference
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_against_plain
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 
 DTYPES = (
     (DType.BFLOAT16, DType.BFLOAT16),
@@ -35,25 +34,25 @@ HALF = Shape(num_layers=1, dtype=DType.FLOAT16, kv_dtype=DType.FLOAT16, uses_fla
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Pool]:
+def process() -> Iterator[KernelProcess]:
     for process in interpreting_process():
         run_in(process, flashinfer_reference.stand_in)
         yield process
 
 
-def check(process: Pool, shape: Shape, sinks: torch.Tensor | None = None) -> None:
+def check(process: KernelProcess, shape: Shape, sinks: torch.Tensor | None = None) -> None:
     run_in(process, check_against_plain, shape, LENS, QUERIES, sinks)
 
 
 @needs_triton
 @pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 1), (1, 8), (2, 6), (16, 32), (16, 16), (64, 128)])
-def test_mixed_batch_over_page_sizes(process: Pool, page_size: int, split_tokens: int) -> None:
+def test_mixed_batch_over_page_sizes(process: KernelProcess, page_size: int, split_tokens: int) -> None:
     lens, q_lens = (LENS, QUERIES) if split_tokens > 1 else ((40, 1, 17), (1, 1, 17))
     run_in(process, check_against_plain, replace(HALF, page_size=page_size, split_tokens=split_tokens), lens, q_lens)
 
 
 @needs_triton
-def test_layers_lie_one_behind_the_other(process: Pool) -> None:
+def test_layers_lie_one_behind_the_other(process: KernelProcess) -> None:
     check(process, replace(HALF, num_layers=3, split_tokens=64))
 
 
@@ -61,31 +60,31 @@ def test_layers_lie_one_behind_the_other(process: Pool) -> None:
 @pytest.mark.parametrize(
     ("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (2, 2, 64), (1, 7, 128), (2, 3, 128), (1, 4, 256)]
 )
-def test_mixed_batch_over_head_shapes(process: Pool, kv_heads: int, group_size: int, head_dim: int) -> None:
+def test_mixed_batch_over_head_shapes(process: KernelProcess, kv_heads: int, group_size: int, head_dim: int) -> None:
     check(process, replace(HALF, split_tokens=64, kv_heads=kv_heads, group_size=group_size, head_dim=head_dim))
 
 
 @needs_triton
 @pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
-def test_mixed_batch_over_dtypes(process: Pool, dtype: DType, kv_dtype: DType) -> None:
+def test_mixed_batch_over_dtypes(process: KernelProcess, dtype: DType, kv_dtype: DType) -> None:
     check(process, replace(HALF, dtype=dtype, kv_dtype=kv_dtype))
 
 
 @needs_triton
 @pytest.mark.parametrize("window_len", [1, 5, 63, 100, 1000])
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
-def test_windows_and_sinks(process: Pool, window_len: int, sinks: torch.Tensor | None) -> None:
+def test_windows_and_sinks(process: KernelProcess, window_len: int, sinks: torch.Tensor | None) -> None:
     check(process, replace(HALF, window_len=window_len), sinks)
     check(process, replace(HALF, page_size=1, split_tokens=20, window_len=window_len), sinks)
 
 
 @needs_triton
-def test_sinks_where_everything_is_seen(process: Pool) -> None:
+def test_sinks_where_everything_is_seen(process: KernelProcess) -> None:
     check(process, HALF, SINKS)
 
 
 @needs_triton
-def test_long_queries_in_pieces_of_several_splits(process: Pool) -> None:
+def test_long_queries_in_pieces_of_several_splits(process: KernelProcess) -> None:
     shape = replace(HALF, kv_heads=1)
     run_in(process, check_against_plain, shape, (700, 300), (100, 200))
     run_in(process, check_against_plain, replace(shape, window_len=150), (700, 300), (100, 200))
@@ -94,7 +93,7 @@ def test_long_queries_in_pieces_of_several_splits(process: Pool) -> None:
 @needs_triton
 @pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
 @pytest.mark.parametrize("window_len", [None, 100])
-def test_shared_splits(process: Pool, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
+def test_shared_splits(process: KernelProcess, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
     """Of rows whose windows begin in different splits, and of extends beside decoding rows."""
     shape = replace(HALF, split_tokens=64, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len)
     lens, common, q_lens = (210, 193, 140, 222, 209, 201), (0, 192, 128, 192, 192, 192), (1, 1, 3, 1, 16, 1)
@@ -112,7 +111,7 @@ def check_rounding() -> None:
 
 
 @needs_triton
-def test_the_difference_in_float16_is_what_is_promised(process: Pool) -> None:
+def test_the_difference_in_float16_is_what_is_promised(process: KernelProcess) -> None:
     """As far as partial results in 16 bits and our merge make one."""
     run_in(process, check_rounding)
 
@@ -141,7 +140,7 @@ def check_plans() -> None:
 
 
 @needs_triton
-def test_a_step_is_planned_once_and_two_may_take_turns(process: Pool) -> None:
+def test_a_step_is_planned_once_and_two_may_take_turns(process: KernelProcess) -> None:
     run_in(process, check_plans)
 
 
@@ -156,13 +155,13 @@ def check_refusals() -> None:
 
 
 @needs_triton
-def test_queries_of_another_step_or_type_are_refused(process: Pool) -> None:
+def test_queries_of_another_step_or_type_are_refused(process: KernelProcess) -> None:
     run_in(process, check_refusals)
 
 
 @needs_triton
 @pytest.mark.parametrize("seed", range(8))
-def test_random_worlds(process: Pool, seed: int) -> None:
+def test_random_worlds(process: KernelProcess, seed: int) -> None:
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 16, 64])
     dtype, kv_dtype = rng.choice(DTYPES)

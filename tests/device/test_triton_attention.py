@@ -7,7 +7,6 @@ The interpreter takes milliseconds for what a GPU does in microseconds: worlds a
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.pool import Pool
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from deltaserve.device.attention import Batch, Query
 from deltaserve.layout.dtype import DType
 from tests.device.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
 from tests.device.compiled_kernels import Target, compiled_sizes
-from tests.device.triton_process import compiling_process, interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, compiling_process, interpreting_process, needs_triton, run_in
 
 pytestmark = needs_triton
 
@@ -36,22 +35,22 @@ ONE_LAYER = Shape(num_layers=1, uses_triton=True)
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Pool]:
+def process() -> Iterator[KernelProcess]:
     yield from interpreting_process()
 
 
-def check(process: Pool, shape: Shape, sinks: torch.Tensor | None = None) -> None:
+def check(process: KernelProcess, shape: Shape, sinks: torch.Tensor | None = None) -> None:
     run_in(process, check_against_plain, shape, LENS, QUERIES, sinks)
 
 
 @pytest.mark.parametrize(("page_size", "split_tokens"), [(1, 1), (1, 8), (16, 32), (64, 128)])
-def test_mixed_batch_over_page_sizes(process: Pool, page_size: int, split_tokens: int) -> None:
+def test_mixed_batch_over_page_sizes(process: KernelProcess, page_size: int, split_tokens: int) -> None:
     shape = replace(ONE_LAYER, page_size=page_size, split_tokens=split_tokens)
     lens, q_lens = (LENS, QUERIES) if split_tokens > 1 else ((40, 1, 17), (1, 1, 17))
     run_in(process, check_against_plain, shape, lens, q_lens)
 
 
-def test_layers_lie_one_behind_the_other(process: Pool) -> None:
+def test_layers_lie_one_behind_the_other(process: KernelProcess) -> None:
     check(process, replace(ONE_LAYER, num_layers=3, split_tokens=64))
 
 
@@ -59,34 +58,34 @@ def test_layers_lie_one_behind_the_other(process: Pool) -> None:
     ("kv_heads", "group_size", "head_dim"),
     [(1, 1, 8), (2, 2, 32), (1, 4, 64), (2, 3, 80), (1, 24, 16), (1, 7, 128), (1, 1, 256)],
 )
-def test_mixed_batch_over_head_shapes(process: Pool, kv_heads: int, group_size: int, head_dim: int) -> None:
+def test_mixed_batch_over_head_shapes(process: KernelProcess, kv_heads: int, group_size: int, head_dim: int) -> None:
     shape = Shape(16, 64, 1, kv_heads, group_size, head_dim, uses_triton=True)
     check(process, shape)
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
-def test_mixed_batch_over_dtypes(process: Pool, dtype: DType, kv_dtype: DType) -> None:
+def test_mixed_batch_over_dtypes(process: KernelProcess, dtype: DType, kv_dtype: DType) -> None:
     check(process, Shape(16, 64, 1, 1, 2, 40, dtype=dtype, kv_dtype=kv_dtype, uses_triton=True))
 
 
 @pytest.mark.parametrize(("head_dim", "latent_dim"), [(40, 32), (40, 24), (576, 512)])
-def test_one_plane_that_serves_as_keys_and_values(process: Pool, head_dim: int, latent_dim: int) -> None:
+def test_one_plane_that_serves_as_keys_and_values(process: KernelProcess, head_dim: int, latent_dim: int) -> None:
     shape = Shape(16, 64, 1, 1, 4, head_dim, latent_dim=latent_dim, uses_triton=True)
     run_in(process, check_against_plain, shape, (90, 31), (1, 20))
 
 
 @pytest.mark.parametrize("window_len", [1, 5, 63, 100, 1000])
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
-def test_windows_and_sinks(process: Pool, window_len: int, sinks: torch.Tensor | None) -> None:
+def test_windows_and_sinks(process: KernelProcess, window_len: int, sinks: torch.Tensor | None) -> None:
     check(process, replace(ONE_LAYER, window_len=window_len), sinks)
     check(process, replace(ONE_LAYER, page_size=1, split_tokens=20, window_len=window_len), sinks)
 
 
-def test_sinks_where_everything_is_seen(process: Pool) -> None:
+def test_sinks_where_everything_is_seen(process: KernelProcess) -> None:
     check(process, ONE_LAYER, SINKS)
 
 
-def test_long_queries_in_pieces_of_several_splits(process: Pool) -> None:
+def test_long_queries_in_pieces_of_several_splits(process: KernelProcess) -> None:
     shape = Shape(16, 32, 1, 1, 2, 16, uses_triton=True)
     run_in(process, check_against_plain, shape, (700, 300), (100, 200))
     run_in(process, check_against_plain, replace(shape, window_len=150), (700, 300), (100, 200))
@@ -94,14 +93,14 @@ def test_long_queries_in_pieces_of_several_splits(process: Pool) -> None:
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
 @pytest.mark.parametrize("window_len", [None, 100])
-def test_sharing_keeps_bits(process: Pool, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
+def test_sharing_keeps_bits(process: KernelProcess, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
     """Of rows whose windows begin in different splits, and of extends beside decoding rows."""
     shape = Shape(16, 64, 1, 1, 2, 32, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len, uses_triton=True)
     lens, common, q_lens = (210, 193, 140, 222, 209, 201), (0, 192, 128, 192, 192, 192), (1, 1, 3, 1, 16, 1)
     run_in(process, check_sharing_keeps_bits, shape, lens, common, q_lens, SINKS[:2])
 
 
-def test_readers_of_several_tiles_keep_bits(process: Pool) -> None:
+def test_readers_of_several_tiles_keep_bits(process: KernelProcess) -> None:
     """21 rows of 4 heads: more than a tile of 16."""
     shape = Shape(16, 64, 1, 1, 4, 16, uses_triton=True)
     lens = [140 + row % 5 for row in range(21)]
@@ -122,7 +121,7 @@ def check_company(shape: Shape) -> None:
         token += query.q_len
 
 
-def test_company_changes_no_bit(process: Pool) -> None:
+def test_company_changes_no_bit(process: KernelProcess) -> None:
     run_in(process, check_company, ONE_LAYER)
 
 
@@ -138,7 +137,7 @@ def check_nan_stays_with_its_row(shape: Shape) -> None:
     assert torch.isnan(bad[1]).all()
 
 
-def test_nan_is_seen_and_stays_with_its_row(process: Pool) -> None:
+def test_nan_is_seen_and_stays_with_its_row(process: KernelProcess) -> None:
     run_in(process, check_nan_stays_with_its_row, ONE_LAYER)
 
 
@@ -156,18 +155,18 @@ def check_fp8_codes() -> None:
         torch.testing.assert_close(out[0, 0], want, rtol=0, atol=0, equal_nan=True)
 
 
-def test_every_fp8_code_reads_as_torch_reads_it(process: Pool) -> None:
+def test_every_fp8_code_reads_as_torch_reads_it(process: KernelProcess) -> None:
     run_in(process, check_fp8_codes)
 
 
-def test_offsets_beyond_two_to_the_31(process: Pool) -> None:
+def test_offsets_beyond_two_to_the_31(process: KernelProcess) -> None:
     """Elements, not only bytes: 2^31 fp8 values lie below the first page used."""
     page_bytes = 2 * 2 * 2 * 16 * 16  # layers, planes, heads, tokens, channels
     check(process, Shape(kv_dtype=DType.FP8_E4M3, first_page=2**31 // page_bytes + 5, uses_triton=True))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_worlds(process: Pool, seed: int) -> None:
+def test_random_worlds(process: KernelProcess, seed: int) -> None:
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 16, 64])
     dtype, kv_dtype = rng.choice(KV_DTYPES)
@@ -189,14 +188,20 @@ def test_random_worlds(process: Pool, seed: int) -> None:
     run_in(process, check_against_plain, shape, lens, q_lens, sinks)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_kernels_compile_for_gpus(tmp_path: Path, capability: int) -> None:
+@pytest.fixture(params=[80, 90, 100])
+def sizes(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
+    """Bytes of shared memory of each kernel for small and for large tiles; compiled outside a test's time limit."""
+    for process in compiling_process(str(tmp_path)):
+        small = run_in(process, compiled_sizes, Target(request.param, 128, 128, 4))
+        large = run_in(process, compiled_sizes, Target(request.param, 576, 512, 16))
+    return small, large
+
+
+def test_kernels_compile_for_gpus(sizes: tuple[list[int], list[int]]) -> None:
     """Ampere, Hopper and Blackwell; and their tiles fit in what a multiprocessor of the smallest (99 KiB) has.
 
     With 512 channels of values they need that of a data centre's GPU.
     """
-    for process in compiling_process(str(tmp_path)):
-        narrow = run_in(process, compiled_sizes, Target(capability, 128, 128, 4))
-        wide = run_in(process, compiled_sizes, Target(capability, 576, 512, 16))
+    narrow, wide = sizes
     assert 0 < max(narrow) <= 99 << 10
     assert 0 < max(wide) <= 163 << 10

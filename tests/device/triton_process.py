@@ -8,36 +8,50 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pytest
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-_LIMIT_S = 100.0
 Result = TypeVar("Result")
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton: pip install 'deltaserve[triton]'")
 
 
-def interpreting_process() -> Iterator[Pool]:
+@dataclass(frozen=True, slots=True)
+class KernelProcess:
+    """Runs one check after the other."""
+
+    pool: Pool
+    pid: int
+
+
+def interpreting_process() -> Iterator[KernelProcess]:
     yield from _process(_interpret)
 
 
-def compiling_process(cache: str) -> Iterator[Pool]:
+def compiling_process(cache: str) -> Iterator[KernelProcess]:
     """The kernels are compiled in it; what comes of it is kept in the folder `cache`."""
     yield from _process(_compile, cache)
 
 
-def run_in(process: Pool, check: Callable[..., Result], *args: Any) -> Result:
-    """Its error is raised here; a process that dies in the check is one that takes too long."""
-    return process.apply_async(check, args).get(_LIMIT_S)
+def run_in(process: KernelProcess, check: Callable[..., Result], *args: Any) -> Result:
+    """Its error is raised here. Nothing but the test's own limit ends a check that hangs."""
+    running = process.pool.apply_async(check, args)
+    while not running.ready():
+        running.wait(0.5)
+        assert psutil.pid_exists(process.pid), "the process died in the check"
+    return running.get()
 
 
-def _process(begin: Callable[..., None], *args: str) -> Iterator[Pool]:
-    with multiprocessing.get_context("spawn").Pool(1, begin, args) as process:
-        yield process
+def _process(begin: Callable[..., None], *args: str) -> Iterator[KernelProcess]:
+    with multiprocessing.get_context("spawn").Pool(1, begin, args) as pool:
+        pid = pool.apply(os.getpid)  # it has started: what it imports first is no part of a test's time
+        yield KernelProcess(pool, pid)
 
 
 def _interpret() -> None:

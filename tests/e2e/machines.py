@@ -19,7 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.server import PATIENCE_S, Process
+from tests.e2e.server import Process
+from tests.patience import PATIENCE_S
 
 _PREFIX = "dsnet"
 _OURS = re.compile(rf"{_PREFIX}(\d+)-\w+")

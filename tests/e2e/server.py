@@ -14,13 +14,12 @@ from typing import Any
 
 import httpx
 
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_PAGES = 400
 """Of each worker of the `shared_pair` that several files share."""
-PATIENCE_S = 120.0
-"""Far beyond what anything here takes: a test that needs it fails."""
 _BEAT_S = 0.5
 _TAIL_LINES = 40
 Json = dict[str, Any]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deltaserve.cli.main import main
-from tests.e2e.server import PATIENCE_S, Server, environment
+from tests.e2e.server import Server, environment
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 FLAGS = ("--page-size", "16", "--chunked-prefill-size", "64", "--num-pages", "256")

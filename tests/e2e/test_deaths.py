@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import PATIENCE_S, Answer, Api, Server, serving, wait_until
+from tests.e2e.server import Answer, Api, Server, serving, wait_until
 from tests.engine.server import wait_until_gone
+from tests.patience import PATIENCE_S
 
 PAGE = 4
 MAX_TRIES = 20

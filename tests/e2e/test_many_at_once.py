@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from deltaserve.bench.command import add_arguments, run
-from tests.e2e.server import PATIENCE_S, ROOT, Json, Server, serving
+from tests.e2e.server import ROOT, Json, Server, serving
+from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "recall-micro"
 

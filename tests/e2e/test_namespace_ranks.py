@@ -11,11 +11,12 @@ import pytest
 
 from deltaserve.engine.exits import Exit
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import PATIENCE_S, wait_until
+from tests.e2e.server import wait_until
 from tests.e2e.test_deaths import stream_tokens
 from tests.e2e.test_namespaces import PAGE, ROLES, STREAM_LEN, Cluster, doctor, running_cluster
 from tests.e2e.test_parity import check_batch, check_hits
 from tests.fixtures.mooncake_engines import need_mooncake
+from tests.patience import PATIENCE_S
 
 LAUNCHES = {
     "staged": (2, 1, ("--staging", "on")),

@@ -25,6 +25,7 @@ from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import in_the_middle, stream_tokens
 from tests.e2e.test_parity import check_batch, check_hits, check_lengths
+from tests.patience import PATIENCE_S
 
 DOCUMENT = ROOT / "docs" / "operations.md"
 HEADING = "## Several machines"
@@ -53,7 +54,7 @@ class Cluster(Api):
 
     def http_on(self, machine: Machine, url: str) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.keys}"}
-        return httpx.Client(base_url=url, transport=ClientOn(machine), headers=headers, timeout=120)
+        return httpx.Client(base_url=url, transport=ClientOn(machine), headers=headers, timeout=PATIENCE_S)
 
     def argv(self, role: str) -> list[str]:
         """As the document has it, for this model; small pages."""

@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.e2e.server import PATIENCE_S, Server, serving
+from tests.e2e.server import Server, serving
+from tests.patience import PATIENCE_S
 
 HI: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "You are a very helpful assistant, and brief."},

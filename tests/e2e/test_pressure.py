@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import PATIENCE_S, Answer, Server, serving
+from tests.e2e.server import Answer, Server, serving
+from tests.patience import PATIENCE_S
 
 PAGE = 16
 FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", str(PAGE))

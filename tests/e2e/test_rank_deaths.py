@@ -17,8 +17,9 @@ import pytest
 
 from deltaserve.engine.exits import Exit
 from tests.e2e.questions import RECALL_MODEL, answers_to, ask_about
-from tests.e2e.server import PATIENCE_S, Server, serving, wait_until
+from tests.e2e.server import Server, serving, wait_until
 from tests.e2e.test_deaths import stream_tokens
+from tests.patience import PATIENCE_S
 
 STREAM_LEN = 64
 

@@ -14,8 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.server import PATIENCE_S, ROOT, Server, serving, wait_until
+from tests.e2e.server import ROOT, Server, serving, wait_until
 from tests.engine.server import is_alive
+from tests.patience import PATIENCE_S
 from tests.ports import taken
 
 MODEL = ROOT / "models" / "recall-micro"

@@ -15,7 +15,8 @@ import pytest
 
 from deltaserve.layout.dtype import DType
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
-from tests.e2e.server import PATIENCE_S, Api, Process, environment, serving, wait_until
+from tests.e2e.server import Api, Process, environment, serving, wait_until
+from tests.patience import PATIENCE_S
 from tests.ports import free_port, free_ports
 
 PAGES = ("--page-size", "16")

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import PATIENCE_S, SHARED_PAGES, Server
+from tests.e2e.server import SHARED_PAGES, Server
+from tests.patience import PATIENCE_S
 
 NUM_STREAMS = 64
 MIN_ROUNDS = 3
@@ -21,7 +22,7 @@ WARM_UP_S = 3.0
     "duration_s",
     [
         pytest.param(10.0, id="short"),
-        pytest.param(300.0, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(500)]),
+        pytest.param(300.0, id="long", marks=pytest.mark.slow),
     ],
 )
 def test_streams_leave_nothing_behind(tiny_models: Path, shared_pair: Server, duration_s: float) -> None:

@@ -16,11 +16,10 @@ from typing import Any
 
 from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.restarts import RestartPolicy
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-PATIENCE_S = 60.0
-"""Far beyond what anything here takes: a test that needs it fails."""
 
 _OF_RESTARTS = {field.name for field in dataclasses.fields(RestartPolicy)}
 

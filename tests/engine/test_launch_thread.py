@@ -9,8 +9,7 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.step_pace import EagerPace
 from deltaserve.engine.transfer_thread import Reports
 from deltaserve.sched.plan import StepPlan, StepResult, WorkList
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 @dataclass

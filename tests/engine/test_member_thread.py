@@ -13,9 +13,7 @@ from deltaserve.engine.member_thread import ExpertMember, MemberThread
 from deltaserve.engine.transfer_thread import Reports
 from deltaserve.models.expert_group import ExpertMesh
 from deltaserve.sched.plan import StepPlan, StepResult, WorkList
-
-LIMIT_S = 60.0
-"""Nothing here takes long; a busy machine does."""
+from tests.patience import PATIENCE_S
 
 
 class Rounds:
@@ -52,13 +50,13 @@ class Worker:
         self.thread.submit(StepPlan(StepIndex(self.num_steps), (), WorkList(256)))
 
     def answer(self) -> StepResult | Reports:
-        assert select.select([self.answers.fileno()], [], [], LIMIT_S)[0]
+        assert select.select([self.answers.fileno()], [], [], PATIENCE_S)[0]
         (answer,) = self.answers.take_all()
         return answer
 
 
 def group(size: int) -> list[Worker]:
-    return [Worker(mesh) for mesh in ExpertMesh.group(size, LIMIT_S)]
+    return [Worker(mesh) for mesh in ExpertMesh.group(size, PATIENCE_S)]
 
 
 def end(workers: Sequence[Worker]) -> None:
@@ -68,7 +66,7 @@ def end(workers: Sequence[Worker]) -> None:
     for worker in workers:
         while not worker.thread.may_end():
             worker.answer()
-        assert worker.thread.stop(LIMIT_S)
+        assert worker.thread.stop(PATIENCE_S)
 
 
 def test_idle_members_join() -> None:

@@ -30,7 +30,7 @@ from deltaserve.engine.transfer_thread import TransferOrder
 from deltaserve.link.rank_link import RankSilent, RankSockets
 from deltaserve.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues, WorkList
 from deltaserve.transfer.rank_chain import LogEnd, RankLogError
-from tests.engine.server import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**64 - 1),

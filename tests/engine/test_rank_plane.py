@@ -36,14 +36,14 @@ from deltaserve.transfer.commands import (
 from deltaserve.transfer.endpoint import Endpoint
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
-from tests.engine.server import PATIENCE_S, wait_until
+from tests.engine.server import wait_until
+from tests.patience import PATIENCE_S
 from tests.transfer.ranked import RankedWorker
 
 P, D = PeerName("prefill-0"), PeerName("decode-0")
 TICKET = TicketId(Boot(2), Boot(1), TicketSeq(1))
 CACHE = CacheSpec(4, (PageGroup("kv", 2, 4, 8, DType.FLOAT32),))
 NUM_PAGES = 16
-LIMIT_S = 30.0
 
 
 @dataclass
@@ -88,7 +88,7 @@ class World:
         self.sockets_of_rank_1[name] = sockets.connect(folder / name)
         theirs = self._channel(self.sockets_of_rank_1[name])
         self.followers.append((RankTurns(other, theirs), theirs))
-        return RankPlane(own, [ours], LIMIT_S)
+        return RankPlane(own, [ours], PATIENCE_S)
 
     def _channel(self, socket: RankSocket) -> RankChannel:
         channel = RankChannel(socket, PATIENCE_S)
@@ -182,12 +182,12 @@ def test_every_rank_hears_that_a_ticket_is_open(is_active: bool) -> None:
 def test_a_rank_that_answers_nothing_ends_the_worker() -> None:
     with connected() as world:
         world.until(world.whole[D].is_idle)
-        world.whole[D].poll(world.fabric.now + 10 * LIMIT_S)  # it owes nothing
+        world.whole[D].poll(world.fabric.now + 10 * PATIENCE_S)  # it owes nothing
         now = world.fabric.now
         world.whole[D].perform(FencePeer(P), now)
-        world.whole[D].poll(now + LIMIT_S)
+        world.whole[D].poll(now + PATIENCE_S)
         with pytest.raises(RankLost, match="rank 1: has answered nothing for 30 s") as over:
-            world.whole[D].poll(now + LIMIT_S + 0.1)
+            world.whole[D].poll(now + PATIENCE_S + 0.1)
         assert over.value.code is Exit.RANK_ENDED
 
 

@@ -13,6 +13,7 @@ from deltaserve.link.links import Links
 from tests.engine.server import running, wait_until, wait_until_gone
 from tests.engine.test_worker import supervised
 from tests.engine.workers import Front, Worker, working
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_what_a_rank_refuses_is_the_last_word_of_the_supervisor(tmp_path: Path) 
     with running(tmp_path, [supervised(tmp_path, "decode-0", model="rank-refuses", tp_size=2)]) as server:
         reason = server.wait_for("GivenUp")["reason"]
         assert reason == "decode-0: rank 1: device cuda:1 asked for, but torch sees no CUDA device"
-        assert server.process.wait(60) == Exit.CONFIG
+        assert server.process.wait(PATIENCE_S) == Exit.CONFIG
 
 
 def test_ranks_end_with_the_supervisor(tmp_path: Path) -> None:

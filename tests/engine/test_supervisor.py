@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 from tests.engine.server import child, is_alive, running, wait_until, wait_until_gone
+from tests.patience import PATIENCE_S
 
 FRONT = child("front", "serve", "FRONT")
 DECODE = child("decode-0", "serve", "DECODE")
@@ -42,7 +43,7 @@ def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> No
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
         reason = server.wait_for("GivenUp")["reason"]
         assert "prefill-0 keeps ending (5 restarts and not ready after the last)" in reason
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         assert len(server.pids["prefill-0"]) == 6
         assert (tmp_path / "decode-0.log").read_text().count("draining") == 1
 
@@ -53,14 +54,14 @@ def test_starts_that_never_become_ready_count_however_slow_they_are(tmp_path: Pa
     with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], **options) as server:
         reason = server.wait_for("GivenUp")["reason"]
         assert reason == "prefill-0 keeps ending (3 restarts and not ready after the last)"
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         assert len(server.pids["prefill-0"]) == 4
 
 
 def test_a_first_start_that_hangs_ends_the_server_with_the_reason(tmp_path: Path) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "hang", "PREFILL")], start_timeout_s=0.2) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: not ready 0.2 s after its start"
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         assert len(server.pids["prefill-0"]) == 1
 
 
@@ -81,7 +82,7 @@ def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
     options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 4}
     with running(tmp_path, [child("prefill-0", "crash-after-ready", "PREFILL")], **options) as server:
         server.wait_for("GivenUp")
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         assert len(server.pids["prefill-0"]) == 5
 
 
@@ -95,21 +96,21 @@ def test_a_start_is_told_the_last_number_of_the_one_before_it(tmp_path: Path) ->
 def test_a_config_error_is_one_line_and_no_restart(tmp_path: Path) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "refuse", "PREFILL")]) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: page_size 3: not a power of two"
-        assert server.process.wait(60) == 2
+        assert server.process.wait(PATIENCE_S) == 2
         assert len(server.pids["prefill-0"]) == 1
 
 
 def test_exit_code_2_without_a_word_shows_the_last_line(tmp_path: Path) -> None:
     with running(tmp_path, [child("prefill-0", "bare-exit-2", "PREFILL")]) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: port 80: permission denied"
-        assert server.process.wait(60) == 2
+        assert server.process.wait(PATIENCE_S) == 2
 
 
 def test_a_program_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
     absent = {"name": "prefill-0", "kind": "PREFILL", "argv": ["/nonexistent/program"]}
     with running(tmp_path, [FRONT, absent]) as server:
         assert "cannot start /nonexistent/program" in server.wait_for("GivenUp")["reason"]
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
 
 
 def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from deltaserve.transfer.endpoint import Endpoint, EndpointConfig
 from deltaserve.transport.base import TransportError
 from deltaserve.transport.loopback import Fabric, Fate, LoopbackTransport
 from deltaserve.wire.messages import RegionInfo
-from tests.engine.server import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 WRITER, READER = PeerName("prefill-0"), PeerName("decode-0")
 GROUP = PageGroup("kv", 2, 1, 8, DType.FLOAT32)

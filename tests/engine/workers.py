@@ -16,7 +16,8 @@ from deltaserve.engine.worker_spec import WorkerSpec, write_spec
 from deltaserve.layout.dtype import DType
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope, Finished, PeerAddress, Submit, Tokens
-from tests.engine.server import PATIENCE_S, PROGRAMS, environment
+from tests.engine.server import PROGRAMS, environment
+from tests.patience import PATIENCE_S
 
 SECRET = b"0123456789abcdef" * 3
 ECHO = (sys.executable, str(PROGRAMS / "echo_worker.py"))

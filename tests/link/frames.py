@@ -8,10 +8,7 @@ from contextlib import suppress
 from deltaserve.base.ids import PeerName
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope, Heartbeat, Message, PeerAddress
-
-PATIENCE_S = 20.0
-"""Far beyond what anything here takes: a test that needs it fails."""
-
+from tests.patience import PATIENCE_S
 
 MakeLinks = Callable[..., Links]
 """The fixture that makes links and closes them after the test."""

@@ -10,7 +10,8 @@ from deltaserve.link.aio import AsyncLinks
 from deltaserve.link.limits import LinkLimits
 from deltaserve.link.links import Links
 from deltaserve.wire.messages import Envelope
-from tests.link.frames import PATIENCE_S, address, envelope, receive, send_garbage
+from tests.link.frames import address, envelope, receive, send_garbage
+from tests.patience import PATIENCE_S
 
 WORKER, FRONT = PeerName("decode-0"), PeerName("front")
 

@@ -5,7 +5,8 @@ import time
 from deltaserve.base.ids import PeerName
 from deltaserve.link.limits import LinkLimits
 from deltaserve.link.links import Links
-from tests.link.frames import DECODE, PATIENCE_S, PREFILL, MakeLinks, address, connect, envelope, receive
+from tests.link.frames import DECODE, PREFILL, MakeLinks, address, connect, envelope, receive
+from tests.patience import PATIENCE_S
 
 
 def until_broken(links: Links) -> list[PeerName]:

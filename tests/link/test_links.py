@@ -15,7 +15,6 @@ from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import Cancel, Offer, PeerAddress
 from tests.link.frames import (
     DECODE,
-    PATIENCE_S,
     PREFILL,
     MakeLinks,
     address,
@@ -25,6 +24,7 @@ from tests.link.frames import (
     receive,
     send_garbage,
 )
+from tests.patience import PATIENCE_S
 
 FRONT = PeerName("front")
 
@@ -320,7 +320,7 @@ def test_one_large_frame_passes_an_empty_outbox_and_room_comes_back(make_links: 
     listener, dialer = connect(make_links, limits=LinkLimits(outbox_bytes=1 << 20))
     for i, size in enumerate((8 << 20, 1 << 20) * 3):
         # ZeroMQ says a frame is gone some time after the other side has it: only then is there room.
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + PATIENCE_S
         while not dialer.send(PREFILL, envelope(DECODE, big_offer(size), boot=i)):
             assert time.monotonic() < deadline
             dialer.wait(0.01)

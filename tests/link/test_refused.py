@@ -9,7 +9,8 @@ import pytest
 from deltaserve.link.limits import LinkLimits
 from deltaserve.link.links import Links
 from deltaserve.link.security import LinkSecurity
-from tests.link.frames import DECODE, PATIENCE_S, PREFILL, Hands, MakeLinks, address, envelope, receive
+from tests.link.frames import DECODE, PREFILL, Hands, MakeLinks, address, envelope, receive
+from tests.patience import PATIENCE_S
 
 AT_ONCE = LinkLimits(redial_s=0.1, silence_s=0.5)
 OURS, THEIRS = (LinkSecurity.from_cluster_key(byte * 32) for byte in (b"o", b"t"))

@@ -18,9 +18,7 @@ from deltaserve.models.collective import Alone, ProcessCollective, ThreadCollect
 from deltaserve.models.nccl import NcclCollective
 from deltaserve.models.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
 from tests.models.collective_rank import DTYPES, part_of, try_all
-
-LIMIT_S = 600.0
-"""Nothing here takes long; a busy machine does."""
+from tests.patience import PATIENCE_S
 
 
 def check_all(by_rank: list[dict[str, Tensor]]) -> None:
@@ -57,7 +55,7 @@ def test_alone() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_threads(size: int) -> None:
-    results = on_threads(size, LIMIT_S, try_all)
+    results = on_threads(size, PATIENCE_S, try_all)
     check_all([result for result in results if isinstance(result, dict)])
 
 
@@ -68,7 +66,7 @@ def test_threads_hear_of_one_that_leaves() -> None:
         else:
             collective.all_reduce(torch.ones(2))
 
-    results = on_threads(3, LIMIT_S, work)
+    results = on_threads(3, PATIENCE_S, work)
     assert [type(result) for result in results] == [CollectiveError, type(None), CollectiveError]
 
 
@@ -82,7 +80,7 @@ def test_processes_get_the_same_and_hear_of_one_that_dies(tmp_path: Path) -> Non
     """Long before the time limit: its connections end."""
     size = 3
     command = [sys.executable, "-m", "tests.models.collective_rank"]
-    words = [[str(word) for word in (rank, size, tmp_path, LIMIT_S)] for rank in range(size)]
+    words = [[str(word) for word in (rank, size, tmp_path, PATIENCE_S)] for rank in range(size)]
     processes = [subprocess.Popen([*command, *of_rank], stdout=subprocess.PIPE, text=True) for of_rank in words]
     outputs = [process.stdout for process in processes if process.stdout is not None]
     assert [output.readline() for output in outputs] == ["saved\n"] * size
@@ -95,7 +93,9 @@ def test_processes_get_the_same_and_hear_of_one_that_dies(tmp_path: Path) -> Non
 
 def meet(size: int, folder: Path) -> list[RankMesh]:
     with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(lambda rank: RankMesh.join(Shard(rank, size), folder / "meet", LIMIT_S), range(size)))
+        return list(
+            threads.map(lambda rank: RankMesh.join(Shard(rank, size), folder / "meet", PATIENCE_S), range(size))
+        )
 
 
 def test_more_than_fits_one_exchange_goes_in_pieces(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_nothing_is_exchanged_of_nothing(tmp_path: Path) -> None:
 def test_a_process_does_not_wait_for_ever(tmp_path: Path) -> None:
     """For a rank that is there and takes no part, as a stopped one."""
     first, second = meet(2, tmp_path)
-    first.limit(0.2)  # less than LIMIT_S, and a busy machine might not have joined
+    first.limit(0.2)  # less than PATIENCE_S, and a busy machine might not have joined
     with pytest.raises(CollectiveError, match="did not come in time"):
         ProcessCollective(first).all_reduce(torch.ones(2))
     assert second.shard == Shard(1, 2)

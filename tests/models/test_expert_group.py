@@ -13,9 +13,7 @@ from torch import Tensor
 from deltaserve.layout.shard import Shard
 from deltaserve.models.expert_group import ExpertMesh
 from deltaserve.models.rank_mesh import SLOT_BYTES, CollectiveError
-
-LIMIT_S = 600.0
-"""Nothing here takes long; a busy machine does."""
+from tests.patience import PATIENCE_S
 
 
 def together(meshes: Sequence[ExpertMesh], work: Callable[[ExpertMesh], object]) -> list[object]:
@@ -47,12 +45,12 @@ def test_every_row_arrives(rows: list[list[int]]) -> None:
         return True
 
     assert max(map(sum, SIZES["large"])) * 66 > 5 * SLOT_BYTES
-    assert together(ExpertMesh.group(3, LIMIT_S), work) == [True] * 3
+    assert together(ExpertMesh.group(3, PATIENCE_S), work) == [True] * 3
 
 
 def test_processes_meet_where_a_former_group_has_met(tmp_path: Path) -> None:
     def work(rank: int) -> list[Tensor]:
-        mesh = ExpertMesh.join(Shard(rank, 3), tmp_path / "experts", LIMIT_S)
+        mesh = ExpertMesh.join(Shard(rank, 3), tmp_path / "experts", PATIENCE_S)
         return mesh.all_to_all([part(rank, target, 2, 4) for target in range(3)])
 
     for _ in range(2):
@@ -63,7 +61,7 @@ def test_processes_meet_where_a_former_group_has_met(tmp_path: Path) -> None:
 
 
 def test_a_member_sees_that_a_round_has_begun() -> None:
-    first, second = ExpertMesh.group(2, LIMIT_S)
+    first, second = ExpertMesh.group(2, PATIENCE_S)
     assert not second.has_begun()
     with ThreadPoolExecutor(1) as thread:
         going_on = thread.submit(first.all_to_all, [part(0, target, 2, 4) for target in range(2)])
@@ -76,7 +74,7 @@ def test_a_member_sees_that_a_round_has_begun() -> None:
 
 def test_members_end_when_all_are_done() -> None:
     """Until then one that is done takes part in what the others compute."""
-    first, second = ExpertMesh.group(2, LIMIT_S)
+    first, second = ExpertMesh.group(2, PATIENCE_S)
     first.say_done()
     assert not second.has_begun()
     assert not first.is_over
@@ -92,7 +90,7 @@ def test_members_end_when_all_are_done() -> None:
 
 
 def test_one_that_is_done_in_the_middle_of_an_exchange() -> None:
-    first, second = ExpertMesh.group(2, LIMIT_S)
+    first, second = ExpertMesh.group(2, PATIENCE_S)
     first.say_done()
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
@@ -104,7 +102,7 @@ def test_one_that_is_done_in_the_middle_of_an_exchange() -> None:
 @pytest.mark.parametrize("is_done", [False, True])
 def test_one_that_ends_is_missed_at_once(is_done: bool) -> None:
     """One that is done still holds experts."""
-    first, second, third = ExpertMesh.group(3, LIMIT_S)
+    first, second, third = ExpertMesh.group(3, PATIENCE_S)
     if is_done:
         third.say_done()
     del third
@@ -126,7 +124,7 @@ def test_one_that_does_not_come_is_not_waited_for_for_ever() -> None:
 
 
 def test_members_that_compute_other_layers_are_found_out() -> None:
-    first, second = ExpertMesh.group(2, LIMIT_S)
+    first, second = ExpertMesh.group(2, PATIENCE_S)
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
     second._number += 1

@@ -35,29 +35,39 @@ def build(source: Path, program: Path, *more: str) -> subprocess.CompletedProces
     return run([*find_compiler(), *FLAGS, "-I", str(SOURCES), str(source), *more, "-o", str(program)])
 
 
-@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.stem)
-def test_against_plain_arithmetic(driver: Path, tmp_path: Path) -> None:
+@pytest.fixture(params=DRIVERS, ids=lambda driver: driver.stem)
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A driver linked with the library of this tree."""
     compiled_library()
-    library, program = SOURCES / LIBRARY_NAME, tmp_path / "fuzz"
-    built = build(driver, program, str(library), f"-Wl,-rpath,{SOURCES}")
+    built = build(request.param, tmp_path / "fuzz", str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
     assert not built.returncode, built.stderr
+    return tmp_path / "fuzz"
+
+
+def test_against_plain_arithmetic(program: Path) -> None:
     done = run([str(program), "40"])
     assert (done.returncode, done.stdout) == (0, "40 batches\n"), done.stderr
 
 
-@pytest.mark.timeout(3000)
-def test_no_step_beyond_an_array(tmp_path: Path) -> None:
-    (tmp_path / "nothing.cpp").write_text("int main() { return 0; }\n")
+@pytest.fixture(scope="module")
+def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The drivers with a library, all under the sanitizers. Skips where those do not build or run."""
+    folder = tmp_path_factory.mktemp("sanitizers")
+    (folder / "nothing.cpp").write_text("int main() { return 0; }\n")
     try:
-        built = build(tmp_path / "nothing.cpp", tmp_path / "nothing", *CHECKED)
+        built = build(folder / "nothing.cpp", folder / "nothing", *CHECKED)
     except CannotCompile as error:
         pytest.skip(str(error))
-    if built.returncode or run([str(tmp_path / "nothing")]).returncode:
+    if built.returncode or run([str(folder / "nothing")]).returncode:
         pytest.skip("programs with AddressSanitizer and UBSan do not build or run here")
-    compile_library(tmp_path / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
+    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
     for driver in DRIVERS:
-        program = tmp_path / driver.stem
-        built = build(driver, program, *CHECKED, str(tmp_path / LIBRARY_NAME), f"-Wl,-rpath,{tmp_path}")
+        built = build(driver, folder / driver.stem, *CHECKED, str(folder / LIBRARY_NAME), f"-Wl,-rpath,{folder}")
         assert not built.returncode, built.stderr
+    return [folder / driver.stem for driver in DRIVERS]
+
+
+def test_no_step_beyond_an_array(checked_programs: list[Path]) -> None:
+    for program in checked_programs:
         done = run([str(program), "30"])
         assert (done.returncode, done.stdout) == (0, "30 batches\n"), done.stderr[-4000:]

@@ -16,9 +16,7 @@ from deltaserve.native.core_share import CoreShare
 from deltaserve.native.native_library import NativeContext
 from tests.native.native_build import compiled_library, native_context
 from tests.native.test_native_product import is_native
-
-PATIENCE_S = 20.0
-"""Far beyond what anything here takes: a test that needs it fails."""
+from tests.patience import PATIENCE_S
 
 
 def share(path: Path, place: int, num_cores: int = 2, own_threads: int = 1) -> CoreShare:

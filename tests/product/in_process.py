@@ -41,7 +41,8 @@ from deltaserve.transfer.endpoint import EndpointConfig
 from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.transport.loopback import Fabric, Fate, Part
 from deltaserve.wire.messages import RegionInfo
-from tests.runner.world import COLLECTIVE_TIMEOUT_S, TOLERANCE, reference_logprobs
+from tests.patience import PATIENCE_S
+from tests.runner.world import TOLERANCE, reference_logprobs
 
 PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName("unified-0")
 NUM_TOP = 5
@@ -105,7 +106,7 @@ class TorchWorker(SimWorker):
         sizes = ExecutorSizes(config.num_pages, config.max_running_requests, config.max_context_len)
         executors = [
             TorchExecutor.load(folder, spec, config.cache, sizes, partners=Partners(collective, mesh))
-            for collective in ThreadCollective.group(config.tp_size, COLLECTIVE_TIMEOUT_S)
+            for collective in ThreadCollective.group(config.tp_size, PATIENCE_S)
         ]
         self.computing = TorchRanks(executors)
         self.executor = self.computing  # type: ignore[assignment]
@@ -230,7 +231,7 @@ class Product:
         self.group = SimExpertGroup(setup.members, self._compute_round)
         self.joint_rounds = 0
         """Rounds in which several members had something to compute."""
-        meshes = ExpertMesh.group(setup.members, COLLECTIVE_TIMEOUT_S) if setup.members > 1 else (None,)
+        meshes = ExpertMesh.group(setup.members, PATIENCE_S) if setup.members > 1 else (None,)
         workers = [(PREFILL, Role.PREFILL, prefill_ranks)]
         workers += [(member_name(index), Role.DECODE, decode_ranks) for index in range(setup.members)]
         if setup.is_unified:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deltaserve.base.errors import StateError
 from deltaserve.transfer.ring import ALIGNMENT, RingLease, RingPosition, StagingRing, StagingTooSmall
 
-PATIENCE_S = 8.0
+RING_WAIT_S = 8.0
 OWNERS = st.integers(0, 9)
 
 
@@ -18,7 +18,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @initialize(units=st.integers(1, 12))
     def start(self, units: int) -> None:
-        self.ring: StagingRing[int] = StagingRing(units * ALIGNMENT, PATIENCE_S, "--staging-memory")
+        self.ring: StagingRing[int] = StagingRing(units * ALIGNMENT, RING_WAIT_S, "--staging-memory")
         self.units: list[int | None] = [None] * units
         self.waiting: dict[int, tuple[int, float]] = {}
         self.lost: set[int] = set()
@@ -61,7 +61,7 @@ class RingMachine(RuleBasedStateMachine):
         elif is_waiting:
             assert lease is None
         elif lease is not None:
-            assert all(self.now < since + PATIENCE_S / 2 for _, since in self.waiting.values())
+            assert all(self.now < since + RING_WAIT_S / 2 for _, since in self.waiting.values())
             self.take(owner, num_bytes, lease)
         else:
             assert not was_empty or self.waiting
@@ -109,7 +109,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule()
     def give_up(self) -> None:
         in_vain = {owner for owner, (num_bytes, _) in self.waiting.items() if not self.could_fit(num_bytes)}
-        late = {owner for owner, (_, since) in self.waiting.items() if self.now >= since + PATIENCE_S}
+        late = {owner for owner, (_, since) in self.waiting.items() if self.now >= since + RING_WAIT_S}
         given_up = self.ring.give_up(self.now)
         assert [over.owner for over in given_up] == [owner for owner in self.waiting if owner in late | in_vain]
         for over in given_up:

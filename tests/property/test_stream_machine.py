@@ -21,6 +21,7 @@ from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason
 from tests.fixtures.text_folder import VOCAB, write_text_folder
+from tests.patience import PATIENCE_S
 from tests.server.corpus import MODEL, completion
 from tests.server.oracle import OracleEngine, usage_of
 
@@ -97,7 +98,7 @@ def ask(app: Starlette, reader: Reader) -> None:
     }  # fmt: skip
 
     async def run() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await app(scope, reader.receive, reader.send)
 
     asyncio.run(run())

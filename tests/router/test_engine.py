@@ -17,7 +17,8 @@ from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig
 from deltaserve.routing.front_core import FrontCore
 from deltaserve.wire.messages import Cancel, Facts, Finish, FinishReason, Flush, Hello, Submit
-from tests.router.worker import FRONT, PATIENCE_S, ScriptedWorker, until
+from tests.patience import PATIENCE_S
+from tests.router.worker import FRONT, ScriptedWorker, until
 from tests.routing.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room
 
 

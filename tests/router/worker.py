@@ -21,10 +21,10 @@ from deltaserve.wire.messages import (
     Tokens,
     Usage,
 )
+from tests.patience import PATIENCE_S
 from tests.routing.cluster import COMPAT, facts, role_of, status
 
 FRONT = PeerName("front")
-PATIENCE_S = 20.0
 _M = TypeVar("_M")
 
 

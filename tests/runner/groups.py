@@ -9,7 +9,8 @@ from deltaserve.models.expert_group import ExpertMesh
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.shard_rules import ExpertPlacement
 from deltaserve.sched.plan import StepPlan, StepResult
-from tests.runner.world import COLLECTIVE_TIMEOUT_S, Driver
+from tests.patience import PATIENCE_S
+from tests.runner.world import Driver
 
 
 class MemberDriver(Driver):
@@ -45,7 +46,7 @@ class GroupDriver:
 
     def __init__(self, path: Path, size: int) -> None:
         self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
-        self.members = [MemberDriver(path, self, mesh) for mesh in ExpertMesh.group(size, COLLECTIVE_TIMEOUT_S)]
+        self.members = [MemberDriver(path, self, mesh) for mesh in ExpertMesh.group(size, PATIENCE_S)]
 
     def round(self, plans: Mapping[int, StepPlan]) -> StepResult:
         """The result of the first of `plans` (member |-> plan). The others compute what they have left, or nothing."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from deltaserve.base.ids import RowId
 from deltaserve.layout.dtype import DType
 from deltaserve.sched.plan import SharedRun
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.runner.world import (
     Driver,
@@ -45,16 +46,20 @@ def test_generation(tiny_models: Path, name: str, driver: type[Driver]) -> None:
     check_generation(driver(tiny_models / name), tiny_models / name)
 
 
+@pytest.fixture
+def process() -> Iterator[KernelProcess]:
+    yield from interpreting_process()
+
+
 def check_triton(path: Path) -> None:
     check_generation(TritonDriver(path), path, num_decode=3)
 
 
 @needs_triton
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
-def test_generation_with_kernels_for_gpus(tiny_models: Path, name: str) -> None:
+def test_generation_with_kernels_for_gpus(process: KernelProcess, tiny_models: Path, name: str) -> None:
     """By Triton's interpreter: windows and sinks, layers that see everything, latents."""
-    for process in interpreting_process():
-        run_in(process, check_triton, tiny_models / name)
+    run_in(process, check_triton, tiny_models / name)
 
 
 def test_a_checkpoint_in_bfloat16_computed_in_float32(tiny_models: Path) -> None:

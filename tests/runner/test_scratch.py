@@ -1,5 +1,6 @@
 """What is counted for the scratch memory of a step is at least what the step keeps."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from deltaserve.models.model_spec import ModelSpec
 from deltaserve.runner.scratch import LOGPROB_POSITIONS, attention_bytes, kernel_bytes, scratch_bytes
 from tests.device import flashinfer_reference
 from tests.device.attention_world import Shape, World
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 
 SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
 
@@ -75,6 +76,11 @@ def test_attention_over_windows_keeps_no_more_than_is_counted(
     assert 0 < world.backend.scratch_bytes <= attention_bytes(replace(spec, layers=layers), SIZES)
 
 
+@pytest.fixture
+def process() -> Iterator[KernelProcess]:
+    yield from interpreting_process()
+
+
 def check_kernels(spec: ModelSpec) -> None:
     sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
     steps = (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64]))
@@ -93,9 +99,8 @@ def check_kernels(spec: ModelSpec) -> None:
 
 
 @needs_triton
-def test_kernels_for_gpus_keep_no_more_than_is_counted(spec: ModelSpec) -> None:
-    for process in interpreting_process():
-        run_in(process, check_kernels, spec)
+def test_kernels_for_gpus_keep_no_more_than_is_counted(process: KernelProcess, spec: ModelSpec) -> None:
+    run_in(process, check_kernels, spec)
 
 
 def check_flashinfer(spec: ModelSpec) -> None:
@@ -112,9 +117,8 @@ def check_flashinfer(spec: ModelSpec) -> None:
 
 
 @needs_triton
-def test_flashinfer_keeps_no_more_than_is_counted(spec: ModelSpec) -> None:
-    for process in interpreting_process():
-        run_in(process, check_flashinfer, spec)
+def test_flashinfer_keeps_no_more_than_is_counted(process: KernelProcess, spec: ModelSpec) -> None:
+    run_in(process, check_flashinfer, spec)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -3,7 +3,6 @@ the bit; and which steps those are."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from deltaserve.models.decoder import Hidden
 from deltaserve.runner.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.runner.step_graphs import StepGraphs, bucket_of
 from tests.device.step_tape import StepTape
-from tests.device.triton_process import interpreting_process, needs_triton, run_in
+from tests.device.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.runner.replaying import (
     DECODING,
     NUM_RECORDED,
@@ -34,7 +33,7 @@ from tests.runner.world import Driver
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Pool]:
+def process() -> Iterator[KernelProcess]:
     yield from interpreting_process()
 
 
@@ -50,13 +49,13 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
 
 
 @needs_triton
-def test_replays_compute_what_steps_do(process: Pool, tiny_models: Path) -> None:
+def test_replays_compute_what_steps_do(process: KernelProcess, tiny_models: Path) -> None:
     """Launched ahead of the tokens that they begin with, or not, and whether rows share what they read or not."""
     run_in(process, check_replays, tiny_models / "llama", (ReplayingDriver, RecordingDriver))
 
 
 @needs_triton
-def test_replays_over_windows(process: Pool, tiny_models: Path) -> None:
+def test_replays_over_windows(process: KernelProcess, tiny_models: Path) -> None:
     """And of embeddings that are scaled."""
     run_in(process, check_replays, tiny_models / "gemma3_text", (ReplayingDriver,))
 
@@ -103,7 +102,7 @@ def _forward(decoder: Any, attention: Sequence[StepAttention]) -> None:
 
 
 @needs_triton
-def test_experts_would_wait_for_the_device(process: Pool, tiny_models: Path) -> None:
+def test_experts_would_wait_for_the_device(process: KernelProcess, tiny_models: Path) -> None:
     run_in(process, check_experts_cannot_be_recorded, tiny_models / "qwen3_moe")
 
 

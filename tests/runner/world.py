@@ -38,12 +38,12 @@ from deltaserve.sched.plan import (
     TokenValues,
     WorkList,
 )
+from tests.patience import PATIENCE_S
 
 VOCAB_SIZE = 272
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=VOCAB_SIZE, prompt_logprobs=VOCAB_SIZE)
 """Greedy, with the whole distribution as logprobs."""
 TOLERANCE = 2e-3
-COLLECTIVE_TIMEOUT_S = 120.0
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
@@ -184,7 +184,7 @@ class RankDriver(Driver):
     ) -> None:
         self._placement = placement
         Driver.__init__(self, path, page_size, dtype=dtype)
-        self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, COLLECTIVE_TIMEOUT_S)]
+        self.ranks = [self._load(collective) for collective in ThreadCollective.group(tp_size, PATIENCE_S)]
         for rank in self.ranks:
             self._spoil(rank)
         self._threads = [ThreadPoolExecutor(1) for _ in self.ranks]

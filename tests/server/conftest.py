@@ -17,6 +17,7 @@ from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from tests.fixtures.text_folder import write_text_folder
+from tests.patience import PATIENCE_S
 from tests.server.oracle import OracleEngine
 
 MODEL = "tiny"
@@ -117,7 +118,7 @@ class Live:
         reader, writer = await self.connect()
         writer.write(data)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 return await reader.read()
         finally:
             writer.close()
@@ -143,6 +144,6 @@ async def live(codec: TextCodec, engine: OracleEngine, settings: ServerSettings)
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something another task brings about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)

@@ -7,6 +7,7 @@ import pytest
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Served, served
 from tests.server.corpus import CASES, JSON, Case, completion
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER
@@ -15,8 +16,6 @@ from tests.server.raw_corpus import RAW_CASES
 
 pytestmark = pytest.mark.anyio
 MAX_ECHO = 80
-MAX_S = 20.0
-"""A case that takes this long hangs."""
 PLAIN_CASES = [*CASES, *MORE_CASES]
 
 
@@ -40,7 +39,7 @@ def check_error(body: dict[str, object], code: str, param: str | None, sent: byt
 
 
 async def _check(server: Served, case: Case) -> None:
-    async with asyncio.timeout(MAX_S):
+    async with asyncio.timeout(PATIENCE_S):
         reply = await server.client.request(case.method, case.path, content=case.body, headers=dict(case.headers))
     assert reply.status_code == case.status, reply.text[:300]
     assert reply.headers["content-type"] == "application/json"

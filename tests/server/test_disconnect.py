@@ -13,6 +13,7 @@ from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings, StreamTimes
 from deltaserve.server.stream import OpenRooms
 from deltaserve.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine
@@ -104,7 +105,7 @@ async def test_leaving_a_stream_at_any_message(
     for _ in range(60):
         await asyncio.sleep(0)
     client.leave()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await serving
     _check_nothing_left(app, engine)
 
@@ -119,7 +120,7 @@ async def test_leaving_while_a_whole_answer_is_made(codec: TextCodec, free_token
     for _ in range(60):
         await asyncio.sleep(0)
     client.leave()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await serving
     assert len(engine.cancelled) == num_samples
     assert b"deltaserve_clients_gone_total 1.0" in app.state.front.metrics.text()
@@ -127,7 +128,7 @@ async def test_leaving_while_a_whole_answer_is_made(codec: TextCodec, free_token
 
 
 async def _check_cut(app: Starlette, engine: OracleEngine, client: Client) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await app(client.scope(), client.receive, client.send)
     assert client.aborted
     assert len(engine.cancelled) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Live, live
 from tests.server.corpus import CASES, Case
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER
@@ -16,8 +17,6 @@ from tests.server.test_corpus import check_error
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL, port=0, grace_s=5.0)
-MAX_S = 20.0
-"""A case that takes this long hangs."""
 LARGE_BYTES = 1 << 20
 """Larger ones are sent once, by test_corpus: most of their time is the client's."""
 
@@ -31,7 +30,7 @@ async def _canary(server: Live, *headers: str) -> None:
 @pytest.mark.parametrize("case", RAW_CASES, ids=[case.name for case in RAW_CASES])
 async def test_refused_closed_and_nothing_smuggled(codec: TextCodec, case: RawCase) -> None:
     engine = OracleEngine()
-    async with live(codec, engine, SETTINGS) as server, asyncio.timeout(MAX_S):
+    async with live(codec, engine, SETTINGS) as server, asyncio.timeout(PATIENCE_S):
         # `talk` returns only once the server has closed the connection.
         status, headers, body = parse(await server.talk(case.data + post(BODY) + b"\r\n"))
         assert status == case.status
@@ -59,14 +58,14 @@ async def test_one_server_survives_the_whole_corpus(codec: TextCodec, num_keys: 
     own_key = [f"Authorization: Bearer {USER.secret}"]
     async with live(codec, engine, settings) as server:
         for case in cases:
-            async with asyncio.timeout(MAX_S):
+            async with asyncio.timeout(PATIENCE_S):
                 status, _, body = parse(await server.talk(_as_bytes(case)))
             assert status == case.status, case.name
             if body:
                 assert json.loads(body)["error"]["code"] == case.code, case.name
             await _canary(server, *own_key)
         for raw in RAW_CASES:
-            async with asyncio.timeout(MAX_S):
+            async with asyncio.timeout(PATIENCE_S):
                 status, _, _ = parse(await server.talk(raw.data + b"\r\n\r\n"))
             assert status == raw.status, raw.name
             await _canary(server, *own_key)

@@ -15,6 +15,7 @@ from deltaserve.base.errors import ConfigError, FailReason
 from deltaserve.server.protocol import GuardedProtocol
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Live, live, until
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine
@@ -111,7 +112,7 @@ async def test_an_endless_refused_body_is_cut(codec: TextCodec) -> None:
         _, writer = await server.connect()
         writer.write(request(*CHUNKED))
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
                     await writer.drain()
@@ -132,7 +133,7 @@ async def test_too_many_connections_get_503(codec: TextCodec) -> None:
         assert (status, _code(body)) == (503, "too_many_connections")
         for _, writer in held:
             writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while parse(await server.talk(post(BODY, "Connection: close")))[0] == 503:
                 await asyncio.sleep(0.01)
         await _canary(server)
@@ -257,7 +258,7 @@ async def test_a_stream_shows_life_before_its_first_token(codec: TextCodec, fail
     async with live(codec, engine, settings) as server:
         reader, writer = await server.connect()
         writer.write(post(completion({"stream": True}), "Connection: close"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             for _ in range(2):
                 assert await reader.readuntil(b"\r\n\n\n\r\n") == b"2\r\n\n\n\r\n"

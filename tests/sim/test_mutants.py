@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.mutation import mutated
 
@@ -35,6 +36,6 @@ def test_each_is_found(mutant: Mutant) -> None:
 
 def _finds(mutant: Mutant, first: int, num_seeds: int) -> bool:
     command = [sys.executable, "-m", "tests.sim.mutation", mutant.name, str(first), str(num_seeds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[1] != "lives"

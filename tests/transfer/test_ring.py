@@ -6,11 +6,11 @@ from deltaserve.base.errors import StateError
 from deltaserve.transfer.ring import ALIGNMENT, RingLease, RingPosition, StagingRing, StagingTooSmall
 
 UNIT = ALIGNMENT
-PATIENCE_S = 10.0
+RING_WAIT_S = 10.0
 
 
 def ring_of(units: int) -> StagingRing[str]:
-    return StagingRing(units * UNIT, PATIENCE_S, "--staging-memory")
+    return StagingRing(units * UNIT, RING_WAIT_S, "--staging-memory")
 
 
 def leased(ring: StagingRing[str], owner: str, units: int, now: float = 0.0) -> RingLease:
@@ -121,7 +121,7 @@ def test_sizes_are_rounded_to_whole_elements() -> None:
     assert ring.ask("a", 1, 0.0) == RingLease(0, 0, UNIT)
     assert ring.ask("b", UNIT + 1, 0.0) == RingLease(0, UNIT, 2 * UNIT)
     with pytest.raises(ValueError, match="multiple of 256"):
-        StagingRing[str](1000, PATIENCE_S, "--staging-memory")
+        StagingRing[str](1000, RING_WAIT_S, "--staging-memory")
 
 
 def test_larger_than_the_ring_is_refused_at_once_and_names_the_setting() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.transport.nixl import NixlOptions, environment
-from tests.transport.worlds import GIVE_UP_S, NIXL_OPTIONS
+from tests.patience import PATIENCE_S
+from tests.transport.worlds import NIXL_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "children" / "puppet.py"
@@ -70,7 +71,7 @@ class Puppet:
         self._stdin.flush()
 
     def answer(self) -> Any:
-        give_up = time.monotonic() + GIVE_UP_S
+        give_up = time.monotonic() + PATIENCE_S
         while b"\n" not in self._unread:
             assert self._selector.select(give_up - time.monotonic()), f"{self.name} does not answer"
             part = os.read(self._stdout.fileno(), 1 << 16)
@@ -98,7 +99,7 @@ class Puppet:
     def exit_code(self) -> int:
         """Tell it to end without closing its transport, and wait. Negative: killed by that signal."""
         self.start("exit")
-        code = self._process.wait(GIVE_UP_S)
+        code = self._process.wait(PATIENCE_S)
         self.kill()
         return code
 

@@ -38,7 +38,8 @@ from deltaserve.transport.mooncake_notices import NoticeSender
 from deltaserve.transport.mooncake_options import MooncakeOptions, version_problem
 from deltaserve.transport.mooncake_process import EngineProcess
 from tests.fixtures.mooncake_engines import need_mooncake
-from tests.transport.worlds import GIVE_UP_S, REGION, MooncakeWorld, Side, copy, finish, join, receive, until
+from tests.patience import PATIENCE_S
+from tests.transport.worlds import REGION, MooncakeWorld, Side, copy, finish, join, receive, until
 
 MIB = 1 << 20
 WINDOW = 32 * MIB
@@ -258,7 +259,7 @@ def test_it_listens_on_one_address_only(world: MooncakeWorld) -> None:
     assert {own.port, own.notice_port} < ports
     assert len(ports) == 3, "the library's data port as well"
     for port in ports:
-        socket.create_connection((own.host, port), GIVE_UP_S).close()
+        socket.create_connection((own.host, port), PATIENCE_S).close()
         for host in ("127.0.0.2", "::1"):
             with pytest.raises(OSError):
                 socket.create_connection((host, port), 0.2)
@@ -283,7 +284,7 @@ def test_strangers_cannot_keep_the_peer_out(world: MooncakeWorld) -> None:
     p, d = world.side("p", 64), world.side("d", 64)
     join(p, d)
     door = (card(d, p).host, card(d, p).notice_port)
-    silent = [socket.create_connection(door, GIVE_UP_S) for _ in range(100)]
+    silent = [socket.create_connection(door, PATIENCE_S) for _ in range(100)]
     write = p.transport.write(d.name, [], b"heard")
     assert finish(world, p, write) is WriteState.DONE
     assert receive(world, d) == [(p.name, b"heard")]
@@ -299,8 +300,8 @@ def test_engines_end_with_the_transport_and_with_its_process() -> None:
         "t = MooncakeTransport(MooncakeOptions()); t.open('d');"
         "print(t._engines['d'].process.pid, t._spare.pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=GIVE_UP_S)
-    give_up = time.monotonic() + GIVE_UP_S
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=PATIENCE_S)
+    give_up = time.monotonic() + PATIENCE_S
     for pid in map(int, done.stdout.split()):
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < give_up, f"engine {pid} outlives its parent"

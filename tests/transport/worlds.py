@@ -23,11 +23,10 @@ from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from tests.patience import PATIENCE_S
 
 NIXL_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
 REGION = RegionId(7)
-GIVE_UP_S = 60.0
-"""Only a hung library takes this long; no check depends on how long anything takes."""
 
 
 @dataclass(slots=True)
@@ -187,7 +186,7 @@ def copy(src: int, dst: int, num_bytes: int) -> Copy:
 
 
 def until(world: World, done: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + GIVE_UP_S
+    give_up = time.monotonic() + PATIENCE_S
     while not done():
         assert time.monotonic() < give_up, f"{what} did not happen"
         world.pause()
