@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.text.template import MAX_TEMPLATE_BYTES, ChatTemplate, TemplateError
+from deltaserve.text.template import MAX_TEMPLATE_BYTES, ChatTemplate
+from deltaserve.text.template_needs import TemplateError
 from deltaserve.text.text_codec import BrokenTemplate, SamplingDefaults, TextCodec
 from tests.fixtures.tiny_tokenizer import SPECIALS, build_tokenizer
 

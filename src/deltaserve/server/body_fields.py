@@ -90,9 +90,9 @@ class Body(BaseModel):
 
 
 class BodyPart(BaseModel):
-    """An object inside a body."""
+    """An object inside a body. Other names are kept aside as well."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
 class UnknownFields:
@@ -104,13 +104,23 @@ class UnknownFields:
 
     def ignore(self, name: str, known: Collection[str]) -> None:
         """`known`: the names that would be known there."""
+        if self._is_new(name):
+            near = get_close_matches(name[:80], known, n=1, cutoff=0.75)
+            hint = f"; did the client mean {near[0]!r}?" if near else ""
+            _log.warning("request field %r is unknown and ignored%s", name[:80], hint)
+
+    def leave_out(self, name: str) -> None:
+        """A field of a message that the model's chat template does not show."""
+        if self._is_new(name):
+            _log.warning("request field %r is ignored: the model's chat template does not show it", name[:80])
+
+    def _is_new(self, name: str) -> bool:
+        """Counts the field; whether it is to be warned of."""
         self._counter.inc()
         if name in self._warned or len(self._warned) >= MAX_FIELD_NAMES:
-            return
+            return False
         self._warned.add(name)
-        near = get_close_matches(name[:80], known, n=1, cutoff=0.75)
-        hint = f"; did the client mean {near[0]!r}?" if near else ""
-        _log.warning("request field %r is unknown and ignored%s", name[:80], hint)
+        return True
 
 
 def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields) -> Model:

@@ -17,13 +17,12 @@ from deltaserve.base.tokens import pack_u32
 from deltaserve.request.client import Generation, Limits, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.body_fields import Body, Items
-from deltaserve.server.chat import ChatMessage, encode_messages
+from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import check_model
 from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
-from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import CacheUse
 
 _log = logging.getLogger("deltaserve.server")
@@ -98,7 +97,7 @@ async def tokenize(front: Front, request: Request) -> Response:
             raise invalid("prompt", "give either prompt or messages")
         check_model(body.model, front.settings)
         limits = front.engine.limits()
-        tokens = await front.threads.run(lambda: _tokens(body, front.text, limits))
+        tokens = await front.threads.run(lambda: _tokens(body, front, limits))
     reply: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": limits.max_context_len if limits else None,
@@ -109,11 +108,11 @@ async def tokenize(front: Front, request: Request) -> Response:
     return json_reply(reply)
 
 
-def _tokens(body: TokenizeBody, text: TextCodec, limits: Limits | None) -> tuple[int, ...]:
+def _tokens(body: TokenizeBody, front: Front, limits: Limits | None) -> tuple[int, ...]:
     if body.messages is not None:
-        return encode_messages(body.messages, {}, text, limits)
+        return encode_messages(body.messages, {}, front.text, limits, front.unknown_fields)
     return encode_text(
-        body.prompt or "", "prompt", text, limits, add_special_tokens=body.add_special_tokens is not False
+        body.prompt or "", "prompt", front.text, limits, add_special_tokens=body.add_special_tokens is not False
     )
 
 

@@ -103,7 +103,9 @@ class ServerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished samples")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a cache", "side")
         self.generation_tokens = counter("generation_tokens", "Output tokens")
-        self.ignored_fields = counter("ignored_fields", "Unknown request fields that were ignored")
+        self.ignored_fields = counter(
+            "ignored_fields", "Request fields that were ignored: unknown, or not shown by the chat template"
+        )
         self.streams_cut = counter("streams_cut", "Streams cut because their reader was too slow")
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")
         gauge("num_requests_running", "Samples that have a first token").set_function(lambda: admission.num_running)

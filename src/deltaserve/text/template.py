@@ -16,18 +16,17 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from deltaserve.base.errors import ConfigError, DeltaserveError
+from deltaserve.base.errors import ConfigError
+from deltaserve.text.template_needs import Message, TemplateError, find_needs
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 
-Message = Mapping[str, object]
+MAX_REASON_CHARS = 300
+"""Of what a template says about messages that it refuses."""
+
 PLAIN_CHAT: Sequence[Message] = ({"role": "user", "content": "hello"},)
 """What every template must be able to render."""
-
-
-class TemplateError(DeltaserveError):
-    """The template refuses these messages, or fails on them. The message is fit for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,11 @@ class Rendered:
 
 
 def _refuse(message: object) -> str:
-    raise TemplateError(f"the chat template refuses these messages: {str(message)[:80]}")
+    raise _Refused(str(message))
+
+
+class _Refused(Exception):
+    """What the template says of the messages."""
 
 
 def _to_json(
@@ -93,7 +96,7 @@ class ChatTemplate:
         except Exception as error:  # nested too deeply, a number too long: Jinja and Python's compiler raise any type
             raise ConfigError(f"chat template does not compile ({error.__class__.__name__})") from error
         try:
-            self.render(PLAIN_CHAT, {})
+            self.needs = find_needs(lambda messages: self.render(messages, {}).text)
         except TemplateError as error:
             raise ConfigError(f"chat template fails on one plain message: {error}") from error
 
@@ -108,7 +111,16 @@ class ChatTemplate:
             **{name: self._quote(value, quoted) for name, value in options.items()},
             "messages": [self._quote_message(message, quoted) for message in messages],
         }
-        return Rendered(self._run(variables), quoted)
+        try:
+            return Rendered(_checked(self._run(variables)), quoted)
+        except _Refused as refused:
+            reason = f"the chat template refuses these messages: {_reason(refused, quoted)}"
+        except TemplateError:
+            raise
+        except Exception as error:  # a template can raise any type: it runs Python operators on user values
+            reason = f"{error.__class__.__name__}: {_reason(error, quoted)}"
+            reason = f"the chat template fails on these messages ({reason})"
+        raise TemplateError(reason)
 
     def _quote_message(self, message: Message, quoted: dict[str, str]) -> dict[str, object]:
         return {name: value if name == "role" else self._quote(value, quoted) for name, value in message.items()}
@@ -116,17 +128,19 @@ class ChatTemplate:
     def _run(self, variables: Mapping[str, object]) -> str:
         pieces: list[str] = []
         num_chars = 0
-        try:
-            for piece in self._template.generate(variables):
-                pieces.append(piece)
-                num_chars += len(piece)
-                if num_chars > MAX_OUTPUT_CHARS:
-                    raise TemplateError("the chat template's output is too large")
-        except TemplateError:
-            raise
-        except Exception as error:  # a template can raise any type: it runs Python operators on user values
-            raise TemplateError(f"the chat template fails on these messages ({error.__class__.__name__})") from error
-        return _checked("".join(pieces))
+        for piece in self._template.generate(variables):
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars > MAX_OUTPUT_CHARS:
+                raise TemplateError("the chat template's output is too large")
+        return "".join(pieces)
+
+
+def _reason(error: Exception, quoted: Mapping[str, str]) -> str:
+    """What it says, in one line, in the user's own words."""
+    text = _restorer(quoted)(str(error)[: 10 * MAX_REASON_CHARS])
+    line = " ".join(text.encode(errors="replace").decode().split())
+    return line if len(line) <= MAX_REASON_CHARS else line[:MAX_REASON_CHARS] + " ..."
 
 
 def _checked(text: str) -> str:

@@ -1,6 +1,5 @@
 """Everything a front knows about a model's text side: encode, chat prompts, decode, stop ids, defaults."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,9 +11,12 @@ from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.base.sampling import SamplingSource
 from deltaserve.models.fields import shown
 from deltaserve.models.files import find_gguf
+from deltaserve.text.conversation import LeftOut, left_out, shaped
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.text.gguf_text import read_gguf
-from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, Message, split_quoted
+from deltaserve.text.quoting_tokenizer import QuotingTokenizer, fast_ids
+from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
+from deltaserve.text.template_needs import Message
 from deltaserve.text.text_files import TextFiles, read_folder
 
 MAX_VOCAB = 1 << 22
@@ -61,15 +63,10 @@ class TextCodec:
         self.eos_ids = tuple(sorted(set(eos_ids)))
         self.defaults = defaults or SamplingDefaults()
         self.has_chat_template = template is not None
-        self._tokenizer, self._plain = tokenizer, _plain_copy(tokenizer)
+        self._tokenizer = tokenizer
         self._template = template
         self._table = TokenBytes(tokenizer, vocab_size)
-        self._control = {
-            added.content: (token, added.lstrip, added.rstrip)
-            for token, added in tokenizer.get_added_tokens_decoder().items()
-            if added.special
-        }
-        self._control_pattern = _any_of(self._control)
+        self._quoting = QuotingTokenizer(tokenizer)
 
     @staticmethod
     def load(
@@ -90,7 +87,7 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""
-        return tuple(_ids(self._tokenizer, text, add_special_tokens))
+        return tuple(fast_ids(self._tokenizer, text, add_special_tokens=add_special_tokens))
 
     def encode_chat(
         self, messages: Sequence[Message], options: Mapping[str, object], most_tokens: int | None = None
@@ -101,28 +98,20 @@ class TextCodec:
         that they are more than `most_tokens`.
         """
         assert self._template is not None, "checked by has_chat_template"
-        rendered = self._template.render(messages, options)
-        pieces = split_quoted(rendered, self._control_pattern)
+        rendered = self._template.render(shaped(messages, self._template.needs), options)
+        pieces = split_quoted(rendered, self._quoting.control)
         least = -(-sum(len(text) for text, _ in pieces) // self._table.longest)
         if most_tokens is not None and least > most_tokens:
             raise TooManyTokens(least)
         if not rendered.quoted:
             return self.encode(rendered.text, add_special_tokens=False)
-        return self._encode_quoted(pieces)
+        return self._quoting.encode(pieces)
 
-    def _encode_quoted(self, pieces: Sequence[tuple[str, bool]]) -> tuple[int, ...]:
-        """The template's control tokens by id, everything between them as plain text."""
-        ids: list[int] = []
-        for index, (text, is_control) in enumerate(pieces):
-            if is_control:
-                ids.append(self._control[text][0])
-                continue
-            if index and self._control[pieces[index - 1][0]][2]:
-                text = text.lstrip()
-            if index + 1 < len(pieces) and self._control[pieces[index + 1][0]][1]:
-                text = text.rstrip()
-            ids += _ids(self._plain, text, add_special_tokens=False)
-        return tuple(ids)
+    def left_out(self, messages: Sequence[Message], options: Mapping[str, object]) -> list[LeftOut]:
+        """What of a conversation that `encode_chat` took the template does not show."""
+        template = self._template
+        assert template is not None, "checked by has_chat_template"
+        return left_out(messages, template.needs, lambda shown: template.render(shown, options).text)
 
     def least_tokens(self, text: str) -> int:
         """No fewer ids than this can spell `text`: a bound that needs no tokenizing (normalization is not foreseen)."""
@@ -148,12 +137,6 @@ class TextCodec:
         return self._table.special_ids if skip_special_tokens else frozenset()
 
 
-def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """As a batch of one: `encode` holds the interpreter's lock, 0.4 s for 300 KB, and stops every stream meanwhile."""
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-    return ids
-
-
 def _check_chat(codec: TextCodec) -> None:
     """A template may render what the tokenizer cannot take."""
     if not codec.has_chat_template:
@@ -162,18 +145,6 @@ def _check_chat(codec: TextCodec) -> None:
         codec.encode_chat(PLAIN_CHAT, {})
     except Exception as error:  # the tokenizer raises plain Exception
         raise ConfigError(f"chat template fails on one plain message: {str(error)[:200]}") from error
-
-
-def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
-    ordered = sorted(strings, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
-
-
-def _plain_copy(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, reading special tokens in a text as ordinary characters."""
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.encode_special_tokens = True
-    return plain
 
 
 def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:

@@ -1,0 +1,210 @@
+"""The messages of a conversation as agents send them, checked and handed to the model's chat template."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from deltaserve.request.client import Limits
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.body_fields import BodyPart, Items, UnknownFields
+from deltaserve.server.prompts import too_long
+from deltaserve.server.read import parse_object
+from deltaserve.text.template_needs import REASONING_NAMES, TemplateError
+from deltaserve.text.text_codec import TextCodec, TooManyTokens
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_NOTHING: tuple[object, ...] = (None, "", [], {}, False)
+"""Values of a field nobody knows that say nothing."""
+
+Content = str | Items[dict[str, object]] | None
+
+
+class FunctionCall(BodyPart):
+    """What an earlier assistant turn called. `arguments` is a JSON object, or one in a string."""
+
+    name: str
+    arguments: str | dict[str, object]
+
+
+class ToolCall(BodyPart):
+    """One call of an earlier assistant turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(BodyPart):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: Items[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    audio: object = None
+    function_call: object = None
+
+
+def encode_messages(
+    messages: Sequence[ChatMessage],
+    options: Mapping[str, object],
+    codec: TextCodec,
+    limits: Limits | None,
+    unknown: UnknownFields,
+) -> tuple[int, ...]:
+    """Ids of a conversation. Raises ApiError 400 naming the message, before work is spent on what cannot fit, and for a
+    turn that the template leaves out."""
+    if not messages:
+        raise invalid("messages", "messages is empty")
+    if limits is not None and len(messages) > limits.max_context_len:
+        raise too_long(len(messages), "messages", limits)  # no message is shorter than a token
+    _check_order(messages)
+    read = [_read(message, f"messages[{index}]", unknown) for index, message in enumerate(messages)]
+    if not codec.has_chat_template:
+        raise unsupported("messages", "this model has no chat template; use /v1/completions")
+    try:
+        tokens = codec.encode_chat(read, options, limits.max_context_len if limits else None)
+    except TooManyTokens as error:
+        assert limits is not None
+        raise too_long(error.least, "messages", limits) from error
+    except TemplateError as error:
+        raise invalid("messages", str(error)) from error
+    if not tokens:
+        raise invalid("messages", "messages render to an empty prompt")
+    _tell_left_out(read, options, codec, unknown)
+    return tokens
+
+
+def _tell_left_out(
+    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec, unknown: UnknownFields
+) -> None:
+    """A turn that the template leaves out is refused; a field beside others that are shown is counted."""
+    for lost in codec.left_out(messages, options):
+        if lost.is_whole:
+            text = (
+                f"the model's chat template leaves out this part of a message with role {messages[lost.index]['role']}"
+            )
+            raise invalid(f"messages[{lost.index}].{lost.field}", text)
+        unknown.leave_out(f"messages[].{lost.field}")
+
+
+def _check_order(messages: Sequence[ChatMessage]) -> None:
+    """A tool message answers a call of the assistant turn it follows. Other rules are the template's."""
+    open_calls: set[str] = set()
+    for index, message in enumerate(messages):
+        param = f"messages[{index}]"
+        if message.role != "tool":
+            open_calls = {call.id for call in message.tool_calls or []}
+            if open_calls and message.role != "assistant":
+                raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
+        elif message.tool_call_id not in open_calls:
+            raise invalid(f"{param}.tool_call_id", "a tool message must answer a call of the assistant turn before it")
+
+
+def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str, object]:
+    """The message in OpenAI's words; what it has that nobody knows is counted."""
+    for field in ("audio", "function_call"):
+        if getattr(message, field) is not None:
+            raise unsupported(f"{param}.{field}")
+    if message.name is not None and not _NAME.match(message.name):
+        raise invalid(f"{param}.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+    _count_others(message, "messages[]", unknown)
+    content, thoughts = _content(message, param, unknown)
+    if content is None and message.role != "assistant":
+        raise invalid(f"{param}.content", "content is required", "missing_required_parameter")
+    read: dict[str, object] = {"role": message.role, "content": content}
+    reasoning = _reasoning(message, thoughts, param)
+    if reasoning is not None:
+        read["reasoning_content"] = reasoning
+    for field in ("name", "tool_call_id"):
+        if getattr(message, field) is not None:
+            read[field] = getattr(message, field)
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        read["tool_calls"] = [_call(call, f"{param}.tool_calls[{index}]", unknown) for index, call in calls]
+    return read
+
+
+def _count_others(part: BaseModel, where: str, unknown: UnknownFields) -> None:
+    others = {name: value for name, value in (part.model_extra or {}).items() if value not in _NOTHING}
+    known = [f"{where}.{name}" for name in type(part).model_fields] if others else []
+    for name in others:
+        unknown.ignore(f"{where}.{name}", known)
+
+
+def _reasoning(message: ChatMessage, thoughts: str, param: str) -> str | None:
+    """Under whichever of its names; an agent that sends two sends the same twice."""
+    named: dict[str, str] = {name: getattr(message, name) for name in REASONING_NAMES if getattr(message, name)}
+    said = {*named.values(), *([thoughts] if thoughts else [])}
+    if len(said) > 1:
+        raise invalid(f"{param}.{next(iter(named))}", f"{' and '.join(named) or 'reasoning'} and content differ")
+    return said.pop() if said else None
+
+
+def _content(message: ChatMessage, param: str, unknown: UnknownFields) -> tuple[object, str]:
+    """(None, a text or text parts; reasoning found in parts)."""
+    content = message.content
+    if message.refusal:
+        if content:
+            raise unsupported(f"{param}.refusal", "a message has either content or a refusal")
+        return message.refusal, ""
+    if content is None or isinstance(content, str):
+        return content, ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for index, part in enumerate(content):
+        kind, text = _part(part, f"{param}.content[{index}]", unknown)
+        (thoughts if kind == "thinking" else texts).append(text)
+    return [{"type": "text", "text": text} for text in texts], "".join(thoughts)
+
+
+_PARTS: Mapping[str, str] = {"text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""Kind of a part |-> where its text stands."""
+
+
+def _part(part: Mapping[str, object], param: str, unknown: UnknownFields) -> tuple[str, str]:
+    """(kind, text)"""
+    kind = str(part.get("type"))
+    if kind not in _PARTS:
+        raise unsupported(f"{param}.type", "only text content is supported; nothing is fetched from a URL")
+    text = part.get(_PARTS[kind])
+    if kind == "thinking" and isinstance(text, list):
+        text = "".join(_thought_texts(text, f"{param}.{kind}"))
+    if not isinstance(text, str):
+        raise invalid(f"{param}.{_PARTS[kind]}", "text must be a string")
+    for name in _others(part, ("type", _PARTS[kind])):
+        unknown.ignore(f"messages[].content[].{name}", ())
+    return kind, text
+
+
+def _others(part: Mapping[str, object], known: Collection[str]) -> Iterator[str]:
+    return (str(name) for name, value in part.items() if name not in known and value not in _NOTHING)
+
+
+def _thought_texts(parts: Sequence[object], param: str) -> Iterator[str]:
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise invalid(param, "thinking is a text or a list of text parts")
+        yield text
+
+
+def _call(call: ToolCall, param: str, unknown: UnknownFields) -> Mapping[str, object]:
+    if not _NAME.match(call.function.name):
+        raise invalid(f"{param}.function.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            parse_object(arguments.encode() or b"{}")
+        except ApiError as error:
+            raise invalid(f"{param}.function.arguments", f"arguments: {error.message}") from error
+    _count_others(call, "messages[].tool_calls[]", unknown)
+    _count_others(call.function, "messages[].tool_calls[].function", unknown)
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
