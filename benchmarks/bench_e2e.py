@@ -21,8 +21,8 @@ from deltaserve.base.config import DisaggregationSettings, ModelSettings, Networ
 from deltaserve.base.ids import Role
 from deltaserve.bench import command as bench
 from deltaserve.cli.compose import free_port
+from deltaserve.cli.line_parser import LineParser
 from deltaserve.cli.session import serve_while
-from deltaserve.cli.settings_merge import LineParser
 from deltaserve.engine.worker_spec import WorkerSpec
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,6 +26,7 @@ FLOORS = {
     6: ("engine", "server", "router"),
     7: ("bench",),
     8: ("cli",),
+    9: ("__main__",),  # `python -m deltaserve`
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages}
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,12 @@ import deltaserve
 from deltaserve.cli import dispatch
 from deltaserve.cli.dispatch import Command, available
 from deltaserve.cli.main import main
+from deltaserve.cli.settings_merge import load
 from tests.patience import PATIENCE_S
 
-REAL_COMMANDS = tuple(available())
+REAL_COMMANDS = available()
+MODEL = str(Path(__file__).parent)
+"""It is there; the probe does not look into it."""
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +24,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     commands = {
         "probe": Command("tests.cli.probe", "with settings", has_settings=True),
         "count": Command("tests.cli.probe", "with arguments of its own"),
+        "sized": Command("tests.cli.sized_probe", "with arguments that servers have, too"),
         "absent": Command("tests.cli.absent", "not there"),
     }
     monkeypatch.setattr(dispatch, "COMMANDS", commands)
@@ -46,7 +51,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_gets_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "probe", "MODEL", "--page-size", "16") == (16, "", "")
+    assert run(capsys, "probe", MODEL, "--page-size", "16") == (16, "", "")
 
 
 def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,8 +65,8 @@ def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) ->
         (("prob",), ("'prob'", "unknown command", "did you mean probe?")),
         (("absent",), ("'absent'", "unknown command")),
         (("--page-size", "16"), ("'--page-size'", "unknown command")),
-        (("probe", "MODEL", "--page-size", "17"), ("--page-size 17", "power of two")),
-        (("probe", "MODEL", "--page-size", "128"), ("the model folder has no config.json",)),
+        (("probe", MODEL, "--page-size", "17"), ("--page-size 17", "power of two")),
+        (("probe", MODEL, "--page-size", "128"), ("the model folder has no config.json",)),
         (("count", "--count", "x"), ("--count", "invalid int value")),
         (("count", "--cuont", "4"), ("--cuont: unknown flag; did you mean --count?",)),
         (("count", "--cuont=4"), ("--cuont: unknown flag; did you mean --count?",)),
@@ -83,22 +88,22 @@ def test_errors_are_one_line_and_exit_2(
 
 
 def test_a_flag_that_changes_nothing_is_told_of_and_the_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "probe", "MODEL", "--page-size", "16", "--enable-metrics")
+    code, out, err = run(capsys, "probe", MODEL, "--page-size", "16", "--enable-metrics")
     assert (code, out) == (16, "")
     assert err == "deltaserve: --enable-metrics changes nothing: metrics are always on, at /metrics\n"
 
 
 def test_dump_config_prints_and_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "probe", "MODEL", "--page-size", "16", "--dump-config")
+    code, out, err = run(capsys, "probe", MODEL, "--page-size", "16", "--dump-config")
     assert (code, err) == (0, "")
-    assert "model-path: MODEL\n" in out
+    assert f"model-path: {MODEL}\n" in out
     assert "page-size: 16\n" in out
     assert "num-pages: auto  # 7\n" in out
 
 
 def test_dump_config_ends_as_the_command_would(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = run(capsys, "probe", "MODEL", "--page-size", "128")
-    assert run(capsys, "probe", "MODEL", "--page-size", "128", "--dump-config") == refused
+    refused = run(capsys, "probe", MODEL, "--page-size", "128")
+    assert run(capsys, "probe", MODEL, "--page-size", "128", "--dump-config") == refused
 
 
 def test_commands_that_exist_can_explain_themselves() -> None:
@@ -107,7 +112,63 @@ def test_commands_that_exist_can_explain_themselves() -> None:
     for name in REAL_COMMANDS:
         ended = start(name, "--help")
         assert ended.returncode == 0, ended.stderr
-        assert f"deltaserve {name}" in ended.stdout
+        assert f"example: deltaserve {name} " in ended.stdout
+        assert "exit codes: 0 " in ended.stdout
+
+
+def test_a_module_runs_as_the_command_does() -> None:
+    command = [sys.executable, "-m", "deltaserve", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stdout == f"deltaserve {deltaserve.__version__}\n"
+
+
+def test_commands_are_listed_by_what_they_are_for() -> None:
+    groups = {command.group for command in REAL_COMMANDS.values()}
+    ended = start()
+    assert all(f"\n{group}:\n" in ended.stdout for group in groups)
+    assert all(f"\n  {name} " in ended.stdout for name in REAL_COMMANDS)
+    assert len(ended.stdout.splitlines()) < 25
+
+
+@pytest.mark.parametrize("name", [name for name in REAL_COMMANDS if REAL_COMMANDS[name].has_settings])
+def test_an_example_is_a_line_that_could_run(name: str) -> None:
+    """All of it is understood; its files need not be there."""
+    load(name, "", REAL_COMMANDS[name].example.split(), {})
+
+
+def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "probe", "no/such/folder", "--page-size", "17", "--prot", "1", "--revision", "main")
+    assert (code, out) == (2, "")
+    head, *lines = err.splitlines()
+    assert head == "deltaserve: 4 things stand in the way:"
+    assert [line.split(":")[0] for line in lines] == [
+        "  --page-size 17",
+        "  --prot",
+        "  --revision",
+        "  MODEL no/such/folder",
+    ]
+    code, out, err = run(capsys, "count", "--cuont", "4", "--api-key", "secret-of-mine", "5")
+    assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["  --cuont", "  --api-key", "  '5'"]
+    assert "secret-of-mine" not in err
+
+
+def test_flags_of_other_servers_mean_the_same_to_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "count", "--alias-of-none", "1")[0] == 2
+    code, out, err = run(capsys, "count", "--count", "7", "--trust-remote-code")
+    assert (code, out) == (7, "")
+    assert err == "deltaserve count: --trust-remote-code changes nothing: code from a model folder is never run\n"
+    code, out, err = run(capsys, "sized", "--model", "5", "--tp", "2")
+    assert (code, out, err) == (7, "", "")
+
+
+def test_a_line_that_names_its_role_by_a_flag_is_that_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = Command("tests.cli.probe", "with settings", has_settings=True)
+    monkeypatch.setattr(dispatch, "COMMANDS", {"serve": probe, "decode": probe})
+    monkeypatch.setenv("DELTASERVE_CLUSTER_KEY_FILE", "cluster.key")
+    argv = ("serve", MODEL, "--disaggregation-mode=decode", "--disaggregation-bootstrap-port", "9", "--page-size", "16")
+    assert run(capsys, *argv) == (16, "", "deltaserve: --disaggregation-mode decode makes this `deltaserve decode`\n")
 
 
 def test_help_and_errors_load_neither_torch_nor_the_server() -> None:

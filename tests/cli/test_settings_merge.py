@@ -1,5 +1,6 @@
 """Right settings: precedence, the three forms of each option, and that a printed file gives the same settings again."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from deltaserve.base.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import ACCEPTED, ALIASES, REFUSED, RENAMED, SWITCHES
+from deltaserve.cli.foreign import FOREIGN, Alias, Denied, Idle, Takes
 from deltaserve.cli.options import Option, read_options
 from deltaserve.cli.settings_merge import load, read_settings
 from deltaserve.cli.yaml_file import write_yaml
@@ -214,48 +215,101 @@ def test_settings_are_frozen() -> None:
         settings.memory.page_size = 1
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+ALIASES = {name: row.meaning.key for name, row in FOREIGN.items() if isinstance(row.meaning, Alias)}
+IDLE = {name: row.meaning for name, row in FOREIGN.items() if isinstance(row.meaning, Idle)}
+REFUSED = {name: row.meaning.remedy for name, row in FOREIGN.items() if isinstance(row.meaning, Denied)}
+
+
+def given(name: str, value: str) -> list[str]:
+    takes = Takes.NOTHING if name in ALIASES and OPTIONS[ALIASES[name]].is_switch else FOREIGN[name].takes
+    return [f"--{name}"] if takes is Takes.NOTHING else [f"--{name}", value]
+
+
+@pytest.mark.parametrize("name", IDLE)
 def test_foreign_flags_that_change_nothing_are_accepted(name: str) -> None:
-    for value in ACCEPTED[name][0]:
-        argv = [f"--{name}"] if name in SWITCHES else [f"--{name}", value]
-        assert settings_of("serve", M, *argv) == settings_of("serve", M)
+    for value in IDLE[name].values or ("1",):
+        line = load("serve", "", [M, *given(name, value)], {})
+        assert line.settings == settings_of("serve", M)
+        is_told = FOREIGN[name].takes is Takes.NOTHING or not IDLE[name].values
+        assert line.notes == ((f"--{name} changes nothing: {IDLE[name].why}",) if is_told else ())
+
+
+@pytest.mark.parametrize("name", [name for name in IDLE if IDLE[name].values])
+def test_a_value_that_would_change_something_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{name}: 7")
+    with pytest.raises(ConfigError, match="is possible; "):
+        settings_of("serve", M, "--config", str(path))
+
+
+def test_several_values_of_a_foreign_flag_end_at_the_next_flag() -> None:
+    line = load("decode", "", [M, "--cuda-graph-bs", "8", "16", "24", "--page-size", "16"], {})
+    assert line.settings == settings_of("decode", M, "--page-size", "16")
+    assert len(line.notes) == 1
 
 
 def test_foreign_flags_are_nobody_elses() -> None:
-    names = [*ACCEPTED, *ALIASES, *REFUSED, *RENAMED]
-    assert len(names) == len(set(names))
-    assert not set(names) & set(OPTIONS)
-    assert {*RENAMED.values(), *ALIASES.values()} <= set(OPTIONS)
+    assert not set(FOREIGN) & set(OPTIONS)
+    assert set(ALIASES.values()) <= set(OPTIONS)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_other_words_for_a_flag_are_accepted_in_all_forms(alias: str, tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"{alias}: 1")
-    for argv in ([f"--{alias}", "1"], ["--config", str(file)]):
-        assert value_of(settings_of("serve", M, *argv), OPTIONS[ALIASES[alias]]) == 1
+    option = OPTIONS[ALIASES[alias]]
+    command, text = option.commands[0] if option.commands else "serve", EXAMPLES[option.key]
+    base = [] if option.key == "model-path" else [M]
+    base += COMPANIONS.get(option.key, [])
+    expected = settings_of(command, *base, *([option.flag] if option.is_switch else [option.flag, text]))
+    forms: list[tuple[list[str], dict[str, str]]]
+    forms = [([*base, *given(alias, text)], {}), ([*base, f"-{alias}", *given(alias, text)[1:]], {})]
+    if len(alias) > 1:
+        path = tmp_path / "settings.yaml"
+        path.write_text(f"{alias}: {text}" if "{" not in text else f"{alias}: '{text}'")
+        forms.append(([*base, "--config", str(path)], {}))
+        forms.append((base, {f"DELTASERVE_{alias.upper().replace('-', '_')}": text}))
+        forms.append(([*base, f"--{alias.replace('-', '_')}", *given(alias, text)[1:]], {}))
+    for argv, environ in forms:
+        assert settings_of(command, *argv, environ=environ) == expected
 
 
-def test_a_switch_that_changes_nothing_says_so() -> None:
-    line = load("serve", "", [M, "--enable-metrics", "--enable-prefix-caching"], {})
-    assert len(line.notes) == 2
-    assert line.notes[0] == "--enable-metrics changes nothing: metrics are always on, at /metrics"
-    assert "the prefix cache is always on" in line.notes[1]
+def test_an_alias_and_its_option_are_given_once() -> None:
+    with pytest.raises(ConfigError, match="--tp-size: given twice"):
+        settings_of("serve", M, "--tp", "2", "--tp-size", "2")
+    environ = {"DELTASERVE_MAX_MODEL_LEN": "1024", "DELTASERVE_CONTEXT_LENGTH": "2048"}
+    with pytest.raises(ConfigError, match="DELTASERVE_MAX_MODEL_LEN: given twice, as context-length too"):
+        settings_of("serve", M, environ=environ)
+
+
+def test_a_letter_is_a_flag_and_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("c: 4096")
+    with pytest.raises(ConfigError, match=r"c in .*: unknown key"):
+        settings_of("serve", M, "--config", str(path))
+    assert settings_of("serve", "-m", M, "-c", "4096").model.context_length == 4096
 
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("values", [(), ("1",)], ids=["alone", "with a value"])
 def test_foreign_flags_without_a_meaning_are_refused_with_the_reason(name: str, values: tuple[str, ...]) -> None:
+    is_switch = FOREIGN[name].takes is Takes.NOTHING
     with pytest.raises(ConfigError) as refused:
-        settings_of("decode", M, f"--{name}", *values)
-    assert str(refused.value) == f"--{name}: has no meaning here; {REFUSED[name]}"
+        settings_of("decode", M, f"--{name}", *(() if is_switch else values))
+    assert str(refused.value) == f"--{name}: {REFUSED[name]}"
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_flags_name_existing_replacements(name: str) -> None:
+    meaning = FOREIGN[name].meaning
+    text = "" if isinstance(meaning, Alias) else meaning.why if isinstance(meaning, Idle) else meaning.remedy
+    for word in re.findall(r"--[a-z][a-z-]*", text.replace("--local-dir", "")):
+        assert word[2:] in {*OPTIONS, "dump-config"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_foreign_flags_name_existing_replacements(name: str) -> None:
-    for word in REFUSED[name].replace("`", " ").replace(";", " ").split():
-        if word.startswith("--"):
-            assert word[2:] in OPTIONS or word[2:] in ACCEPTED
+def test_a_refusal_says_what_to_write(name: str) -> None:
+    """Or that the flag is to be left out, or where what it asks for is to be had."""
+    advice = ("write ", "leave it out", "hf download", "let a proxy", "need a proxy", "merge it into")
+    assert any(words in REFUSED[name] for words in advice)
 
 
 def test_help_says_that_an_automatic_pool_may_leave_memory_free(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,16 +5,14 @@ import json
 from collections.abc import Iterator
 
 from deltaserve.base.config import MAX_WORKERS, Settings
-from deltaserve.base.errors import ConfigError
 
 WORKER_COMMANDS = ("prefill", "decode")
 
 
-def check_rules(settings: Settings, command: str) -> None:
-    """Raises ConfigError with the first rule that `deltaserve COMMAND` would break."""
+def breaches(settings: Settings, command: str) -> Iterator[str]:
+    """Each rule that `deltaserve COMMAND` would break."""
     for rule in (_paths, _modes, _ranks, _lengths, _speculation, _doors, _logs):
-        for breach in rule(settings, command):
-            raise ConfigError(breach)
+        yield from rule(settings, command)
 
 
 def is_loopback(host: str) -> bool:
@@ -81,6 +79,7 @@ def _expert_group(settings: Settings, command: str) -> Iterator[str]:
     if command in WORKER_COMMANDS and (asked.dp_size > 1 or asked.enable_dp_attention):
         shown = flag if asked.dp_size > 1 else "--enable-dp-attention"
         yield f"{shown}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is one worker"
+        return
     if asked.enable_dp_attention and asked.dp_size == 1:
         yield "--enable-dp-attention: add --dp-size N, how many decode workers share the experts"
     if asked.dp_size == 1:
@@ -164,11 +163,13 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
     if not is_local and is_worker and security.trusted_data_network is None:
         yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"
     devices = settings.disaggregation.transfer_devices
-    if is_worker and devices not in (None, "lo") and security.trusted_data_network is None:
+    if is_worker and is_local and devices not in (None, "lo") and security.trusted_data_network is None:
         yield f"--transfer-devices {devices}: page transfers carry no authentication; add --trusted-data-network"
     backend, tls = settings.disaggregation.disaggregation_transfer_backend, settings.disaggregation.transfer_tls
     if backend == "mooncake" and tls not in ("auto", "tcp", "rdma"):
         yield f"--transfer-tls {tls}: with --disaggregation-transfer-backend mooncake it is tcp or rdma"
+    if backend == "mooncake" and tls != "rdma" and "," in (devices or ""):
+        yield f"--transfer-devices {devices}: mooncake listens on one interface, or add --transfer-tls rdma"
     network = settings.network
     if not is_worker and network.admin_port == network.port:
         yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"
@@ -178,9 +179,6 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
         yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
     if not is_local and not is_worker and security.api_key_file is None:
         yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
-    has_remote_links = any(not is_loopback(address.split(":")[0]) for address in worker_addresses(settings))
-    if (has_remote_links or (is_worker and not is_local)) and security.cluster_key_file is None:
-        yield "worker links beyond this machine need --cluster-key-file (or --insecure-network)"
 
 
 def _logs(settings: Settings, command: str) -> Iterator[str]:

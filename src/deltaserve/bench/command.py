@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as TokenizerFile
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root, url_of
 from deltaserve.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
+from deltaserve.bench.http_client import async_http_client
 from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.report import BenchSummary, as_json, print_summary, summarize
@@ -359,11 +360,8 @@ async def _benchmark(
     tokenizer: Tokenizer | None,
 ) -> tuple[str, list[Measurement]]:
     """Model and outcomes. Raises ServerError, httpx.HTTPError."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(args.timeout_s, pool=None)
-    async with httpx.AsyncClient(
-        base_url=server_root(args.base_url), headers=headers, limits=limits, timeout=timeout
-    ) as http:
+    async with async_http_client(server_root(args.base_url), timeout, headers) as http:
         model = args.model or await served_model(http)
         warmup = _warmup(args)
         dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)

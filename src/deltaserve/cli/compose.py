@@ -33,6 +33,7 @@ from deltaserve.base.quantization import Quantization
 from deltaserve.base.rounding import Rounding
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.cli.lacking import model_problem
 from deltaserve.engine.child import ChildSpec, Kind
 from deltaserve.engine.terminal import LogSpec
 from deltaserve.engine.worker_spec import ExpertSeat, WorkerSpec, head_of, worker_environment, write_spec
@@ -89,9 +90,10 @@ class Checkpoint:
         """Raises ConfigError naming the file and field that is wrong."""
         if folder is None:
             raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint, or a GGUF file")
+        problem = model_problem(folder)
+        if problem is not None:
+            raise ConfigError(problem)
         path = Path(folder)
-        if not os.path.isdir(path) and not os.path.isfile(path):  # pathlib's raise for a name that is too long
-            raise ConfigError(f"MODEL {folder[:200]}: not a folder, nor a GGUF file; models are never downloaded")
         try:
             return cls._read(path, overrides, head, placement)
         except (ConfigError, OSError) as error:

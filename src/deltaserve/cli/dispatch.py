@@ -1,21 +1,29 @@
-"""`deltaserve COMMAND ...`: finds the command, hands it its settings, turns errors into one line and exit code 2."""
+"""`deltaserve COMMAND ...`: finds the command, hands it its settings, turns errors into lines and exit code 2."""
 
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import deltaserve
 from deltaserve.base.errors import ConfigError, one_line
+from deltaserve.cli.lacking import lacking
+from deltaserve.cli.line_parser import LineParser
 from deltaserve.cli.options import nearest
-from deltaserve.cli.settings_merge import LineParser, load
+from deltaserve.cli.problems import problems_of, raise_problems
+from deltaserve.cli.settings_help import About
+from deltaserve.cli.settings_merge import command_of, read_line
 from deltaserve.cli.yaml_file import write_yaml
 from deltaserve.engine.interrupts import EXIT_INTERRUPTED
 
 EXIT_CONFIG = 2
+_USE, _MACHINES, _LOOK = "use a model", "workers started by hand, on one machine or several", "look at what runs"
+_WRONG = f"{EXIT_CONFIG} wrong options, {EXIT_INTERRUPTED} interrupted"
+_SERVES = "0 it was asked to end, 1 a process could not be kept running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +40,84 @@ class Command:
     has_settings: bool = False
     commands: tuple[str, ...] = ()
     """`deltaserve NAME COMMAND ARGV` looks at the line of another command: `run_for(command, argv) -> int`."""
+    group: str = _USE
+    """Heading in the list of commands."""
+    example: str = ""
+    """What follows `deltaserve NAME` in a line to begin with."""
+    exits: str = "0 done, 1 it failed"
+
+    def about(self, name: str) -> About:
+        """For --help."""
+        example = f"example: deltaserve {name} {self.example}\n" if self.example else ""
+        return About(self.summary, f"{example}exit codes: {self.exits}, {_WRONG}")
 
 
 COMMANDS = {
     "serve": Command(
-        "deltaserve.cli.serve", "serve a model from this machine: front, prefill and decode workers", True
+        "deltaserve.cli.serve",
+        "serve a model from this machine: front, prefill and decode workers",
+        has_settings=True,
+        example="models/recall-micro --page-size 16 --port 30000",
+        exits=_SERVES,
     ),
-    "prefill": Command("deltaserve.cli.prefill", "one prefill worker, for `router` to use", True),
-    "decode": Command("deltaserve.cli.decode", "one decode worker, for `router` to use", True),
-    "router": Command("deltaserve.cli.router", "the front alone, for workers on other machines", True),
-    "demo": Command("deltaserve.cli.demo", "a tiny model on this machine, and what moved between the workers"),
-    "bench": Command("deltaserve.bench.command", "measure a running server with a shared-prefix workload"),
-    "verify": Command("deltaserve.cli.verify", "compare a server's answers with a reference"),
-    "sim": Command("deltaserve.cli.sim", "the control planes in virtual time, under faults: prove it safe"),
+    "demo": Command(
+        "deltaserve.cli.demo",
+        "a tiny model on this machine, and what moved between the workers",
+        example="--quick",
+        exits="0 every answer was right, 1 some were not, or the server failed",
+    ),
+    "prefill": Command(
+        "deltaserve.cli.prefill",
+        "one prefill worker, for `router` to use",
+        has_settings=True,
+        group=_MACHINES,
+        example="MODEL --cluster-key-file cluster.key --disaggregation-bootstrap-port 8998",
+        exits=_SERVES,
+    ),
+    "decode": Command(
+        "deltaserve.cli.decode",
+        "one decode worker, for `router` to use",
+        has_settings=True,
+        group=_MACHINES,
+        example="MODEL --cluster-key-file cluster.key --disaggregation-bootstrap-port 8999",
+        exits=_SERVES,
+    ),
+    "router": Command(
+        "deltaserve.cli.router",
+        "the front alone, for workers on other machines",
+        has_settings=True,
+        group=_MACHINES,
+        example="MODEL --cluster-key-file cluster.key --workers prefill@127.0.0.1:8998,decode@127.0.0.1:8999",
+        exits=_SERVES,
+    ),
     "doctor": Command(
         "deltaserve.cli.doctor",
         "what this machine offers, where a server would listen; `doctor prefill ...`: could that run here?",
         commands=("prefill", "decode", "router"),
+        group=_LOOK,
+        example="--base-url http://127.0.0.1:30000",
+        exits="0 nothing stands in the way, 1 a check fails",
+    ),
+    "verify": Command(
+        "deltaserve.cli.verify",
+        "compare a server's answers with a reference",
+        group=_LOOK,
+        example="MODEL --base-url http://127.0.0.1:30000",
+        exits="0 every answer agrees, 1 some do not, or a server could not be asked",
+    ),
+    "bench": Command(
+        "deltaserve.bench.command",
+        "measure a running server with a shared-prefix workload",
+        group=_LOOK,
+        example="--num-groups 4 --prompts-per-group 8 --max-concurrency 8",
+        exits="0 every request was completed, 1 some failed, or the server could not be reached",
+    ),
+    "sim": Command(
+        "deltaserve.cli.sim",
+        "the control planes in virtual time, under faults: prove it safe",
+        group=_LOOK,
+        example="faults --seeds 300",
+        exits="0 no law was broken, 1 one was",
     ),
 }
 
@@ -58,10 +127,20 @@ def dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     try:
         return _dispatch(argv, before_run)
     except ConfigError as error:
-        print(f"deltaserve: {one_line(error)}", file=sys.stderr)
+        _tell([one_line(problem) for problem in problems_of(error)])
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _tell(problems: Sequence[str]) -> None:
+    """One line, or a heading and one for each."""
+    heading = f"{len(problems)} things stand in the way:\n  " if len(problems) > 1 else ""
+    _say(heading + "\n  ".join(problems))
+
+
+def _say(text: str) -> None:
+    print(f"deltaserve: {text}", file=sys.stderr)
 
 
 def available() -> dict[str, Command]:
@@ -74,7 +153,7 @@ def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(commands))
         return 0
-    if argv[0] in ("-V", "--version"):
+    if argv[0] in ("-V", "--version", "version"):
         print(f"deltaserve {deltaserve.__version__}")
         return 0
     name = argv[0]
@@ -85,30 +164,45 @@ def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
         before_run()
         run_for: Callable[[str, Sequence[str]], int] = importlib.import_module(command.module).run_for
         return run_for(argv[1], argv[2:])
-    return _prepare(name, command, argv[1:], before_run)
-
-
-def _prepare(name: str, command: Command, argv: Sequence[str], before_run: Callable[[], None]) -> int:
-    run: Callable[[Any], int]
-    settings: object
     if command.has_settings:
-        line = load(name, command.summary, argv, os.environ)
-        for note in line.notes:
-            print(f"deltaserve: {note}", file=sys.stderr)
-        module = importlib.import_module(command.module)
-        if line.dump_config:
-            print(write_yaml(line.settings, module.rehearse(line.settings)), end="")
-            return 0
-        run, settings = module.run, line.settings
-    else:
-        module = importlib.import_module(command.module)
-        parser = LineParser(f"deltaserve {name}", command.summary)
-        module.add_arguments(parser)
-        run, settings = module.run, parser.parse_all(argv)
+        return _run_with_settings(name, argv[1:], commands, before_run)
+    module = importlib.import_module(command.module)
+    about = command.about(name)
+    parser = LineParser(f"deltaserve {name}", about.summary, about.epilog)
+    module.add_arguments(parser)
+    arguments = parser.parse_all(argv[1:])
     before_run()
-    return run(settings)
+    run: Callable[[Any], int] = module.run
+    return run(arguments)
 
 
-def _usage(commands: dict[str, Command]) -> str:
-    rows = "\n".join(f"  {name:<9} {command.summary}" for name, command in commands.items())
-    return f"usage: deltaserve COMMAND ...\n\n{rows}\n\n`deltaserve COMMAND --help` explains the options of a command."
+def _run_with_settings(
+    given: str, argv: Sequence[str], commands: Mapping[str, Command], before_run: Callable[[], None]
+) -> int:
+    name = command_of(given, argv)
+    if name != given:
+        _say(f"--disaggregation-mode {name} makes this `deltaserve {name}`")
+    command = commands[name]
+    line = read_line(name, command.about(name), argv, os.environ)
+    for note in line.notes:
+        _say(note)
+    raise_problems([*line.problems, *lacking(name, line.settings)])
+    module = importlib.import_module(command.module)
+    if line.dump_config:
+        print(write_yaml(line.settings, module.rehearse(line.settings)), end="")
+        return 0
+    before_run()
+    run: Callable[[Any], int] = module.run
+    return run(line.settings)
+
+
+def _usage(commands: Mapping[str, Command]) -> str:
+    width = max(map(len, commands))
+    groups = [
+        "\n".join([f"{group}:", *(f"  {name:<{width}}  {command.summary}" for name, command in rows)])
+        for group, rows in groupby(commands.items(), lambda row: row[1].group)
+    ]
+    head = "usage: deltaserve COMMAND ...\n       deltaserve --version"
+    return "\n\n".join(
+        [head, *groups, "`deltaserve COMMAND --help` explains the options of a command, with an example."]
+    )

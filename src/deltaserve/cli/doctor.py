@@ -15,7 +15,8 @@ from deltaserve.cli.doctor_server import check_server
 from deltaserve.cli.doctor_transfer import check_local, check_mooncake, check_transfer
 from deltaserve.cli.options import option_of
 from deltaserve.cli.secrets import read_api_keys
-from deltaserve.cli.settings_merge import describe, load
+from deltaserve.cli.settings_help import describe
+from deltaserve.cli.settings_merge import load
 from deltaserve.server.settings import ApiKey
 
 _SIZES = (

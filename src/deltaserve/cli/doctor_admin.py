@@ -7,10 +7,13 @@ from typing import Any
 import httpx
 
 from deltaserve.base.config_rules import is_loopback
+from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import admin_root, server_root
+from deltaserve.bench.http_client import http_client
 from deltaserve.cli.net_devices import interface_addresses
 from deltaserve.server.settings import ApiKey, Right
 
+_TIMEOUT_S = 10.0
 _ELSEWHERE = (httpx.codes.UNAUTHORIZED, httpx.codes.NOT_FOUND)
 """What the API's port answers when the admin routes are on the next one: without a key of it, and with one."""
 _ADVICE: dict[int, str] = {
@@ -30,17 +33,16 @@ class AdminAnswer:
     """Where it was looked for, what came of it, and what would help."""
 
 
-def ask_admin(
-    http: httpx.Client, path: str, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]
-) -> AdminAnswer:
+def ask_admin(path: str, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]) -> AdminAnswer:
     """GET `path` at `admin_url`; without one wherever `admin_places` names."""
     own = {address for addresses in interface_addresses().values() for address in addresses}
     tried, advice = [], _WHERE
     for root in [server_root(admin_url)] if admin_url else admin_places(base_url, own):
         try:
-            reply = http.get(f"{root}{path}", headers=_bearer(keys))
+            with http_client(root, _TIMEOUT_S, _bearer(keys)) as http:
+                reply = http.get(path)
             content = reply.json() if reply.status_code == httpx.codes.OK else None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (httpx.HTTPError, ConfigError, ValueError) as error:
             tried.append(f"{root}{path}: {type(error).__name__}")
             continue
         if isinstance(content, dict):

@@ -12,10 +12,13 @@ from deltaserve.cli.doctor_links import check_links, link_fault
 from deltaserve.cli.doctor_machine import check_device, check_listener, check_software
 from deltaserve.cli.doctor_report import Level, Line
 from deltaserve.cli.doctor_transfer import check_mooncake, check_transfer
+from deltaserve.cli.lacking import lacking
+from deltaserve.cli.problems import problems_of, raise_problems
 from deltaserve.cli.router import prepare_router
 from deltaserve.cli.secrets import read_cluster_key
 from deltaserve.cli.serve import admin_address, describe, describe_staging
-from deltaserve.cli.settings_merge import load
+from deltaserve.cli.settings_help import About
+from deltaserve.cli.settings_merge import read_line
 from deltaserve.cli.worker_command import prepare_worker
 from deltaserve.link.security import LinkSecurity
 from deltaserve.transport.mooncake_options import MooncakeOptions
@@ -26,11 +29,14 @@ def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
     """One line per finding, as it is found."""
     yield from check_software()
     yield from check_device()
+    about = About(f"whether `deltaserve {command}` could run here")
     try:
-        settings = load(command, f"whether `deltaserve {command}` could run here", argv, os.environ).settings
-        yield from _CHECKS[command](settings)
+        line = read_line(command, about, argv, os.environ)
+        yield from (Line(Level.OK, "settings", note) for note in line.notes)
+        raise_problems([*line.problems, *lacking(command, line.settings)])
+        yield from _CHECKS[command](line.settings)
     except ConfigError as error:
-        yield Line(Level.FAIL, "settings", one_line(error))
+        yield from (Line(Level.FAIL, "settings", one_line(problem)) for problem in problems_of(error))
 
 
 def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:

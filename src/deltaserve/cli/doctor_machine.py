@@ -14,6 +14,7 @@ import httpx
 
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import is_loopback
+from deltaserve.bench.http_client import http_client
 from deltaserve.cli.cgroup import read_limits, usable_cores
 from deltaserve.cli.compose import cpu_bytes
 from deltaserve.cli.doctor_report import Level, Line
@@ -118,7 +119,8 @@ def _hint(error: Exception) -> str:
 def _server_at(host: str, port: int) -> str | None:
     """Base URL of the deltaserve server whose API or admin routes answer there. Probes are open to all: no key."""
     try:
-        reply = httpx.get(f"http://{host}:{port}/readyz", timeout=_ASK_S, trust_env=False)
+        with http_client(f"http://{host}:{port}", _ASK_S) as http:
+            reply = http.get("/readyz")
     except httpx.HTTPError:
         return None
     if not _REQUEST_ID.fullmatch(reply.headers.get("x-request-id", "")):

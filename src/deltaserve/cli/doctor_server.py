@@ -5,7 +5,9 @@ from typing import Any
 
 import httpx
 
+from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import server_root
+from deltaserve.bench.http_client import http_client
 from deltaserve.cache.pages import is_crowded
 from deltaserve.cli.doctor_admin import AdminAnswer, ask_admin
 from deltaserve.cli.doctor_report import Level, Line
@@ -24,11 +26,11 @@ def check_server(base_url: str, admin_url: str | None = None, keys: Sequence[Api
     """Of `base_url`; reads only. `admin_url`: where its admin routes are; None: there, or one port above."""
     url = server_root(base_url)
     try:
-        with httpx.Client(timeout=_TIMEOUT_S) as http:
-            ready = http.get(f"{url}/readyz")
-            reasons = ready.json().get("reasons") or {}
-            answer = ask_admin(http, "/server_info", base_url, admin_url, keys)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError) as error:
+        with http_client(url, _TIMEOUT_S) as http:
+            ready = http.get("/readyz")
+        reasons = ready.json().get("reasons") or {}
+        answer = ask_admin("/server_info", base_url, admin_url, keys)
+    except (httpx.HTTPError, ConfigError, ValueError, AttributeError) as error:
         yield Line(Level.FAIL, "server", f"{url}: {type(error).__name__}: {str(error)[:200]}")
         return
     if ready.status_code == httpx.codes.OK:

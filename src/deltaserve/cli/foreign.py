@@ -1,232 +1,348 @@
-"""Flags of SGLang and vLLM that people bring along: what each is called here, or why it is none of ours.
+"""Flags of other servers that people bring along: what each is called here, that it changes nothing, or why it is
+refused and what to write instead.
 
-Some are accepted because they say what happens anyway.
+One table for the flags of SGLang's server and router, of vLLM, Dynamo's workers and llama.cpp's server, as their
+documentation names them. A name is written with what follows the flag: `name` is a switch, `name=` takes one value,
+`name=*` several, and `name=a|b` is accepted with these values only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 
-from deltaserve.base.errors import ConfigError
 
-_CACHE = "the prefix cache is always on; --disable-radix-cache turns it off"
-_LAYERS = "layers are not split over workers"
-_CHUNKS = "prompts are always computed in chunks; --chunked-prefill-size says how long"
-_READERS = "weights are read from safetensors and GGUF files, whichever MODEL is"
-_TORCH = "attention has four backends (--attention-backend), and no such choice; leave the flag out"
+class Takes(Enum):
+    """What follows a flag on a command line."""
+
+    NOTHING = "no value"
+    ONE = "one value"
+    SEVERAL = "values up to the next flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another word for an option of ours."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Changes nothing here, and is accepted."""
+
+    why: str
+    values: tuple[str, ...] = ()
+    """The only ones that mean what happens anyway; empty: any. Such a value needs no word; a switch or a value that is
+    not looked at does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Asks for what there is not."""
+
+    remedy: str
+    """Why, and what to write instead."""
+
+
+Meaning = Alias | Idle | Denied
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A flag of another server."""
+
+    name: str
+    takes: Takes
+    meaning: Meaning
+
+
+_ALIASES = {
+    "model-path": "model m",
+    "served-model-name": "alias model-name",
+    "context-length": "max-model-len max-seq-len ctx-size c",
+    "json-model-override-args": "hf-overrides",
+    "page-size": "block-size kv-cache-block-size",
+    "mem-fraction-static": "gpu-memory-utilization mem-fraction",
+    "disable-radix-cache": "no-enable-prefix-caching",
+    "mamba-ssm-dtype": "mamba-ssm-cache-dtype",
+    "max-running-requests": "max-num-seqs max-batch-size parallel np",
+    "max-prefill-tokens": "max-num-batched-tokens max-num-tokens",
+    "schedule-policy": "scheduling-policy",
+    "disable-cuda-graph": "enforce-eager",
+    "cuda-graph-max-bs": "max-cudagraph-capture-size",
+    "disable-overlap-schedule": "no-async-scheduling",
+    "num-threads": "threads t",
+    "speculative-algorithm": "speculative-algo",
+    "speculative-draft-model-path": "speculative-draft-model speculative-draft",
+    "tp-size": "tp tensor-parallel-size",
+    "ep-size": "ep expert-parallel-size",
+    "dp-size": "dp data-parallel-size",
+    "transfer-devices": "disaggregation-ib-device",
+    "host": "http-host",
+    "port": "http-port",
+    "request-timeout-s": "request-timeout-secs",
+}
+"""Our key |-> its names elsewhere."""
+
 _LOGGED = "each request leaves one line of JSON in the log of the front, without its text"
+_PAIR = "the pair of workers with the least expected time to first token is taken"
+_LAYERS = "layers are not split over workers"
+_MACHINES = (
+    "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`; leave it out"
+)
+_KERNELS = "which kernels compute is not a choice beyond --attention-backend"
+_EXPERTS = "how experts are exchanged is not a choice, and none is held twice"
+_GROUP = "a member of a group of workers that share experts has all else whole"
+_PARSE = "leave it out: the answer's text carries them"
 
-ACCEPTED: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "disaggregation-decode-enable-radix-cache": (("true",), _CACHE),
-    "disaggregation-enable-decode-radix-cache": (("true",), _CACHE),
-    "enable-prefix-caching": (("true",), _CACHE),
-    "radix-eviction-policy": (("lru",), "what was used least recently is evicted first"),
-    "enable-chunked-prefill": (("true",), _CHUNKS),
-    "enable-expert-parallel": (("true",), "experts are whole on ranks where they divide over them; see --ep-size"),
-    "enable-mixed-chunk": (("true",), "prompts and decoding always share steps where one worker does both"),
-    "enable-metrics": (("true",), "metrics are always on, at /metrics"),
-    "enable-cache-report": (("true",), "usage always reports cached tokens"),
-    "enable-request-time-stats-logging": (("true",), _LOGGED),
-    "disable-log-requests": (("true",), _LOGGED),
-    "no-enable-log-requests": (("true",), _LOGGED),
-    "overlap-schedule": (
-        ("1",),
-        "steps are planned ahead; --disable-overlap-schedule ends that",
+_IDLE = {
+    "the prefix cache is always on; --disable-radix-cache turns it off": (
+        "disaggregation-decode-enable-radix-cache=true disaggregation-enable-decode-radix-cache=true "
+        "enable-prefix-caching=true"
     ),
-    "sleep-on-idle": (("true",), "an idle worker always sleeps"),
-    "pd-disaggregation": (("true",), "--workers says which of them prefill and which decode"),
-    "load-format": (("auto", "safetensors", "gguf"), _READERS),
-    "tokenizer-mode": (("auto",), "the tokenizer is that of the model folder"),
-    "mamba-scheduler-strategy": (("auto", "extra_buffer"), "a state that is kept is never written over"),
-    "pp-size": (("1",), _LAYERS),
-    "pipeline-parallel-size": (("1",), _LAYERS),
-    "nnodes": (
-        ("1",),
-        "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`",
+    "what was used least recently is evicted first": "radix-eviction-policy=lru",
+    "the key of a prefix is a keyed hash": "prefix-caching-hash-algo=",
+    "prompts are always computed in chunks; --chunked-prefill-size says how long": "enable-chunked-prefill=true",
+    "prompts and decoding always share steps where one worker does both": "enable-mixed-chunk=true",
+    "a chunk is as long as --chunked-prefill-size says": "enable-dynamic-chunking",
+    "experts are whole on ranks where they divide over them; see --ep-size": "enable-expert-parallel",
+    "metrics are always on, at /metrics": (
+        "enable-metrics=true enable-metrics-for-all-schedulers collect-tokens-histogram show-time-cost "
+        "bucket-time-to-first-token=* bucket-inter-token-latency=* bucket-e2e-request-latency=* "
+        "prompt-tokens-buckets=* generation-tokens-buckets=* metrics"
     ),
-}
-"""name |-> the only values that mean what happens anyway, and why no other one does."""
-
-SWITCHES = frozenset(name for name, (values, _) in ACCEPTED.items() if values == ("true",))
-
-ALIASES = {
-    "tp": "tp-size",
-    "tensor-parallel-size": "tp-size",
-    "ep": "ep-size",
-    "expert-parallel-size": "ep-size",
-    "dp": "dp-size",
-    "data-parallel-size": "dp-size",
-}
-"""name |-> one of ours that it is another word for."""
-
-RENAMED = {
-    "model": "model-path",
-    "max-model-len": "context-length",
-    "max-num-seqs": "max-running-requests",
-    "max-num-batched-tokens": "max-prefill-tokens",
-    "block-size": "page-size",
-    "gpu-memory-utilization": "mem-fraction-static",
-    "no-enable-prefix-caching": "disable-radix-cache",
-    "disaggregation-ib-device": "transfer-devices",
-    "hf-overrides": "json-model-override-args",
-    "enforce-eager": "disable-cuda-graph",
-    "max-cudagraph-capture-size": "cuda-graph-max-bs",
-}
-"""name |-> what the same is called here."""
-
-_REASONS = {
-    "secrets come from files; use --api-key-file": "api-key",
-    "secrets come from files; use --api-key-file with an admin line": "admin-api-key",
-    "TLS is ended by a proxy before the server": "ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password",
-    "use --num-pages (tokens / page size)": "max-total-tokens num-gpu-blocks-override",
-    "use --disaggregation-transfer-backend": "kv-transfer-config",
-    "use --num-reserved-decode-tokens": "schedule-conservativeness",
-    "use --log-level": "log-level-http uvicorn-log-level",
-    "use --workers prefill@HOST:PORT,decode@HOST:PORT": "worker-urls",
-    "each request has a seed of its own; send `seed`": "random-seed seed",
-    "code from a model folder is never run; leave it out": "trust-remote-code",
-    "models are never downloaded; MODEL is a folder or a GGUF file": "download-dir revision tokenizer-revision",
-    "the checkpoint says how it is quantized; leave it out": (
-        "quantization-param-path modelopt-quant fp8-gemm-backend fp4-gemm-backend torchao-config"
+    "usage always reports cached tokens": "enable-cache-report=true enable-prompt-tokens-details",
+    "usage is sent where a request asks for it": "enable-force-include-usage",
+    _LOGGED: (
+        "enable-request-time-stats-logging disable-log-requests no-enable-log-requests log-requests "
+        "enable-log-requests log-requests-level= log-requests-format= disable-uvicorn-access-log max-log-len= "
+        "uvicorn-access-log-exclude-prefixes=*"
     ),
-    "the tokenizer and its template are those of the model folder": (
-        "tokenizer tokenizer-path chat-template hf-chat-template-name chat-template-content-format "
-        "completion-template preferred-sampling-params generation-config override-generation-config"
+    "a worker that computes writes a line every 10 s": "decode-log-interval= disable-log-stats",
+    "--log-level says it for all processes": "log-level-http= uvicorn-log-level= verbose",
+    "steps are planned ahead; --disable-overlap-schedule ends that": "overlap-schedule=1 async-scheduling",
+    "a step is planned while the one before computes": (
+        "enable-single-batch-overlap enable-two-batch-overlap tbo-token-distribution-threshold= "
+        "num-continuous-decode-steps="
     ),
-    "send token ids as the prompt; the tokenizer stays": "skip-tokenizer-init",
-    "the front has one tokenizer": "tokenizer-worker-num api-server-count",
-    "start `deltaserve prefill|decode` on each machine and name them to `deltaserve router --workers`": (
-        "node-rank dist-init-addr nccl-init-addr nccl-port dist-timeout distributed-executor-backend "
-        "data-parallel-address data-parallel-rpc-port data-parallel-start-rank data-parallel-size-local"
+    "messages are read in every turn of a worker's loop": (
+        "scheduler-recv-interval= disaggregation-decode-polling-interval="
     ),
-    "CUDA_VISIBLE_DEVICES says which GPUs a command sees": "base-gpu-id gpu-id-step",
+    "an idle worker always sleeps": "sleep-on-idle",
+    "the watchdog has no setting; /livez reports it": "watchdog-timeout= soft-watchdog-timeout=",
+    "each worker tries its transport when it starts": "skip-server-warmup warmups=*",
+    "each request's `seed` makes its sampling repeatable": "random-seed= seed=",
+    "code from a model folder is never run": "trust-remote-code",
+    "models are never downloaded": "download-dir= offline",
+    "weights are read from safetensors and GGUF files, whichever MODEL is": (
+        "load-format=auto|safetensors|gguf model-loader-extra-config= weight-loader-disable-mmap "
+        "weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads= no-mmap mlock"
+    ),
+    "each model family has one implementation": "model-impl=auto|vllm|sglang runner=auto|generate task=auto|generate",
+    "the tokenizer is that of the model folder": "tokenizer-mode=auto use-sglang-tokenizer",
+    "prompts may be token ids; text is read and written all the same": "skip-tokenizer-init",
+    "the front has one tokenizer": (
+        "tokenizer-worker-num= api-server-count= enable-tokenizer-batch-encode disable-tokenizer-batch-decode "
+        "enable-dynamic-batch-tokenizer dynamic-batch-tokenizer-batch-size= dynamic-batch-tokenizer-batch-timeout="
+    ),
+    "the chat template of the model is always used": "jinja",
+    "sampling that the model's folder recommends is the default": "sampling-defaults=model generation-config=auto",
+    "a state that is kept is never written over": "mamba-scheduler-strategy=auto|extra_buffer",
+    "windows get what running requests hold": (
+        "swa-full-tokens-ratio= disable-hybrid-swa-memory disable-hybrid-kv-cache-manager "
+        "no-disable-hybrid-kv-cache-manager"
+    ),
+    _LAYERS: "pp-size=1 pipeline-parallel-size=1 pp-max-micro-batch-size= pp-async-batch-depth=",
+    "a prompt is computed by one worker": (
+        "attn-cp-size=1 attention-context-parallel-size=1 context-parallel-size=1 "
+        "prefill-context-parallel-size=1 decode-context-parallel-size=1"
+    ),
+    _MACHINES: "nnodes=1 node-rank=0",
+    "the ranks of a worker are on one machine and find each other": (
+        "dist-init-addr= nccl-init-addr= nccl-port= dist-timeout= distributed-executor-backend=mp|uni|auto "
+        "master-addr= master-port= data-parallel-address= data-parallel-rpc-port="
+    ),
     "workers learn from each other's greeting what they are": (
-        "disaggregation-decode-tp disaggregation-decode-dp disaggregation-prefill-pp "
-        "disaggregation-decode-polling-interval"
+        "disaggregation-decode-tp= disaggregation-decode-dp= disaggregation-prefill-pp="
     ),
-    "the pair with the least expected time to first token is taken": (
-        "load-balance-method prefill-round-robin-balance policy prefill-policy decode-policy cache-threshold "
-        "balance-abs-threshold balance-rel-threshold"
+    _PAIR: (
+        "load-balance-method= prefill-round-robin-balance policy= prefill-policy= decode-policy= cache-threshold= "
+        "balance-abs-threshold= balance-rel-threshold= mini-lb router-mode= migration-limit= eviction-interval= "
+        "max-tree-size="
     ),
-    "of a group of workers that share experts each has all else; a prompt is computed by one worker": (
-        "enable-dp-lm-head moe-dense-tp-size enable-prefill-delayer attn-cp-size context-parallel-size"
+    "--workers says which of them prefill and which decode": "pd-disaggregation",
+    _GROUP: "enable-dp-lm-head moe-dense-tp-size= enable-prefill-delayer",
+    _EXPERTS: (
+        "moe-a2a-backend= deepep-mode= deepep-config= deepep-dispatcher-output-dtype= moe-runner-backend= "
+        "ep-num-redundant-experts= ep-dispatch-algorithm= init-expert-location= enable-eplb eplb-algorithm= "
+        "eplb-rebalance-num-iterations= eplb-config= disable-shared-experts-fusion all2all-backend= "
+        "elastic-ep-backend= mooncake-ib-device= flashinfer-mxfp4-moe-precision= moe-backend="
     ),
-    "how experts are exchanged is not a choice, and none is held twice": (
-        "moe-a2a-backend deepep-mode deepep-config moe-runner-backend ep-num-redundant-experts "
-        "ep-dispatch-algorithm init-expert-location enable-eplb eplb-algorithm eplb-rebalance-num-iterations "
-        "disable-shared-experts-fusion expert-distribution-recorder-mode"
+    "of CUDA graphs only --disable-cuda-graph and --cuda-graph-max-bs can be set": (
+        "cuda-graph-bs=* disable-cuda-graph-padding cudagraph-capture-sizes=* disable-piecewise-cuda-graph "
+        "enable-piecewise-cuda-graph enforce-piecewise-cuda-graph piecewise-cuda-graph-tokens=* "
+        "piecewise-cuda-graph-compiler= piecewise-cuda-graph-max-tokens= enable-profile-cuda-graph "
+        "enable-cudagraph-gc compilation-config= enable-torch-compile torch-compile-max-bs="
     ),
-    "pages have one tier, the memory of the worker": (
-        "enable-hierarchical-cache hicache-ratio hicache-size hicache-io-backend hicache-write-policy "
-        "hicache-mem-layout hicache-storage-backend hicache-storage-prefetch-policy enable-lmcache enable-hisparse "
-        "disaggregation-decode-enable-offload-kvcache cpu-offload-gb swap-space"
+    _KERNELS: (
+        "prefill-attention-backend= decode-attention-backend= mm-attention-backend= sampling-backend= "
+        "fp8-gemm-backend= fp4-gemm-backend= enable-flashinfer-mla disable-chunked-prefix-cache "
+        "flashinfer-mla-disable-ragged disable-flashinfer-autotune triton-attention-reduce-in-fp32 "
+        "triton-attention-num-kv-splits= triton-attention-split-tile-size= nsa-prefill-backend= nsa-decode-backend= "
+        "dsa-prefill-backend= dsa-decode-backend= enable-fused-qk-norm-rope speculative-attention-mode= "
+        "speculative-draft-attention-backend= speculative-moe-runner-backend= speculative-moe-a2a-backend= "
+        "mamba-backend= linear-attn-backend= linear-attn-prefill-backend= linear-attn-decode-backend= flash-attn=* "
+        "fa=* linear-backend="
     ),
-    "nothing of CUDA graphs can be set but --disable-cuda-graph and --cuda-graph-max-bs": (
-        "cuda-graph-bs disable-cuda-graph-padding cudagraph-capture-sizes "
-        "disable-piecewise-cuda-graph enable-piecewise-cuda-graph compilation-config enable-torch-compile "
-        "torch-compile-max-bs"
-    ),
-    _TORCH: (
-        "prefill-attention-backend decode-attention-backend mm-attention-backend sampling-backend "
-        "enable-flashinfer-mla disable-chunked-prefix-cache flashinfer-mla-disable-ragged"
-    ),
-    "there is no memory that ranks share": "enable-symm-mem",
+    "the device is as --device says, and holds all layers": "n-gpu-layers= gpu-layers= ngl=",
+    "there is no memory that ranks share": "enable-symm-mem enable-torch-symm-mem",
     "how sums over ranks are made is not a choice": (
-        "disable-custom-all-reduce enable-nccl-nvls enable-p2p-check enable-flashinfer-allreduce-fusion enable-mscclpp"
+        "disable-custom-all-reduce enable-nccl-nvls enable-p2p-check enable-flashinfer-allreduce-fusion "
+        "enable-aiter-allreduce-fusion enable-mscclpp enable-attn-tp-input-scattered"
     ),
-    "messages are read in every turn of a worker's loop": "scheduler-recv-interval",
-    "a step is planned while the one before computes, and computed when that is over": (
-        "enable-single-batch-overlap enable-two-batch-overlap async-scheduling num-continuous-decode-steps"
-    ),
-    "--speculative-draft-model-path names the folder of a draft head, which brings its own map of tokens": (
-        "speculative-draft-model speculative-token-map speculative-config"
-    ),
-    "states get as much memory as pages of tokens do; --max-mamba-cache-size says how many": "mamba-full-memory-ratio",
-    "use --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": (
-        "mamba-cache-dtype mamba-ssm-cache-dtype"
-    ),
-    "recurrent layers are computed by torch alone": "mamba-backend linear-attn-backend",
-    "windows get what running requests hold": "swa-full-tokens-ratio disable-hybrid-swa-memory",
-    "finding tool calls in answers is not built yet": "tool-call-parser enable-auto-tool-choice tool-server",
-    "telling reasoning from answer is not built yet": "reasoning-parser",
-    "structured output is not built yet": "grammar-backend guided-decoding-backend structured-outputs-config",
-    "adapters are not built yet": "enable-lora lora-paths lora-modules max-lora-rank max-loras-per-batch",
-    "only text is read": "enable-multimodal limit-mm-per-prompt is-embedding",
-    "a prompt that does not fit is refused with both lengths, never cut": "allow-auto-truncate",
-    _LOGGED: "log-requests log-requests-level enable-log-requests",
-    "a worker that computes writes a line every 10 s": "decode-log-interval disable-log-stats",
-    "the watchdog has no setting; /livez reports it": "watchdog-timeout soft-watchdog-timeout",
-    "each worker tries its transport when it starts": "skip-server-warmup warmups",
-    "prompts are always computed in chunks": "no-enable-chunked-prefill max-num-partial-prefills",
+    "requests of all kinds share steps": "cont-batching cb batch-size= b= ubatch-size= ub=",
+    "only text is read": "language-model-only language-only mm-max-concurrent-calls= mm-processor-cache-gb=",
+    "nothing is kept on disk": "disable-outlines-disk-cache",
 }
-"""reason |-> names, apart by spaces."""
+"""Why it changes nothing |-> names."""
 
-REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""name |-> why there is no such thing here, and what to use in its place."""
-
-_NO_CHUNKS = ("chunked-prefill-size", "-1")
-CHUNKLESS = "decode computes no prompts, only suffixes up to --decode-extend-tokens"
-
-VALUES = {
-    _NO_CHUNKS: "chunks cannot be turned off, the memory of a step is planned for them; name the longest that may be",
-    ("dtype", "half"): "is called float16 here",
-    ("dtype", "float"): "is called float32 here",
-    ("dtype", "bf16"): "is called bfloat16 here",
-    ("dtype", "fp16"): "is called float16 here",
-    ("dtype", "fp32"): "is called float32 here",
-    ("kv-cache-dtype", "bf16"): "is called bfloat16 here",
-    ("kv-cache-dtype", "fp8"): "is called fp8_e4m3 here",
-    ("kv-cache-dtype", "fp8_e5m2"): "of the two forms of fp8 only fp8_e4m3 is built",
-    **{
-        ("quantization", name): "what a checkpoint is quantized as is read from it; leave it out"
-        for name in ("awq", "gptq", "fp8", "gguf", "w8a8_int8", "w8a8_fp8", "compressed-tensors", "bitsandbytes")
-    },
-    ("schedule-policy", "lof"): "the order of requests is by arrival (fcfs) or by cached prefix (lpm)",
+_REFUSED = {
+    "secrets come from files; write --api-key-file FILE": "api-key=",
+    "secrets come from files; write --api-key-file FILE, with a line `SECRET NAMESPACE admin`": "admin-api-key=",
+    "TLS is ended by a proxy before the server; leave it out": (
+        "ssl-keyfile= ssl-certfile= ssl-ca-certs= ssl-keyfile-password= ssl-cert-reqs= ssl-key-file= ssl-cert-file= "
+        "tls-cert-path= tls-key-path="
+    ),
+    "the API begins at /; let a proxy take the path away": "root-path= fastapi-root-path= api-prefix=",
+    "requests from a browser of another site need a proxy that allows them": (
+        "allowed-origins=* allowed-methods=* allowed-headers=* cors-allowed-origins=*"
+    ),
+    "write --num-pages (tokens / page size)": "max-total-tokens= num-gpu-blocks-override=",
+    "write --mem-fraction-static, or --num-pages": "kv-cache-memory-bytes= kv-cache-memory=",
+    "write --disaggregation-transfer-backend, and `deltaserve prefill` or `decode` where serve would start both": (
+        "kv-transfer-config= kv-connector="
+    ),
+    "write --num-reserved-decode-tokens, how many tokens are kept free for each running request": (
+        "schedule-conservativeness="
+    ),
+    "write --max-prefill-tokens, how many tokens of all prompts a step computes": "prefill-max-requests=",
+    "write --workers prefill@HOST:PORT,decode@HOST:PORT": (
+        "worker-urls=* service-discovery selector=* prefill-selector=* decode-selector=*"
+    ),
+    "/metrics is on the admin port; write --admin-port": "prometheus-port= prometheus-host= metrics-port=",
+    "write --max-queued-requests, how many may wait for their first token": "max-concurrent-requests= queue-size=",
+    "write --dump-config > FILE, which prints the settings and ends": "dump-config-to=",
+    "models are never downloaded; MODEL is a folder or a GGUF file, `hf download NAME --local-dir FOLDER` gets one": (
+        "revision= tokenizer-revision= code-revision= hf-repo= hf-file= hf= hf-token= model-url= "
+        "speculative-draft-model-revision="
+    ),
+    "weights are read from safetensors and GGUF files as they are; leave it out": (
+        "model-checksum= custom-weight-loader=* delete-ckpt-after-loading checkpoint-engine-wait-weights-before-ready "
+        "speculative-draft-load-format= remote-instance-weight-loader-backend="
+    ),
+    "the checkpoint says how it is quantized; leave it out": (
+        "quantization-param-path= modelopt-quant= torchao-config= speculative-draft-model-quantization= "
+        "modelopt-checkpoint-restore-path= quantize-and-serve"
+    ),
+    "the tokenizer and its template are those of the model folder; put it there, or leave it out": (
+        "tokenizer= tokenizer-path= chat-template= chat-template-file= custom-jinja-template= hf-chat-template-name= "
+        "chat-template-content-format= completion-template="
+    ),
+    "sampling that generation_config.json in MODEL recommends is the default; write it there, or in requests": (
+        "preferred-sampling-params= override-generation-config="
+    ),
+    _MACHINES: "data-parallel-start-rank= data-parallel-size-local= data-parallel-hybrid-lb headless",
+    "write CUDA_VISIBLE_DEVICES=N before the command: it says which GPUs it sees; leave it out": (
+        "base-gpu-id=0 gpu-id-step=1 main-gpu= device-ids=*"
+    ),
+    "write `numactl` before the command; leave it out": "numa-node=* numa-bind",
+    "layers are not split over workers; leave it out": "pp-partition=",
+    "pages have one tier, the memory of the worker; leave it out": (
+        "enable-hierarchical-cache hicache-ratio= hicache-size= hicache-io-backend= hicache-write-policy= "
+        "hicache-mem-layout= hicache-storage-backend= hicache-storage-prefetch-policy= "
+        "hicache-storage-backend-extra-config= enable-lmcache enable-hisparse hisparse-config= "
+        "disaggregation-decode-enable-offload-kvcache cpu-offload-gb= swap-space= kv-offloading-size= "
+        "kv-offloading-backend= offload-group-size= offload-mode="
+    ),
+    "write --speculative-algorithm, and for a head of its own --speculative-draft-model-path": "speculative-config=",
+    "--speculative-draft-model-path names the folder of a draft head, which brings its own map of tokens; "
+    "leave it out": "speculative-token-map=",
+    "guesses are verified exactly; leave it out": (
+        "speculative-accept-threshold-single= speculative-accept-threshold-acc="
+    ),
+    "states get as much memory as pages of tokens do; write --max-mamba-cache-size, how many": (
+        "mamba-full-memory-ratio="
+    ),
+    "write --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": "mamba-cache-dtype=",
+    f"finding tool calls in answers is not built yet; {_PARSE}": (
+        "tool-call-parser= enable-auto-tool-choice tool-server= dyn-tool-call-parser= tool-parser-plugin="
+    ),
+    f"telling reasoning from answer is not built yet; {_PARSE}": (
+        "reasoning-parser= dyn-reasoning-parser= enable-reasoning reasoning-format="
+    ),
+    "structured output is not built yet; leave it out, and `response_format` out of requests": (
+        "grammar-backend= guided-decoding-backend= structured-outputs-config= grammar= json-schema= "
+        "constrained-json-whitespace-pattern= constrained-json-disable-any-whitespace"
+    ),
+    "adapters are not built yet; merge it into the weights of MODEL": (
+        "enable-lora lora-paths=* lora-modules=* lora= max-lora-rank= max-loras= max-loras-per-batch= "
+        "max-loaded-loras= lora-target-modules=* lora-backend="
+    ),
+    "only text is read; leave it out": (
+        "enable-multimodal limit-mm-per-prompt= limit-mm-data-per-request= mm-process-config= mmproj= encoder-only "
+        "encoder-urls=* mm-processor-kwargs="
+    ),
+    "answers are text; embeddings are not built; leave it out": "is-embedding embedding embeddings reranking",
+    "a prompt that does not fit is refused with both lengths, never cut; leave it out": "allow-auto-truncate",
+    "requests are taken by arrival, or by cached prefix (--schedule-policy lpm); leave it out": (
+        "enable-priority-scheduling schedule-low-priority-values-first priority-scheduling-preemption-threshold= "
+        "abort-on-priority-when-disabled"
+    ),
+    "code of requests is never run; leave it out": "enable-custom-logit-processor logits-processors=*",
+    "answers carry no inner values; leave it out": (
+        "enable-return-hidden-states enable-return-routed-experts max-logprobs= return-tokens-as-token-ids"
+    ),
+    "there are metrics and logs, no traces and no stream of cache events; leave it out": (
+        "enable-trace otlp-traces-endpoint= kv-events-config= enable-kv-cache-events"
+    ),
+    "no text of requests is kept; leave it out": (
+        "crash-dump-folder= export-metrics-to-file export-metrics-to-file-dir= log-requests-target=* "
+        "debug-tensor-dump-output-folder= slot-save-path="
+    ),
+    "a server keeps its weights and memory until it ends; leave it out": "enable-memory-saver enable-sleep-mode",
+    "prompts are always computed in chunks; write --chunked-prefill-size, how long": (
+        "no-enable-chunked-prefill max-num-partial-prefills="
+    ),
+    "there is one protocol, HTTP; leave it out": "grpc-mode enable-grpc",
+    "workers are known by --workers of the router; leave it out": (
+        "endpoint= store-kv= discovery-backend= request-plane= event-plane= namespace="
+    ),
 }
-"""(our name, a value that has a meaning elsewhere) |-> what to say of it."""
-
-_ELSEWHERE = {
-    ("prefill", "port"): "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port",
-    ("decode", "port"): "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port",
-    ("router", "prefill"): "name workers with --workers prefill@HOST:PORT,decode@HOST:PORT",
-    ("router", "decode"): "name workers with --workers prefill@HOST:PORT,decode@HOST:PORT",
-}
-"""(command, a name of ours that it has not) |-> what to use there."""
+"""Why it is refused, and what to write instead |-> names."""
 
 
-def check_foreign(name: str, value: str, where: str) -> bool:
-    """Whether `name` is a foreign flag that may be ignored. Raises ConfigError for one that may not."""
-    if name in RENAMED:
-        raise ConfigError(f"{where}: is called {'--' if where.startswith('-') else ''}{RENAMED[name]} here")
-    if name in REFUSED:
-        raise ConfigError(f"{where}: has no meaning here; {REFUSED[name]}")
-    if name not in ACCEPTED:
-        return False
-    allowed, reason = ACCEPTED[name]
-    if value.lower() not in allowed:
-        raise ConfigError(f"{where} {value[:80]}: only {' or '.join(allowed)} is possible; {reason}")
-    return True
+def _rows() -> Iterator[Foreign]:
+    for key, names in _ALIASES.items():
+        yield from (Foreign(name, Takes.ONE, Alias(key)) for name in names.split())
+    for why, name, takes, values in _specs(_IDLE):
+        yield Foreign(name, takes, Idle(why, values))
+    for remedy, name, takes, values in _specs(_REFUSED):
+        yield Foreign(name, takes, Idle(remedy, values) if values else Denied(remedy))
 
 
-def check_value(command: str, key: str, value: str, where: str) -> bool:
-    """Whether this value of an option of ours, which has a meaning elsewhere, may be left out of this command's.
-
-    Raises ConfigError for one that may not; False for every other value.
-    """
-    if (key, value) == _NO_CHUNKS and command == "decode":
-        return True
-    if (key, value) in VALUES:
-        raise ConfigError(f"{where} {value}: {VALUES[key, value]}")
-    return False
-
-
-def advice_elsewhere(command: str, key: str, commands: Iterable[str]) -> str:
-    """Of an option that `command` has not, and `commands` have."""
-    of_others = f"only `deltaserve {'` or `deltaserve '.join(commands)}` has it"
-    return f"{of_others}; {_ELSEWHERE[command, key]}" if (command, key) in _ELSEWHERE else of_others
+def _specs(table: Mapping[str, str]) -> Iterator[tuple[str, str, Takes, tuple[str, ...]]]:
+    for text, specs in table.items():
+        for spec in specs.split():
+            name, equals, rest = spec.partition("=")
+            values = () if rest in ("", "*") else tuple(rest.split("|"))
+            if not equals or values == _SWITCHED_ON:
+                yield text, name, Takes.NOTHING, values
+            else:
+                yield text, name, Takes.SEVERAL if rest == "*" else Takes.ONE, values
 
 
-def foreign_notes(command: str, flags: Mapping[str, str]) -> tuple[str, ...]:
-    """One line for each switch among the flags given: that it changes nothing, and why."""
-    notes = [f"--{name} changes nothing: {ACCEPTED[name][1]}" for name in flags if name in SWITCHES]
-    if command == "decode" and flags.get("chunked_prefill_size") == "-1":
-        notes.append(f"--chunked-prefill-size -1 changes nothing: {CHUNKLESS}")
-    return tuple(notes)
+_SWITCHED_ON = ("true",)
+FOREIGN: Mapping[str, Foreign] = {row.name: row for row in _rows()}
+"""name |-> its row."""
+SHORTEST_IN_FILES = 2
+"""Letters: shorter names are flags of a line only."""

@@ -14,8 +14,11 @@ from deltaserve.base.config import Advertised, Devices, Group, Name, Port, Setti
 from deltaserve.base.errors import ConfigError
 
 _MAX_GUESSED = 80
-MISSPELT = 0.8
-"""Likeness of a slip of the fingers. Below it lie the flags of other servers, which mean something else."""
+_MISSPELT = 0.8
+_MISSPELT_SHORT = 0.75
+_SHORT = 5
+"""Likeness of a slip of the fingers; in a name of so many letters one slip is more. Below it lie the flags of other
+servers, which mean something else."""
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _METAVARS = ((Share, "X"), (WorkerList, "LIST"), (Advertised, "HOST[:PORT]"), (Devices, "LIST"), (Transports, "LIST"))
@@ -115,6 +118,11 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
         return f"; did you mean {longer[0]}?"
     found = difflib.get_close_matches(_bare(name)[:_MAX_GUESSED], list(full), n=1, cutoff=likeness)
     return f"; did you mean {full[found[0]]}?" if found else ""
+
+
+def nearest_flag(name: str, names: Iterable[str]) -> str:
+    """As `nearest`, for a name that may be one of another server's and mean something else."""
+    return nearest(name, names, _MISSPELT_SHORT if len(_bare(name)) <= _SHORT else _MISSPELT)
 
 
 def _bare(name: str) -> str:

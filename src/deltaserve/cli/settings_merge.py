@@ -1,33 +1,26 @@
 """Flags, environment and YAML merged into one Settings: flag > environment > YAML > default.
 
-Every value is checked where it stands, also one that is overridden: nothing wrong is ever ignored.
+Every value is checked where it stands, also one that is overridden: nothing wrong is ever ignored. All that is wrong
+is found before anything is told.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
 
 from deltaserve.base.config import Settings
-from deltaserve.base.config_rules import check_rules
+from deltaserve.base.config_rules import breaches
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import (
-    ACCEPTED,
-    ALIASES,
-    REFUSED,
-    RENAMED,
-    SWITCHES,
-    advice_elsewhere,
-    check_foreign,
-    check_value,
-    foreign_notes,
-)
-from deltaserve.cli.options import ENV_PREFIX, MISSPELT, Option, nearest, read_options
-from deltaserve.cli.yaml_file import read_yaml
+from deltaserve.cli.foreign import FOREIGN, SHORTEST_IN_FILES, Alias, Denied, Idle, Takes
+from deltaserve.cli.foreign_values import advise_workers, told_elsewhere, told_value
+from deltaserve.cli.given import CONFIG_ENV, Given, Source, of_environment, of_yaml
+from deltaserve.cli.known_flags import CONFIG, DUMP, HELP, HELP_ALL, OF_ANY_COMMAND, KnownFlags, key_of, known_flags
+from deltaserve.cli.line_words import Word, take_apart
+from deltaserve.cli.options import nearest
+from deltaserve.cli.problems import problems_of, raise_problems
+from deltaserve.cli.settings_help import About, print_help
 
-_CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-_HELP_ALL = "--help-all"
+_MODEL = "model-path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,217 +28,203 @@ class CommandLine:
     """What a command was asked."""
 
     settings: Settings
-    dump_config: bool
+    """Of all that is right."""
+    dump_config: bool = False
     """Print the settings and end."""
     notes: tuple[str, ...] = ()
-    """Lines for the user about flags that were accepted and change nothing."""
+    """Lines for the user about what was accepted and changes nothing."""
+    problems: tuple[str, ...] = ()
+    """What is wrong, and what to write instead."""
 
 
-class LineParser(argparse.ArgumentParser):
-    """Errors are ConfigErrors of one line; no abbreviations; help keeps its line breaks."""
-
-    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            formatter_class=_HelpFormatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        said = message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, leave out")
-        raise ConfigError(said)
-
-    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Everything must be known. Raises ConfigError, which names the nearest flag."""
-        found, unknown = self.parse_known_args(list(argv))
-        for flag in (text.split("=")[0] for text in unknown if is_flag(text)):
-            raise ConfigError(f"{flag}: unknown flag{nearest(flag, self._option_string_actions)}")
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r}: not expected here; values come after their flags")
-        return found
-
-
-def is_flag(text: str) -> bool:
-    return text.startswith("-") and len(text) > 1
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=112)
-
-
-class _Once(argparse.Action):
-    """Stores a text; a second one is an error, not a silent replacement."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
-    ) -> None:
-        if self.dest in namespace:
-            raise ConfigError(f"{flag or 'MODEL'}: given twice")
-        setattr(namespace, self.dest, "true" if self.nargs == 0 else values)
-
-
-def load(command: str, description: str, argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
+def load(command: str, summary: str, argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     """Settings of `deltaserve COMMAND argv`. Raises ConfigError; ends the process after --help."""
-    options = read_options()
-    flags = _parse_flags(command, description, options, argv)
-    config = flags.pop("config", environ.get(_CONFIG_ENV))
-    dump_config = flags.pop("dump_config", None) is not None
-    notes = foreign_notes(command, flags)
-    values: dict[str, object] = {}
+    line = read_line(command, About(summary), argv, environ)
+    raise_problems(line.problems)
+    return line
+
+
+def read_line(command: str, about: About, argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
+    """As `load`, with what is wrong beside what is right."""
+    words = list(take_apart(argv, known_flags(command).takes))
+    _help_if_asked(command, about, words)
+    merged = _Merged(known_flags(command))
+    line = merged.sort(words)
+    config = line.config or environ.get(CONFIG_ENV)
     if config is not None:
-        values |= _from_yaml(command, options, Path(config))
-    values |= _from_environment(options, environ)
-    values |= _from_flags(command, options, flags)
-    return CommandLine(_build(command, options, values), dump_config, notes)
+        merged.take_file(Path(config))
+    merged.take_all(of_environment(environ))
+    merged.take_all(line.given)
+    return merged.result(line.dump_config)
 
 
 def read_settings(command: str, path: Path) -> Settings:
     """Settings from a file alone, as a supervisor hands them to a worker. Raises ConfigError."""
-    options = read_options()
-    return _build(command, options, _from_yaml(command, options, path))
+    merged = _Merged(known_flags(command))
+    merged.take_file(path)
+    result = merged.result(dump_config=False)
+    raise_problems(result.problems)
+    return result.settings
 
 
-def _build(command: str, options: Iterable[Option], values: Mapping[str, object]) -> Settings:
-    tree: dict[str, dict[str, object]] = {}
-    for option in options:
-        group = tree.setdefault(option.group, {})
-        if option.key in values:
-            group[option.field] = values[option.key]
-    settings = Settings.model_validate(tree)
-    check_rules(settings, command)
-    return settings
+def command_of(command: str, argv: Sequence[str]) -> str:
+    """`prefill` or `decode` of a line of SGLang's server, which names its role by a flag; else the command itself."""
+    for word in take_apart(argv, known_flags(command).takes):
+        if command == "serve" and word.name == "disaggregation-mode" and word.values[:1] in (("prefill",), ("decode",)):
+            return word.values[0]
+    return command
 
 
-# ---------------------------------------------------------------- the three sources: key |-> checked value
-
-
-def _from_yaml(command: str, options: Iterable[Option], path: Path) -> dict[str, object]:
-    known = {option.key: option for option in options}
-    values: dict[str, object] = {}
-    for given, value in read_yaml(path).items():
-        where, key = f"{given} in {path}:", ALIASES.get(given, given)
-        if key in values:
-            raise ConfigError(f"{key} in {path}: given twice, as {given} too")
-        if key in known:
-            if not check_value(command, key, str(value), where):
-                values[key] = known[key].check(value, where)
-        elif not check_foreign(key, str(value), where.rstrip(":")):
-            raise ConfigError(f"{where} unknown key{nearest(key, known, MISSPELT)}")
-    return values
-
-
-def _from_environment(options: Iterable[Option], environ: Mapping[str, str]) -> dict[str, object]:
-    known = {option.env: option for option in options}
-    values: dict[str, object] = {}
-    for name in sorted(name for name in environ if name.startswith(ENV_PREFIX) and name != _CONFIG_ENV):
-        if name not in known:
-            raise ConfigError(f"{name}: unknown variable{nearest(name, known)}")
-        values[known[name].key] = known[name].parse(environ[name], f"{name}:")
-    return values
-
-
-def _from_flags(command: str, options: Iterable[Option], flags: dict[str, str]) -> dict[str, object]:
-    known = {option.field: option for option in options}
-    if "model" in flags:
-        if "model_path" in flags:
-            raise ConfigError("MODEL and --model-path: give one of them")
-        flags["model_path"] = flags.pop("model")
-    values: dict[str, object] = {}
-    for name, text in flags.items():
-        if name in known:
-            option = known[name]
-            if not check_value(command, option.key, text, option.flag):
-                values[option.key] = option.parse(text, option.flag)
-        else:
-            check_foreign(name, text, f"--{name}")
-    return values
-
-
-# ---------------------------------------------------------------- the parser
-
-
-def _parse_flags(command: str, description: str, options: Sequence[Option], argv: Sequence[str]) -> dict[str, str]:
-    if _HELP_ALL in argv:
-        _make_parser(command, description, options, uses=("common", "rare")).print_help()
-        raise SystemExit(0)
-    parser = _make_parser(command, description, options, uses=("common",))
-    found, unknown = parser.parse_known_args(list(argv))
-    strange = next((text for text in unknown if is_flag(text)), None)
-    if strange is not None:
-        _refuse_flag(command, strange.split("=")[0], options)
-    if unknown:
-        raise ConfigError(f"{unknown[0]!r}: one MODEL is expected, and every other value after its flag")
-    return {name: str(value) for name, value in vars(found).items()}
-
-
-def _refuse_flag(command: str, flag: str, options: Sequence[Option]) -> NoReturn:
-    name = flag.lstrip("-")
-    if name in REFUSED or name in RENAMED:
-        check_foreign(name, "", flag)
-    if name in ACCEPTED or name in ALIASES:  # with one dash
-        raise ConfigError(f"{flag}: is written --{name} here")
-    for option in options:
-        if option.key == name:
-            raise ConfigError(f"{flag}: {advice_elsewhere(command, name, option.commands)}")
-    flags = [option.flag for option in options if _has_flag(option, command)]
-    near = nearest(flag, [*flags, "--config", "--dump-config", _HELP_ALL], MISSPELT)
-    raise ConfigError(f"{flag}: unknown flag{near or f'; `deltaserve {command} {_HELP_ALL}` lists those there are'}")
-
-
-def _has_flag(option: Option, command: str) -> bool:
-    return not option.commands or command in option.commands
-
-
-def _make_parser(command: str, description: str, options: Sequence[Option], uses: Sequence[str]) -> LineParser:
-    """Knows every flag of the command; its help lists those of these uses."""
-    own = [option for option in options if _has_flag(option, command)]
-    num_left_out = sum(option.use not in uses for option in own)
-    parser = LineParser(f"deltaserve {command}", description, _EPILOG)
-    parser.argument_default = argparse.SUPPRESS
-    parser.usage = f"deltaserve {command} MODEL [options]"
-    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, help="folder of a checkpoint, or GGUF file")
-    files = parser.add_argument_group("configuration")
-    files.add_argument("--config", action=_Once, metavar="FILE", help="YAML file of options, named as the flags are")
-    files.add_argument("--dump-config", action=_Once, nargs=0, help="print the settings as YAML and end")
-    more = f"as --help, with {num_left_out} flags more that are seldom needed" if num_left_out else "this help"
-    files.add_argument(_HELP_ALL, action="store_true", help=more)
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in own:
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group)
-        _add_option(groups[option.group], option, describe(option) if option.use in uses else argparse.SUPPRESS)
-    for alias, key in ALIASES.items():
-        for option in own:
-            if option.key == key:
-                parser.add_argument(f"--{alias}", dest=option.field, action=_Once, help=argparse.SUPPRESS)
-    for name in ACCEPTED:
-        nargs = 0 if name in SWITCHES else None
-        parser.add_argument(f"--{name}", dest=name, action=_Once, nargs=nargs, help=argparse.SUPPRESS)
-    return parser
-
-
-def _add_option(group: argparse._ArgumentGroup, option: Option, text: str) -> None:
-    text = text.replace("%", "%%")
-    if option.is_switch:
-        group.add_argument(option.flag, dest=option.field, action=_Once, nargs=0, help=text)
+def _help_if_asked(command: str, about: About, words: Iterable[Word]) -> None:
+    asked = {word.name for word in words if word.flag}
+    if asked.isdisjoint((*HELP, HELP_ALL)):
         return
-    group.add_argument(option.flag, dest=option.field, action=_Once, metavar=option.metavar, help=text)
+    known = known_flags(command)
+    own = [option for option in known.options.values() if known.has(option)]
+    print_help(command, about, own, ("common", "rare") if HELP_ALL in asked else ("common",))
+    raise SystemExit(0)
 
 
-def describe(option: Option) -> str:
-    """What it does, and where that is no list of words, what it may be and is."""
-    if option.is_switch:
-        return option.help
-    notes = [] if option.choices or option.is_free_text else [option.allowed]
-    notes += [] if option.default is None else [f"default {option.default}"]
-    return f"{option.help} ({'; '.join(notes)})" if notes else option.help
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """A line: what was given for settings, and the rest."""
+
+    given: Sequence[Given]
+    config: str | None
+    dump_config: bool
 
 
-_EPILOG = f"""
-Every flag is also a key of the YAML file (page-size: 64) and a variable ({ENV_PREFIX}PAGE_SIZE=64).
-A flag wins over a variable, a variable over the file, the file over the default.
-Secrets are read from files only. Wrong input ends with one line on stderr and exit code 2.
-"""
+@dataclass(slots=True)
+class _Merged:
+    """Values by key, as the sources are taken one after the other, and all that is to be told."""
+
+    known: KnownFlags
+    values: dict[str, object] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    wrong: set[str] = field(default_factory=set)
+    """Keys of which a problem tells: what may follow from them is not told."""
+
+    # ------------------------------------------------------------ the line
+
+    def sort(self, words: Iterable[Word]) -> _Sorted:
+        """MODEL becomes one of the flags."""
+        given: list[Given] = []
+        models: list[str] = []
+        workers: list[tuple[str, Sequence[str]]] = []
+        single: dict[str, str] = {}
+        for word in words:
+            if not word.flag:
+                models += word.values
+            elif self.known.is_of_pair(word.name):
+                workers.append((word.name, word.values))
+            elif word.name in OF_ANY_COMMAND:
+                self._take_single(word, single)
+            else:
+                given.append(Given(Source.FLAG, word.name, word.flag, word.values))
+        if workers:
+            self._refuse("workers", advise_workers(workers))
+        return _Sorted([*given, *self._model(models, given)], single.get(CONFIG), DUMP in single)
+
+    def _take_single(self, word: Word, single: dict[str, str]) -> None:
+        try:
+            if word.name in single:
+                raise ConfigError(f"{word.flag}: given twice")
+            Given(Source.FLAG, word.name, word.flag, word.values).require(OF_ANY_COMMAND[word.name])
+            single[word.name] = "".join(word.values)
+        except ConfigError as error:
+            self._refuse(word.name, str(error))
+
+    def _model(self, models: Sequence[str], given: Iterable[Given]) -> Iterable[Given]:
+        """The positional MODEL as --model-path."""
+        has_unknown = any(self.known.takes(one.name) is None for one in given)
+        if len(models) > 1 and not has_unknown:
+            self._refuse(_MODEL, f"{models[1]!r}: one MODEL is expected, and every other value after its flag")
+        if models and any(key_of(one.name) == _MODEL for one in given):
+            self._refuse(_MODEL, "MODEL and --model-path: give one of them")
+            return ()
+        return [Given(Source.FLAG, _MODEL, "--model-path", (models[0],))] if models else ()
+
+    # ------------------------------------------------------------ all sources
+
+    def take_file(self, path: Path) -> None:
+        """As `take_all`; a file that cannot be read is a problem itself."""
+        try:
+            self.take_all(of_yaml(path))
+        except ConfigError as error:
+            self._refuse(CONFIG, str(error))
+
+    def take_all(self, given: Iterable[Given]) -> None:
+        """Of one source; what an earlier one gave is overridden. What is wrong becomes a problem, the rest is taken."""
+        seen: set[str] = set()
+        for one in given:
+            key = key_of(one.name)
+            try:
+                if key in seen:
+                    raise ConfigError(f"{one.place}: given twice{f', as {key} too' if one.name != key else ''}")
+                seen.add(key)
+                self._take(one, key)
+            except ConfigError as error:
+                self._refuse(key, *problems_of(error))
+
+    def _take(self, given: Given, key: str) -> None:
+        """Raises ConfigError."""
+        is_letter = len(given.name) < SHORTEST_IN_FILES and given.source is not Source.FLAG
+        row, option = FOREIGN.get(given.name), self.known.options.get(key)
+        if is_letter or (row is None and option is None):
+            self._raise_unknown(given)
+        elif row is not None and not isinstance(row.meaning, Alias):
+            self._let(given, row.meaning, row.takes)
+        elif option is not None and given.source is Source.FLAG and not self.known.has(option):
+            self._let(given, told_elsewhere(self.known.command, key, option.commands), Takes.ONE)
+        elif option is not None:
+            match told_value(self.known.command, key, given.text):
+                case str(ours):
+                    self.values[key] = ours
+                case None:
+                    self.values[key] = given.value_of(option)
+                case Idle(why):
+                    self.notes.append(f"{given.where} {given.text} changes nothing: {why}")
+                case Denied(remedy):
+                    raise ConfigError(f"{given.where} {given.text}: {remedy}")
+
+    def _let(self, given: Given, meaning: Idle | Denied, takes: Takes) -> None:
+        """Note that it changes nothing. Raises ConfigError if it would have to change something."""
+        if isinstance(meaning, Denied):
+            raise ConfigError(f"{given.place}: {meaning.remedy}")
+        given.require(takes)
+        allowed, text = meaning.values, given.text
+        if allowed and text.lower() not in allowed:
+            raise ConfigError(f"{given.place} {text[:80]}: only {' or '.join(allowed)} is possible; {meaning.why}")
+        if takes is Takes.NOTHING and text == "false":
+            return
+        if takes is Takes.NOTHING or not allowed:
+            self.notes.append(f"{given.place} changes nothing: {meaning.why}")
+
+    def _raise_unknown(self, given: Given) -> None:
+        match given.source:
+            case Source.VARIABLE:
+                near = nearest(given.place, [option.env for option in self.known.options.values()])
+            case Source.FILE:
+                near = self.known.nearest(given.name)
+            case Source.FLAG:
+                self.wrong.add(_MODEL)  # which may have been taken for its value
+                near = self.known.nearest(given.name).replace("did you mean ", "did you mean --")
+                near = near or f"; `deltaserve {self.known.command} --help-all` lists those there are"
+        raise ConfigError(f"{given.place}: unknown {given.source.value}{near}")
+
+    def _refuse(self, key: str, *problems: str) -> None:
+        self.wrong.add(key)
+        self.problems += problems
+
+    def result(self, dump_config: bool) -> CommandLine:
+        """What it came to, and which values may not stand together."""
+        tree: dict[str, dict[str, object]] = {}
+        for option in self.known.options.values():
+            group = tree.setdefault(option.group, {})
+            if option.key in self.values:
+                group[option.field] = self.values[option.key]
+        settings = Settings.model_validate(tree)
+        named = [f"--{key}" for key in self.wrong]
+        told = [text for text in breaches(settings, self.known.command) if not any(flag in text for flag in named)]
+        return CommandLine(settings, dump_config, tuple(self.notes), (*self.problems, *told))

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from deltaserve.base.urls import server_root
+from deltaserve.bench.http_client import http_client
 from deltaserve.cli.secrets import read_api_keys
 
 _TIMEOUT_S = 600.0
@@ -48,7 +49,7 @@ class ServerClient:
         keys = read_api_keys(api_key_file) if api_key_file else ()
         headers = {"Authorization": f"Bearer {keys[0].secret}"} if keys else {}
         self._url = server_root(base_url)
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S)
+        self._http = http_client(self._url, _TIMEOUT_S, headers)
         self._salt = secrets.token_hex(8)
         self.model = ""
         self.max_len = 0

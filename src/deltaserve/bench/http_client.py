@@ -1,0 +1,52 @@
+"""HTTP clients of all tools: a server on this machine is asked directly, whatever proxies the environment names."""
+
+from collections.abc import Mapping
+from ssl import SSLContext
+
+import httpx
+
+from deltaserve.base.config_rules import is_any, is_loopback
+from deltaserve.base.errors import ConfigError
+
+
+def http_client(url: str, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None) -> httpx.Client:
+    """For requests below `url`. Raises ConfigError where that is none, or the environment's proxy cannot be used."""
+    verify, trusts_environment = _route(url)
+    try:
+        return httpx.Client(base_url=url, timeout=timeout, headers=headers, verify=verify, trust_env=trusts_environment)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise _unusable(url, error) from None
+
+
+def async_http_client(
+    url: str, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
+    """The same, for any number of requests at a time."""
+    verify, trusts_environment = _route(url)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    try:
+        return httpx.AsyncClient(
+            base_url=url, timeout=timeout, headers=headers, limits=limits, verify=verify, trust_env=trusts_environment
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise _unusable(url, error) from None
+
+
+def _route(url: str) -> tuple[SSLContext | bool, bool]:
+    """Whom to trust over TLS, and whether the environment may name a proxy. A proxy cannot reach this loopback, and one
+    that is named wrongly is no concern of a server here: it is not even looked at.
+    """
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{url[:200]}: {error}") from None
+    if not is_loopback(parts.host) and not (parts.host and is_any(parts.host)):
+        return True, True
+    return httpx.create_ssl_context() if parts.scheme == "https" else True, False
+
+
+def _unusable(url: str, error: Exception) -> ConfigError:
+    reason = str(error)[:150].rstrip(".")
+    return ConfigError(
+        f"{url[:200]}: the proxy of the environment: {reason}; set it right, or name the host in NO_PROXY"
+    )

@@ -1,0 +1,97 @@
+"""The parser of commands with arguments of their own: flags of other servers mean there what they mean to `serve`."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from deltaserve.base.errors import ConfigError
+from deltaserve.cli.foreign import FOREIGN, Alias, Denied, Idle, Takes
+from deltaserve.cli.line_words import Word, take_apart
+from deltaserve.cli.options import nearest
+from deltaserve.cli.problems import problems_of, raise_problems
+
+_MODEL = "model"
+"""A positional argument of this name is what --model-path is elsewhere."""
+
+
+class LineParser(argparse.ArgumentParser):
+    """All that is wrong is told at once, as ConfigErrors of one line; no abbreviations; help keeps its line breaks."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=HelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, leave out")
+        )
+
+    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Everything must be known. Says on stderr what changes nothing. Raises ConfigError."""
+        own = self._own_flags()
+        rest: list[str] = []
+        problems: list[str] = []
+        for word in take_apart(argv, lambda name: _takes(name, own)):
+            try:
+                rest += self._sorted(word, own)
+            except ConfigError as error:
+                problems.append(str(error))
+        try:
+            found, unknown = self.parse_known_args(rest)
+        except ConfigError as error:
+            raise_problems([*problems, *problems_of(error)])
+            raise
+        problems += [f"{text!r}: not expected here; values come after their flags" for text in unknown[:1]]
+        raise_problems(problems)
+        return found
+
+    def _own_flags(self) -> Mapping[str, Takes]:
+        return {
+            flag.lstrip("-"): _TAKES.get(action.nargs, Takes.SEVERAL)
+            for flag, action in self._option_string_actions.items()
+        }
+
+    def _sorted(self, word: Word, own: Mapping[str, Takes]) -> Sequence[str]:
+        """The words for argparse. Raises ConfigError for a flag that has no meaning here."""
+        if not word.flag or word.name in own:
+            return word.typed
+        row = FOREIGN.get(word.name)
+        match None if row is None else row.meaning:
+            case Alias(key) if key in own:
+                return (f"--{key}", *word.values)
+            case Alias("model-path") if self._has_model():
+                return word.values
+            case Idle(why):
+                print(f"{self.prog}: {word.flag} changes nothing: {why}", file=sys.stderr)
+                return ()
+            case Denied(remedy):
+                raise ConfigError(f"{word.flag}: {remedy}")
+        raise ConfigError(f"{word.flag}: unknown flag{nearest(word.flag, self._option_string_actions)}")
+
+    def _has_model(self) -> bool:
+        return any(action.dest == _MODEL and not action.option_strings for action in self._actions)
+
+
+_TAKES: Mapping[object, Takes] = {0: Takes.NOTHING, None: Takes.ONE, "?": Takes.ONE}
+
+
+def _takes(name: str, own: Mapping[str, Takes]) -> Takes | None:
+    if name in own:
+        return own[name]
+    row = FOREIGN.get(name)
+    if row is None or not isinstance(row.meaning, Alias):
+        return None if row is None else row.takes
+    return own.get(row.meaning.key, row.takes)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wide, and with the line breaks of descriptions."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=112)
