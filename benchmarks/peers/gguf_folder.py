@@ -13,8 +13,9 @@ from deltaserve.text.gguf_text import read_gguf
 def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:
     """`folder` is there only once it is whole."""
     partial = folder.with_name(folder.name + ".partial")
-    load_gguf(GgufModel.open(gguf), dtype).save_pretrained(partial)
-    text = read_gguf(gguf)
+    model = GgufModel.open(gguf)
+    load_gguf(model, dtype).save_pretrained(partial)
+    text = read_gguf(model)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=text.tokenizer, chat_template=text.template, **text.special_names
     )

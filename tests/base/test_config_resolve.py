@@ -296,6 +296,7 @@ def test_an_automatic_pool_is_no_larger_than_useful() -> None:
         ({"model": {"device": "cuda"}}, "--device cuda: no CUDA device is visible here"),
         ({"model": {"context_length": 1}}, "a context of 1 tokens holds no prompt and answer: at least 2"),
         ({"model": {"context_length": 40_000}}, "--context-length 40000: the model was made for at most 32768"),
+        ({"model": {"context_length": 40_000}}, "--json-model-override-args '{\"max_position_embeddings\": 40000}'"),
         ({"scheduling": {"chunked_prefill_size": 100}}, "--chunked-prefill-size 100: must be a multiple of the page"),
         ({"scheduling": {"attention_split_tokens": 96}}, "--attention-split-tokens 96: must be a multiple of the page"),
         ({"scheduling": {"max_prefill_tokens": 100}}, "--max-prefill-tokens 100: must be at least the chunk of 512"),

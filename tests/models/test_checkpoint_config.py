@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,9 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
     assert (spec.layers[0].rope.truncate, spec.layers[0].rope.theta) == (False, 150000)
 
 
-def test_generation_config_names_the_end_ids(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert spec_of(tmp_path, eos_token_id=7).eos_token_ids == (3, 4)
+def test_every_file_names_end_ids(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 3]}')
+    assert spec_of(tmp_path, eos_token_id=7).eos_token_ids == (3, 4, 7)
 
 
 def test_cache_spec(tmp_path: Path) -> None:
@@ -349,3 +350,120 @@ def test_overrides_replace_keys(tiny_models: Path) -> None:
 def test_wrong_overrides_are_named(tiny_models: Path, overrides: str) -> None:
     with pytest.raises(ConfigError, match=r"json-model-override-args|hidden_size"):
         load_spec(tiny_models / "llama", overrides)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({}, 512),
+        ({"rope_type": "default"}, 512),
+        ({"type": "linear", "factor": 4.0}, 2048),
+        ({"rope_type": "linear", "factor": 0.5}, 256),
+        ({"rope_type": "linear", "factor": 1e17}, 2**26),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 400}, 1600),
+        ({"rope_type": "yarn", "factor": 4.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+            512,
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_the_context_counts_rope_scaling(tmp_path: Path, field: str, rope: dict[str, Any], expected: int) -> None:
+    assert spec_of(tmp_path, **{field: rope}).max_position == expected
+
+
+def test_the_context_of_qwen3_with_the_yarn_of_its_card(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    qwen = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 40960}
+    assert spec_of(tmp_path, **qwen, rope_scaling=yarn).max_position == 131072
+
+
+def test_gemma3_names_the_scaled_context(tmp_path: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 8.0}
+    assert spec_of(tmp_path, **_GEMMA, rope_scaling=linear, max_position_embeddings=131072).max_position == 131072
+
+
+def test_an_override_lifts_the_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    assert load_spec(tmp_path, '{"max_position_embeddings": 4096}').max_position == 4096
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+    assert load_spec(tmp_path, json.dumps({"rope_scaling": yarn})).max_position == 1024
+
+
+def test_an_override_reaches_the_text_part(tmp_path: Path) -> None:
+    """Of a multimodal file; what its wrapper has is replaced there."""
+    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": 1, "dtype": "float32"}
+    text = {key: value for key, value in BASE.items() if key not in ("architectures", "dtype")}
+    (tmp_path / "config.json").write_text(json.dumps({**wrapper, "text_config": {**text, "num_hidden_layers": 6}}))
+    spec = load_spec(tmp_path, '{"max_position_embeddings": 77, "vocab_size": 200, "eos_token_id": 5}')
+    assert (spec.max_position, spec.vocab_size, spec.eos_token_ids) == (77, 200, (5,))
+
+
+FOREIGN: list[tuple[dict[str, Any], str | None]] = [
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, expected null"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+    ({"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+    ({"attention_multiplier": 0.0078125}, "attention_multiplier is 0.0078125"),
+    ({"residual_multiplier": 0.22}, "residual_multiplier is 0.22, expected 1"),
+    ({"embedding_multiplier": 12}, "embedding_multiplier is 12"),
+    ({"logits_scaling": 8.0}, "logits_scaling is 8.0"),
+    ({"logit_scale": 0.0625}, "logit_scale is 0.0625"),
+    ({"qk_layernorm": True}, "qk_layernorm is True"),
+    ({"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]"),
+    ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}, "layer_types is"),
+    ({"use_sliding_window": True}, "use_sliding_window is true"),
+    ({"attn_logit_softcapping": None, "clip_qkv": None, "no_rope_layers": None}, None),
+    ({"residual_multiplier": 1.0, "embedding_multiplier": 1, "logits_scaling": 1.0, "qk_layernorm": False}, None),
+    ({"no_rope_layers": [1, 1], "layer_types": ["full_attention"] * 2, "sliding_window": 4096}, None),
+    ({"use_sliding_window": False, "max_window_layers": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), FOREIGN, ids=str)
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "MiniMaxM2", "DeepseekV3"])
+def test_fields_of_other_families_are_no_matter_of_silence(
+    tmp_path: Path, family: str, fields: dict[str, Any], message: str | None
+) -> None:
+    """As a GGUF file with them is refused. Values that change nothing are taken."""
+    own = {"MiniMaxM2": _minimax(), "DeepseekV3": _deepseek()}.get(family, {"architectures": [f"{family}ForCausalLM"]})
+    if message is None:
+        spec_of(tmp_path, **own, **fields)
+        return
+    with pytest.raises(ConfigError, match=f"^config.json: {re.escape(message)}"):
+        spec_of(tmp_path, **own, **fields)
+
+
+@pytest.mark.parametrize("kinds", [[0, 1], [1, 1], 1])
+def test_layers_of_minimax_with_linear_attention(tmp_path: Path, kinds: object) -> None:
+    if kinds == [0, 1]:
+        with pytest.raises(ConfigError, match="attn_type_list"):
+            spec_of(tmp_path, **_minimax(attn_type_list=kinds))
+    else:
+        spec_of(tmp_path, **_minimax(attn_type_list=kinds))
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4", "W4A8_AWQ", "MIXED_PRECISION"])
+def test_modelopt_beside_a_silent_config_is_refused_by_name(tmp_path: Path, algorithm: str) -> None:
+    quantisation = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantisation))
+    with pytest.raises(
+        ConfigError, match=rf"^hf_quant_config\.json: weights quantised as {algorithm} of modelopt are not"
+    ):
+        spec_of(tmp_path)
+
+
+def test_modelopt_that_quantises_no_weights_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}'
+    )
+    assert spec_of(tmp_path).vocab_size == 100

@@ -222,22 +222,6 @@ def test_empty_index(folder: Path, content: str) -> None:
     _refused(folder, "weight_map is missing or empty")
 
 
-def test_link_out_of_the_folder(folder: Path) -> None:
-    (folder / SINGLE_NAME).rename(folder.parent / "elsewhere.safetensors")
-    (folder / SINGLE_NAME).symlink_to(folder.parent / "elsewhere.safetensors")
-    _refused(folder, SINGLE_NAME, "a link that leads out of the model folder")
-
-
-def test_links_of_the_hub_cache_are_followed(folder: Path, tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
-    blobs.mkdir()
-    snapshot.parent.mkdir()
-    folder.rename(snapshot)
-    (snapshot / SINGLE_NAME).rename(blobs / "0123")
-    (snapshot / SINGLE_NAME).symlink_to(Path("../../blobs/0123"))
-    load(snapshot)
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "x.pkl", "model.pt"])
 def test_only_unsafe_weights(folder: Path, name: str) -> None:
     (folder / SINGLE_NAME).rename(folder / name)

@@ -3,7 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -151,20 +153,18 @@ def _remove(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_remove("config.json"), "config.json is missing"),
+        (_remove("config.json"), "config.json: not found"),
         (_remove("tokenizer.json"), "tokenizer.json is missing"),
         (_write("tokenizer.json", b"{}"), "not a tokenizer"),
         (_write("tokenizer.json", b"\xff"), "not a tokenizer"),
         (_write("config.json", b"{"), "not readable as JSON"),
-        (_write("config.json", b"[]"), "an object is expected"),
-        (_edit("config.json", vocab_size=265), "id 265 is outside the model's vocabulary of 265"),
+        (_write("config.json", b"[]"), "expected a JSON object"),
+        (_edit("config.json", vocab_size=200, eos_token_id=1), "id 265 is outside the model's vocabulary of 200"),
         (_edit("config.json", vocab_size="272"), "vocab_size is '272'"),
         (_edit("config.json", vocab_size=1 << 30), "vocab_size"),
-        (_edit("config.json", eos_token_id=272), "eos_token_id 272 is outside 0..271"),
+        (_edit("config.json", eos_token_id=272), "config.json: eos_token_id 272 is outside the vocabulary of 272"),
         (_edit("generation_config.json", eos_token_id=[258, -1]), "generation_config.json: eos_token_id -1"),
-        (_edit("generation_config.json", eos_token_id="x"), "eos_token_id 'x'"),
-        (_edit("generation_config.json", temperature=7), "temperature is 7"),
-        (_edit("generation_config.json", top_p=True), "top_p is True"),
+        (_edit("generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"),
         (_write("chat_template.jinja", b"{{ broken"), "does not compile"),
         (_write("chat_template.jinja", b"\xff"), "UnicodeDecodeError"),
         (_write("chat_template.jinja", b"x" * (MAX_TEMPLATE_BYTES + 1)), "at most 65536"),
@@ -196,8 +196,9 @@ def test_a_template_may_stand_in_the_tokenizer_config(folder: Path) -> None:
 def test_every_file_may_name_an_end_of_sequence(folder: Path) -> None:
     assert TextCodec.load(folder).eos_ids == (258,)
     _edit("generation_config.json", eos_token_id=[259, 263])(folder)
-    _edit("config.json", text_config={"eos_token_id": 256})(folder)
-    assert TextCodec.load(folder).eos_ids == (256, 258, 259, 263)
+    _edit("config.json", eos_token_id=256)(folder)
+    _edit("tokenizer_config.json", eos_token="<|im_start|>")(folder)
+    assert TextCodec.load(folder).eos_ids == (256, 257, 259, 263)
 
 
 def test_defaults_are_the_model_authors(folder: Path) -> None:
@@ -205,6 +206,39 @@ def test_defaults_are_the_model_authors(folder: Path) -> None:
     _edit("generation_config.json", temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05)(folder)
     expected = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05)
     assert TextCodec.load(folder).defaults == expected
+
+
+@pytest.mark.parametrize(
+    ("recommended", "used", "told"),
+    [
+        ({"top_k": -1}, {}, ""),
+        ({"top_k": 0}, {}, ""),
+        ({"top_k": 20.0}, {"top_k": 20}, ""),
+        ({"top_k": 2.5}, {}, "top_k 2.5 is not a whole number: it is ignored"),
+        ({"top_k": -7}, {}, "top_k -7 is used as -1"),
+        ({"top_p": 0.0}, {"top_p": 1e-9}, "top_p 0.0 is used as 1e-09"),
+        ({"top_p": 1.5}, {}, "top_p 1.5 is used as 1"),
+        ({"top_p": True}, {}, "top_p True is no number: it is ignored"),
+        ({"temperature": 2.5}, {"temperature": 2.0}, "temperature 2.5 is used as 2"),
+        ({"temperature": -1}, {"temperature": 0.0}, "temperature -1 is used as 0"),
+        ({"temperature": "warm"}, {}, "temperature 'warm' is no number"),
+        ({"temperature": float("nan")}, {}, "temperature nan is no number"),
+        ({"temperature": float("inf")}, {"temperature": 2.0}, "temperature inf is used as 2"),
+        ({"temperature": 10**400}, {"temperature": 2.0}, "is used as 2"),
+        ({"temperature": None, "top_k": None}, {}, ""),
+        ({"min_p": 2}, {"min_p": 1.0}, "min_p 2 is used as 1"),
+        ({"repetition_penalty": 5.0}, {"repetition_penalty": 2.0}, "repetition_penalty 5.0 is used as 2"),
+        ({"do_sample": False, "transformers_version": "4.1", "cache_implementation": "hybrid"}, {}, ""),
+    ],
+    ids=str,
+)
+def test_an_odd_recommendation_is_no_outage(
+    folder: Path, caplog: pytest.LogCaptureFixture, recommended: dict[str, object], used: dict[str, Any], told: str
+) -> None:
+    _edit("generation_config.json", **recommended)(folder)
+    assert TextCodec.load(folder).defaults == replace(SamplingDefaults(), **used)
+    assert caplog.messages == ([caplog.messages[0]] if told else [])
+    assert told in "".join(caplog.messages)
 
 
 def test_truncation_and_padding_of_the_file_are_off(folder: Path) -> None:

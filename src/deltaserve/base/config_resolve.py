@@ -471,7 +471,11 @@ def _transfer_tls(settings: Settings, device: Device) -> str:
 def _wanted_context(settings: Settings, model: ModelFacts) -> int:
     asked = _or_auto(settings.model.context_length, model.context_len)
     if asked > model.context_len:
-        raise ConfigError(f"--context-length {asked}: the model was made for at most {model.context_len} tokens")
+        beyond = f"--json-model-override-args '{{\"max_position_embeddings\": {asked}}}'"
+        raise ConfigError(
+            f"--context-length {asked}: the model was made for at most {model.context_len} tokens, rope scaling "
+            f"counted; to go beyond all the same, add {beyond}"
+        )
     if asked < _LEAST_CONTEXT:
         raise ConfigError(f"a context of {asked} tokens holds no prompt and answer: at least {_LEAST_CONTEXT}")
     return asked

@@ -46,7 +46,7 @@ def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
 
 def _tokenizer(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[Line]:
     try:
-        codec = TextCodec.load(checkpoint.path)
+        codec = TextCodec.load(checkpoint.path, overrides=checkpoint.overrides)
     except ConfigError as error:
         yield Line(Level.FAIL, "tokenizer", str(error))
         return

@@ -55,6 +55,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str = "front"
     """As the workers know it: no two fronts of the same workers may share one."""
     model_path: str
+    model_overrides: str | None = None
     given_path: str | None
     """The model's folder as the command line names it: clients may call the model by it."""
     model_name: str
@@ -107,7 +108,7 @@ def run_front(path: Path, parent: Parent | None) -> Exit:
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     if parent is not None:
         parent.progress("loading the tokenizer")
-    text = TextCodec.load(Path(spec.model_path), sampling=spec.sampling_defaults)
+    text = TextCodec.load(Path(spec.model_path), overrides=spec.model_overrides, sampling=spec.sampling_defaults)
     settings = _settings(spec)
     boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     secret = read_cluster_key(Path(spec.secret_path))

@@ -181,7 +181,7 @@ def prepare(settings: Settings) -> Prepared:
 
 def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
     """What the front process reads itself: here it must only be right, and told. Raises ConfigError."""
-    codec = TextCodec.load(checkpoint.path, sampling=settings.model.sampling_defaults)
+    codec = TextCodec.load(checkpoint.path, overrides=checkpoint.overrides, sampling=settings.model.sampling_defaults)
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))
     return codec.defaults
@@ -192,6 +192,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
     scheduling = settings.scheduling
     return FrontSpec(
         model_path=str(checkpoint.path),
+        model_overrides=checkpoint.overrides,
         model_name=settings.model.served_model_name or checkpoint.name,
         fingerprint=checkpoint.fingerprint,
         kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),

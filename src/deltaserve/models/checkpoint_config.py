@@ -52,18 +52,18 @@ def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | N
 
 
 def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
-    """`overrides`: JSON object that replaces keys of config.json, one level deep. Raises ConfigError."""
+    """`overrides`: JSON object that replaces keys of config.json (see `_override`). Raises ConfigError."""
     fields = _override(source.config(), overrides)
     spec = family_of(fields).build(fields)
+    ends = [(token, fields.where) for token in (*spec.eos_token_ids, *fields.integers("eos_token_id"))]
     generation = source.generation()
     if generation is not None:
-        eos = generation.integers("eos_token_id")
-        spec = replace(spec, eos_token_ids=eos or spec.eos_token_ids)
-    wrong = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
-    if wrong:
-        found = shown(wrong[0])
-        raise ConfigError(f"{fields.where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
-    return spec
+        ends += [(token, generation.where) for token in generation.integers("eos_token_id")]
+    for token, where in ends:
+        if not 0 <= token < spec.vocab_size:
+            found = shown(token)
+            raise ConfigError(f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
+    return replace(spec, eos_token_ids=tuple(sorted({token for token, _ in ends})))
 
 
 def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> ModelSpec:
@@ -82,7 +82,11 @@ def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> Mode
     return replace(spec, draft=draft_head(spec, family.draft(spec)))
 
 
+_NESTED = "text_config"
+
+
 def _override(fields: Fields, overrides: str | None) -> Fields:
+    """A key is replaced whole: of config.json, or of its `text_config` where that alone has it."""
     if not overrides:
         return fields
     try:
@@ -94,7 +98,11 @@ def _override(fields: Fields, overrides: str | None) -> Fields:
     for name in ("architectures", "model_type"):
         if name in changes:
             raise ConfigError(f"--json-model-override-args: {name} belongs to the weights and cannot be replaced")
-    return Fields({**fields.values, **changes}, fields.where)
+    values, nested = {**fields.values}, fields.values.get(_NESTED)
+    if isinstance(nested, dict):  # what the wrapper of a text model does not have is meant for that
+        inner = {name: changes.pop(name) for name in list(changes) if name not in values}
+        values[_NESTED] = nested | inner
+    return Fields({**values, **changes}, fields.where)
 
 
 def load_family(model_path: Path) -> Family:

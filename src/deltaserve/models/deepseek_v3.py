@@ -10,6 +10,7 @@ from deltaserve.models.family import (
     MAX_LAYERS,
     Family,
     dense_spec,
+    refuse_sliding_window,
     with_experts,
     with_rotary_dim,
 )
@@ -19,6 +20,7 @@ from deltaserve.models.rope_fields import refuse_partial_rotary, softmax_correct
 
 
 def _build(fields: Fields) -> ModelSpec:
+    refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
     for name, expected in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if fields.text(name, expected) != expected:

@@ -1,13 +1,23 @@
 """What a family file provides, and the mapping most families share."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
 from deltaserve.models.fields import Fields
-from deltaserve.models.model_spec import DraftKind, DraftNames, DraftSpec, LayerSpec, ModelSpec, MoeSpec, QkNorm
+from deltaserve.models.model_spec import (
+    DraftKind,
+    DraftNames,
+    DraftSpec,
+    LayerSpec,
+    ModelSpec,
+    MoeSpec,
+    QkNorm,
+    RopeKind,
+    RopeSpec,
+)
 from deltaserve.models.rope_fields import rope_spec
 
 MAX_LAYERS = 512
@@ -75,6 +85,7 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
     max_position = fields.integer("max_position_embeddings", 1, MAX_POSITION)
+    refuse_foreign_fields(fields)
     layer = LayerSpec(rope_spec(fields, max_position, head_dim))
     return ModelSpec(
         family=family,
@@ -88,7 +99,7 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
         intermediate_size=fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         qk_norm=qk_norm,
-        max_position=max_position,
+        max_position=_context_len(layer.rope, max_position),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         tied_embeddings=fields.flag("tie_word_embeddings", False),
@@ -129,9 +140,54 @@ def windows(fields: Fields, num_layers: int, period: int) -> tuple[int | None, .
 
 
 def refuse_sliding_window(fields: Fields) -> None:
-    """Qwen configs carry a window that published models leave off."""
+    """Of a family whose layers all see everything. Qwen configs carry a window that published models leave off."""
     if fields.flag("use_sliding_window", False):
         raise ConfigError(f"{fields.where}: use_sliding_window is true: windowed attention is not supported")
+    kinds = fields.values.get("layer_types")
+    if isinstance(kinds, list) and any(kind != _FULL for kind in kinds):
+        raise fields.error("layer_types", f"{_FULL} alone for this family")
+
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "clip_qkv": (),
+    "attention_multiplier": (),
+    "qk_layernorm": (False,),
+    "parallel_attn": (False,),
+    "alibi": (False,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "lm_head_multiplier": (1,),
+    "key_multiplier": (1,),
+    "mup_scale_emb": (1,),
+    "scale_emb": (1,),
+    "scale_depth": (1,),
+}
+"""Fields of other families that change what a model computes |-> values that do not, null apart."""
+
+
+def refuse_foreign_fields(fields: Fields) -> None:
+    """transformers ignores them for a class that does not have them; a file that has one was made for another."""
+    for name, neutral in _NEUTRAL.items():
+        if fields.has(name) and fields.values[name] not in neutral:
+            raise fields.error(name, "null: it is not supported for this family" if not neutral else f"{neutral[0]}")
+    ropeless = fields.values.get("no_rope_layers")
+    if isinstance(ropeless, list) and any(flag != 1 for flag in ropeless):
+        raise fields.error("no_rope_layers", "1 for every layer (a rotary embedding): others are not supported")
+
+
+def _context_len(rope: RopeSpec, max_position: int) -> int:
+    """Tokens that the config promises, as vLLM counts them: times the factor of linear and yarn, for the latter of
+    the length it was first trained on. What the config names itself is never cut."""
+    length = float(max_position)
+    if rope.kind is RopeKind.LINEAR:
+        length *= rope.factor
+    if rope.kind is RopeKind.YARN:
+        length = max(length, rope.original_max_position * rope.factor)
+    return int(min(max(length, 1.0), MAX_POSITION))
 
 
 def _dtype(fields: Fields) -> DType:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.folder_files import in_folder
 from deltaserve.models.json_object import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -27,7 +28,7 @@ def find_gguf(path: Path) -> Path | None:
     if len(found) > 1:
         names = ", ".join(p.name for p in found[:3])
         raise ConfigError(f"{len(found)} GGUF files in the model folder ({names}): name one of them")
-    return found[0] if found else None
+    return in_folder(found[0]) if found else None
 
 
 def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
@@ -55,12 +56,7 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _inside(model_path: Path, name: str) -> Path:
-    """The file, which must lie in the folder, or (Hugging Face cache) in the `blobs` of the same snapshot."""
-    path, folder = model_path / name, model_path.resolve()
+    path = in_folder(model_path / name)
     if not path.is_file():
         raise ConfigError(f"{name}: not found in the model folder")
-    parents = path.resolve().parents
-    in_cache = folder.parent.name == "snapshots" and folder.parent.parent / "blobs" in parents
-    if folder not in parents and not in_cache:
-        raise ConfigError(f"{name}: a link that leads out of the model folder")
     return path

@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.files.regular_file import read_if_there
 from deltaserve.models.files import find_gguf, weight_files
+from deltaserve.models.folder_files import read_in_folder
 from deltaserve.models.gguf_header import read_header
 
 _TOKENIZER_FILES = (
@@ -63,10 +63,7 @@ def _header(shard: Path) -> bytes:
 
 def _add_file(digest: "hashlib._Hash", path: Path) -> None:
     """Nothing when it is not there."""
-    try:
-        content = read_if_there(path, MAX_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path.name}: {error.strerror}") from None
+    content = read_in_folder(path, MAX_FILE_BYTES)
     if content is not None:
         _add(digest, path.name, content)
 

@@ -3,7 +3,16 @@
 import re
 from dataclasses import replace
 
-from deltaserve.models.family import COMMON_RENAMES, MAX_HEADS, MAX_LAYERS, Family, Rename, dense_spec, windows
+from deltaserve.models.family import (
+    COMMON_RENAMES,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITION,
+    Family,
+    Rename,
+    dense_spec,
+    windows,
+)
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import Activation, ModelSpec, QkNorm, RopeSpec
 from deltaserve.models.rope_fields import rope_spec
@@ -47,6 +56,7 @@ def _build(fields: Fields) -> ModelSpec:
         embedding_scale=float(spec.hidden_size**0.5),
         zero_centred_norms=fields.flag(ZERO_CENTRED, True),
         post_norms=True,
+        max_position=fields.integer("max_position_embeddings", 1, MAX_POSITION),  # scaling is counted in it
     )
 
 

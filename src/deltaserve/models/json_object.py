@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.files.regular_file import read_if_there
 from deltaserve.models.fields import Fields
-
-_MAX_JSON_BYTES = 16 << 20
+from deltaserve.models.folder_files import read_in_folder
 
 
 def read_json(path: Path) -> Fields:
@@ -20,11 +18,9 @@ def read_json(path: Path) -> Fields:
 
 def read_json_if_there(path: Path) -> Fields | None:
     """None when nothing has this name."""
+    content = read_in_folder(path)
     try:
-        content = read_if_there(path, _MAX_JSON_BYTES)
         values = None if content is None else json.loads(content.decode())
-    except OSError as error:
-        raise ConfigError(f"{path.name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
     if content is None:

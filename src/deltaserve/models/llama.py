@@ -1,12 +1,13 @@
 """Llama 2, 3.x: GQA, full RoPE, dense SwiGLU."""
 
-from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec
+from deltaserve.models.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope_fields import refuse_partial_rotary
 
 
 def _build(fields: Fields) -> ModelSpec:
+    refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
     return dense_spec(fields, "llama", QkNorm.NONE)
 

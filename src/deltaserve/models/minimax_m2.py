@@ -10,6 +10,7 @@ from deltaserve.models.family import (
     Family,
     Rename,
     dense_spec,
+    refuse_sliding_window,
     with_experts,
     with_rotary_dim,
 )
@@ -34,6 +35,7 @@ _RENAMES = tuple(
 
 def _build(fields: Fields) -> ModelSpec:
     _refuse_variants(fields)
+    refuse_sliding_window(fields)
     spec = dense_spec(fields, "minimax_m2", QkNorm.ALL, _HEAD_DIM)
     num_experts = fields.integer("num_local_experts", 1, MAX_EXPERTS)
     moe = MoeSpec(
@@ -56,6 +58,8 @@ def _refuse_variants(fields: Fields) -> None:
         if not fields.flag(name, True):
             raise fields.error(name, "true")
     fields.integer("shared_intermediate_size", 0, 0, default=0)
+    if set(fields.integers("attn_type_list")) > {1}:
+        raise fields.error("attn_type_list", "1 for every layer: others (linear attention) are not supported")
 
 
 MINIMAX_M2 = Family("minimax_m2", "MiniMaxM2ForCausalLM", _build, (*_RENAMES, *COMMON_RENAMES))

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from deltaserve.models.files import find_gguf
 from deltaserve.models.gguf_model import GgufModel
+from deltaserve.models.json_object import read_json_if_there
 from deltaserve.models.quantised_folder import QuantisedFolder
 from deltaserve.models.safetensors_folder import SafetensorsFolder
-from deltaserve.models.weight_schemes import weight_scheme
+from deltaserve.models.weight_schemes import refuse_modelopt, weight_scheme
 
 Source = SafetensorsFolder | QuantisedFolder | GgufModel
 """All are TensorSources."""
@@ -19,4 +20,9 @@ def open_source(path: Path) -> Source:
         return GgufModel.open(gguf)
     folder = SafetensorsFolder(path)
     scheme = weight_scheme(folder.config())
-    return folder if scheme is None else QuantisedFolder(folder, scheme)
+    if scheme is not None:
+        return QuantisedFolder(folder, scheme)
+    beside = read_json_if_there(path / "hf_quant_config.json")
+    if beside is not None:
+        refuse_modelopt(beside)
+    return folder

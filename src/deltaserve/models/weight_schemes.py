@@ -162,7 +162,10 @@ def weight_scheme(config: Fields) -> WeightScheme | None:
     if not config.has("quantization_config"):
         return None
     fields = config.table("quantization_config")
-    match fields.text("quant_method", "unknown"):
+    if not fields.has("quant_method"):
+        algorithm = fields.text("quant_algo", "not named")
+        raise ConfigError(f"{fields.where}: quant_method is missing (quant_algo: {algorithm[:40]}): not supported")
+    match fields.text("quant_method"):
         case "fp8":
             return _fp8_blocks(fields)
         case "compressed-tensors":
@@ -171,6 +174,14 @@ def weight_scheme(config: Fields) -> WeightScheme | None:
             return Mxfp4Experts()
         case method:
             raise ConfigError(f"{fields.where}: weights quantised as {method[:40]!r} are not supported")
+
+
+def refuse_modelopt(quantisation: Fields) -> None:
+    """`quantisation`: of hf_quant_config.json, beside a config.json that says nothing of it."""
+    fields = quantisation.table("quantization")
+    if fields.has("quant_algo"):
+        algorithm = fields.text("quant_algo")[:40]
+        raise ConfigError(f"{quantisation.where}: weights quantised as {algorithm} of modelopt are not supported")
 
 
 def _fp8_blocks(fields: Fields) -> Fp8Blocks:

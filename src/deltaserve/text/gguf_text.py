@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -82,17 +81,15 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 """Value of tokenizer.ggml.pre |-> what it means. Another one is refused: cut otherwise, text becomes other tokens."""
 
 
-def read_gguf(path: Path) -> TextFiles:
+def read_gguf(model: GgufModel) -> TextFiles:
     """Raises ConfigError naming file and key for a vocabulary that cannot be used."""
-    model = GgufModel.open(path)
-    config, generation = model.config(), model.generation()
+    generation = model.generation()
     metadata = Fields(dict(model.header.metadata), model.header.file)
     vocabulary = _Vocabulary.of(metadata)
     tokenizer = _build(metadata, vocabulary)
     names = {name: vocabulary.named(metadata, key) for name, key in _SPECIAL_NAMES.items()}
     template = metadata.text("tokenizer.chat_template", "")
     return TextFiles(
-        config=config.values,
         generation=generation.values or LOCAL_SAMPLING,
         special_names={name: token for name, token in names.items() if token is not None},
         tokenizer=tokenizer,

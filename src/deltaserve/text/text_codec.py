@@ -1,7 +1,8 @@
 """Everything a front knows about a model's text side: encode, chat prompts, decode, stop ids, defaults."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError, DeltaserveError
 from deltaserve.base.sampling import SamplingSource
+from deltaserve.models.checkpoint_config import spec_of
 from deltaserve.models.fields import shown
-from deltaserve.models.files import find_gguf
+from deltaserve.models.gguf_model import GgufModel
+from deltaserve.models.model_spec import ModelSpec
+from deltaserve.models.open_source import open_source
 from deltaserve.text.conversation import LeftOut, left_out, shaped
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.text.gguf_text import read_gguf
@@ -18,7 +22,9 @@ from deltaserve.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
 from deltaserve.text.template_needs import Message
 from deltaserve.text.text_files import TextFiles, read_folder
+from deltaserve.text.tokenizer_fit import fitted
 
+_log = logging.getLogger(__name__)
 MAX_VOCAB = 1 << 22
 
 
@@ -72,17 +78,24 @@ class TextCodec:
     def load(
         model: Path,
         broken_template: BrokenTemplate = BrokenTemplate.REFUSE,
+        overrides: str | None = None,
         sampling: SamplingSource = "model",
     ) -> "TextCodec":
-        """Read a model folder or GGUF file. Raises ConfigError naming the file and what is wrong with it."""
-        gguf = find_gguf(model)
-        files = read_folder(model) if gguf is None else read_gguf(gguf)
-        vocab_size = _vocab_size(files.config, files.tokenizer)
+        """Read a model folder or GGUF file. `overrides`: of its configuration, as for the model's weights (`spec_of`).
+
+        Raises ConfigError naming the file and what is wrong with it.
+        """
+        source = open_source(model)
+        spec = spec_of(source, overrides)
+        files = read_gguf(source) if isinstance(source, GgufModel) else read_folder(model)
+        fit = fitted(files.tokenizer, spec.vocab_size)
+        files = replace(files, tokenizer=fit.tokenizer)
+        ends = _eos_ids(spec, files.special_names, fit.tokenizer)
         template = _load_template(files, broken_template)
         recommended = _sampling_defaults(files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
-        codec = TextCodec(files.tokenizer, vocab_size, _eos_ids(files, vocab_size), template, defaults)
-        _check_chat(codec)
+        codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
+        _check_chat(codec, fit.left_out)
         return codec
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -137,70 +150,58 @@ class TextCodec:
         return self._table.special_ids if skip_special_tokens else frozenset()
 
 
-def _check_chat(codec: TextCodec) -> None:
-    """A template may render what the tokenizer cannot take."""
-    if not codec.has_chat_template:
+def _check_chat(codec: TextCodec, left_out: Sequence[str]) -> None:
+    """A template may render what the tokenizer cannot take. `left_out`: tokens that the model has no embedding of."""
+    if codec._template is None:
         return
     try:
+        rendered = codec._template.render(shaped(PLAIN_CHAT, codec._template.needs), {}).text
         codec.encode_chat(PLAIN_CHAT, {})
     except Exception as error:  # the tokenizer raises plain Exception
         raise ConfigError(f"chat template fails on one plain message: {str(error)[:200]}") from error
+    unknown = next((token for token in left_out if token in rendered), None)
+    if unknown is not None:
+        raise ConfigError(f"chat template writes {unknown[:60]!r}, of which the model has no embedding")
 
 
-def _vocab_size(config: Mapping[str, object], tokenizer: Tokenizer) -> int:
-    """Rows of the model's embedding. Every id of the tokenizer must have one."""
-    text_config = config.get("text_config")
-    value = text_config.get("vocab_size") if isinstance(text_config, dict) else None
-    value = config.get("vocab_size", value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_VOCAB:
-        raise ConfigError(f"config.json: vocab_size is {shown(value)}, allowed is 1..{MAX_VOCAB}")
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= value:
-        raise ConfigError(f"tokenizer.json: id {largest} is outside the model's vocabulary of {value}")
-    return value
+def _eos_ids(spec: ModelSpec, special_names: Mapping[str, str], tokenizer: Tokenizer) -> set[int]:
+    """Every id that any file of the model calls an end of sequence."""
+    name = special_names.get("eos_token")
+    by_name = None if name is None else tokenizer.token_to_id(name)
+    return {*spec.eos_token_ids} if by_name is None else {*spec.eos_token_ids, by_name}
 
 
-def _eos_ids(files: TextFiles, vocab_size: int) -> set[int]:
-    """Every id that any file of the folder calls an end of sequence."""
-    text_config, eos_token = files.config.get("text_config"), files.special_names.get("eos_token")
-    sources: dict[str, object] = {
-        "generation_config.json": files.generation.get("eos_token_id"),
-        "config.json": files.config.get("eos_token_id"),
-        "config.json text_config": text_config.get("eos_token_id") if isinstance(text_config, dict) else None,
-        "tokenizer_config.json": files.tokenizer.token_to_id(eos_token) if eos_token else None,
-    }
-    ids: set[int] = set()
-    for name, value in sources.items():
-        for token in value if isinstance(value, list) else [value]:
-            if token is None:
-                continue
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise ConfigError(f"{name}: eos_token_id {shown(token)} is outside 0..{vocab_size - 1}")
-            ids.add(token)
-    return ids
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-9, 2.0),
+}
+"""What a request may ask for."""
 
 
 def _sampling_defaults(generation: Mapping[str, object]) -> SamplingDefaults:
-    neutral = SamplingDefaults()
-    top_k = _default(generation, "top_k", 0.0, 0, MAX_VOCAB)
-    if not top_k.is_integer():
-        raise ConfigError(f"generation_config.json: top_k is {top_k}, a whole number is expected")
-    return SamplingDefaults(
-        temperature=_default(generation, "temperature", neutral.temperature, 0.0, 2.0),
-        top_p=_default(generation, "top_p", neutral.top_p, 1e-9, 1.0),
-        top_k=int(top_k) or None,
-        min_p=_default(generation, "min_p", neutral.min_p, 0.0, 1.0),
-        repetition_penalty=_default(generation, "repetition_penalty", neutral.repetition_penalty, 1e-9, 2.0),
-    )
+    """The author's recommendation, brought into the allowed range or left out: no reason not to serve."""
+    values = {name: _recommended(generation, name, *limits) for name, limits in _RANGES.items()}
+    top_k = _recommended(generation, "top_k", -1.0, MAX_VOCAB)
+    if top_k is not None and not top_k.is_integer():
+        _log.warning("recommended sampling: top_k %s is not a whole number: it is ignored", top_k)
+        top_k = None
+    known = {name: value for name, value in values.items() if value is not None}
+    return SamplingDefaults(**known, top_k=int(top_k) if top_k is not None and top_k > 0 else None)  # -1 and 0: off
 
 
-def _default(generation: Mapping[str, object], name: str, neutral: float, low: float, high: float) -> float:
+def _recommended(generation: Mapping[str, object], name: str, low: float, high: float) -> float | None:
     value = generation.get(name)
     if value is None:
-        return neutral
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(f"generation_config.json: {name} is {shown(value)}, allowed is {low:g}..{high:g}")
-    return float(value)
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # NaN
+        _log.warning("recommended sampling: %s %s is no number: it is ignored", name, shown(value))
+        return None
+    used = float(min(max(value, low), high))
+    if used != value:
+        _log.warning("recommended sampling: %s %s is used as %g", name, shown(value), used)
+    return used
 
 
 def _load_template(files: TextFiles, broken: BrokenTemplate) -> ChatTemplate | None:
