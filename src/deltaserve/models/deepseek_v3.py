@@ -18,8 +18,20 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import DraftNames, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import refuse_partial_rotary, softmax_correction
 
+_DEFAULTS = {
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
+"""What transformers assumes where config.json is silent. Null says that there is none."""
+
 
 def _build(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
     for name, expected in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):

@@ -85,6 +85,10 @@ class Fields:
         given = {name: value for name, value in self.values.items() if value is not None}
         return Fields({**defaults, **given}, self.where)
 
+    def where_silent(self, defaults: Mapping[str, Any]) -> "Fields":
+        """With these where a field is absent; null stays."""
+        return Fields({**defaults, **self.values}, self.where)
+
     def positives(self, name: str, count: int) -> tuple[float, ...]:
         """A list of `count` positive numbers."""
         items = self.values.get(name)

@@ -49,13 +49,11 @@ def _build(fields: Fields) -> ModelSpec:
 
 def _with_defaults(fields: Fields) -> Fields:
     """What transformers assumes where config.json is silent."""
-    defaults = dict(_DEFAULTS)
+    defaults = {**_DEFAULTS, "rope_theta": _YARN["rope_theta"]}
     if fields.has("torch_dtype"):
         defaults.pop("dtype")
     if not fields.has("rope_parameters") and not fields.has("rope_scaling"):
         defaults["rope_parameters"] = _YARN
-    elif not fields.has("rope_parameters"):
-        defaults["rope_theta"] = _YARN["rope_theta"]
     return fields.or_else(defaults)
 
 

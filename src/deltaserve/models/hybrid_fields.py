@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from deltaserve.models.family import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, dense_spec
+from deltaserve.models.family import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, dense_spec
 from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import DeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
@@ -42,7 +42,9 @@ def _mixers(fields: Fields, num_layers: int) -> list[Mixer]:
     kinds = {"full_attention": Mixer.ATTENTION, "linear_attention": Mixer.DELTA_RULE}
     names = fields.values.get("layer_types")
     if names is None:
-        every = fields.integer("full_attention_interval", 1, num_layers, default=min(_ATTENTION_EVERY, num_layers))
+        every = fields.integer("full_attention_interval", 1, MAX_LAYERS, default=_ATTENTION_EVERY)
+        if every > num_layers:
+            raise fields.error("full_attention_interval", f"at most the {num_layers} layers, so that one has attention")
         return [Mixer.DELTA_RULE if (layer + 1) % every else Mixer.ATTENTION for layer in range(num_layers)]
     if not isinstance(names, list) or len(names) != num_layers or any(name not in kinds for name in names):
         raise fields.error("layer_types", f"a list of {num_layers} of {', '.join(kinds)}")

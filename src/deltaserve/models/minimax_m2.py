@@ -19,7 +19,8 @@ from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
 
 _HEAD_DIM = 128
-"""What transformers assumes where config.json names none."""
+_DEFAULTS = {"head_dim": _HEAD_DIM, "num_key_value_heads": 8, "rope_theta": 5e6}
+"""What transformers assumes where config.json is silent."""
 _LAYER = r"model\.(layers\.\d+)\.block_sparse_moe\."
 _RENAMES = tuple(
     Rename(re.compile(_LAYER + pattern), r"\1.mlp." + name)
@@ -34,6 +35,7 @@ _RENAMES = tuple(
 
 
 def _build(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent(_DEFAULTS)
     _refuse_variants(fields)
     refuse_sliding_window(fields)
     spec = dense_spec(fields, "minimax_m2", QkNorm.ALL, _HEAD_DIM)

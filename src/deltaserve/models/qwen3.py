@@ -5,14 +5,15 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, QkNorm
 from deltaserve.models.rope_fields import refuse_partial_rotary
 
-_HEAD_DIM = 128
-"""What transformers assumes where config.json names none."""
+_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 32}
+"""What transformers assumes where config.json is silent."""
 
 
 def _build(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
-    return dense_spec(fields, "qwen3", QkNorm.HEAD, _HEAD_DIM)
+    return dense_spec(fields, "qwen3", QkNorm.HEAD, _DEFAULTS["head_dim"])
 
 
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES)

@@ -36,10 +36,12 @@ def _text_fields(fields: Fields) -> Fields:
 
 
 def _dense(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent({"num_key_value_heads": 4})  # as transformers
     return hybrid_spec(fields, "qwen3_5", grouped=False)
 
 
 def _with_experts(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent({"num_key_value_heads": 2})
     spec = hybrid_spec(fields, "qwen3_5_moe", grouped=False)
     return with_experts(spec, shared_expert_moe(fields, renormalise=True), range(spec.num_layers))
 

@@ -13,8 +13,12 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import refuse_partial_rotary
 
+_DEFAULTS = {"num_key_value_heads": 4}
+"""What transformers assumes where config.json is silent."""
+
 
 def _build(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
     spec = dense_spec(fields, "qwen3_moe", QkNorm.HEAD)

@@ -17,7 +17,12 @@ def hybrid_draft(spec: ModelSpec) -> DraftNames:
     return DraftNames(*(f"{DRAFT_PREFIX}{name}" for name in names))
 
 
+_DEFAULTS = {"num_key_value_heads": 2, "intermediate_size": 5632}
+"""What transformers assumes where config.json is silent."""
+
+
 def _build(fields: Fields) -> ModelSpec:
+    fields = fields.where_silent(_DEFAULTS)
     spec = hybrid_spec(fields, "qwen3_next", grouped=True)
     step = fields.integer("decoder_sparse_step", 1, spec.num_layers, default=1)
     dense = set(fields.integers("mlp_only_layers"))
