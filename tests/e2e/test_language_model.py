@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,7 @@ from deltaserve.cli.demo_talk import hold, talk_commands
 from deltaserve.cli.verify_reference import TransformersReference
 from deltaserve.text.text_codec import TextCodec
 from tests.e2e.server import Server
+from tests.e2e.typist import CTRL_C, Typist
 from tests.fixtures.language_model import language_model
 from tests.patience import PATIENCE_S
 from tests.runner.world import TOLERANCE
@@ -112,6 +114,25 @@ def test_many_at_once_answer_as_each_alone(server: Server) -> None:
         together = list(pool.map(lambda at: said(chat(server, questions[at % 4])), range(12)))
     assert together == [alone[at % 4] for at in range(12)]
     server.wait_quiet()
+
+
+def test_a_typed_chat_can_be_stopped_and_goes_on(server: Server, tmp_path: Path) -> None:
+    with closing(Typist(tmp_path, "chat", server.base_url, "--temperature", "0", "--system", "Be brief.")) as typist:
+        typist.wait_for("> ")
+        typist.type("Count from one to a thousand, and write each number as a word.\n")
+        typist.wait_for("345678")
+        typist.type(CTRL_C)
+        typist.wait_for("(stopped)")
+        typist.wait_for("> ")
+        server.wait_quiet()  # nobody computes what nobody reads
+        typist.type("What is the capital of France?\n")
+        assert "Paris" in typist.wait_for("tokens at ")
+        typist.wait_for("> ")
+        typist.type(CTRL_C)
+        typist.wait_for("Ctrl-C again")
+        typist.wait_for("> ")
+        typist.type(CTRL_C)
+        assert typist.end() == 130
 
 
 def test_the_demos_talk(server: Server) -> None:

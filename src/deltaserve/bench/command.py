@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import codecs
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer as TokenizerFile
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root, url_of
+from deltaserve.bench.bearer_key import authorization
 from deltaserve.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
 from deltaserve.bench.http_client import async_http_client
 from deltaserve.bench.load_client import Client, Load, Measurement
@@ -31,9 +31,7 @@ from deltaserve.bench.traffic import (
     TokenRange,
     arrival_times,
 )
-from deltaserve.files.private_file import read_private
 
-_MAX_KEY_BYTES = 4096
 DESCRIPTION = """\
 Send generated traffic to an OpenAI-compatible server and report throughput and latency.
 Prompts are token ids, so lengths and shared prefixes are exact. Servers that take only text need --tokenizer.
@@ -279,7 +277,7 @@ def run(args: argparse.Namespace) -> int:
         args = with_url(args)
         trials = make_trials(args)
         tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
-        headers = _authorization(args.api_key_file) if args.api_key_file else {}
+        headers = authorization(args.api_key_file)
     except (ValueError, ConfigError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -341,16 +339,6 @@ def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conve
     }[args.workload]
     num_requests = sum(len(conversation.turns) for conversation in conversations)
     return f"{args.workload}: {counts}, {num_requests} requests in all, to {model} at {server_root(args.base_url)}"
-
-
-def _authorization(path: Path) -> dict[str, str]:
-    """The header that carries the file's first key. Raises ConfigError, which never shows it."""
-    where = f"--api-key-file {path}"
-    lines = read_private(path, where, _MAX_KEY_BYTES).removeprefix(codecs.BOM_UTF8).splitlines()
-    keys = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
-    if not keys or not keys[0].isascii():
-        raise ConfigError(f"{where}: holds no key")
-    return {"Authorization": f"Bearer {keys[0].decode()}"}
 
 
 async def _benchmark(

@@ -80,9 +80,23 @@ class Completion:
     @property
     def cached_len(self) -> int | None:
         """Cached prompt tokens as the usage says."""
-        details = (self.usage or {}).get("prompt_tokens_details") or {}
-        said = details.get("cached_tokens")
-        return said if isinstance(said, int) else None
+        return cached_len(self.usage)
+
+
+def cached_len(usage: Mapping[str, Any] | None) -> int | None:
+    """Cached prompt tokens of OpenAI's `usage`; None where it does not say."""
+    said = ((usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+    return said if isinstance(said, int) else None
+
+
+def refusal(status: int, content: str) -> ServerError:
+    """In the server's own words, where they are of OpenAI's form."""
+    try:
+        body = json.loads(content)
+        said = body["error"]["message"] if isinstance(body["error"], dict) else body["error"]
+    except (ValueError, KeyError, TypeError):
+        said = content
+    return ServerError(f"HTTP {status}: {str(said)[:500]}")
 
 
 async def complete(http: httpx.AsyncClient, body: Mapping[str, object], completion: Completion) -> None:
@@ -90,8 +104,7 @@ async def complete(http: httpx.AsyncClient, body: Mapping[str, object], completi
     began_s = time.perf_counter()
     async with http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
-            text = (await response.aread()).decode(errors="replace")
-            raise ServerError(f"HTTP {response.status_code}: {text[:500]}")
+            raise refusal(response.status_code, (await response.aread()).decode(errors="replace"))
         async for event in events(response.aiter_lines()):
             completion.take(event, time.perf_counter() - began_s)
     if not completion.arrivals:
@@ -115,15 +128,23 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Mapping[str, Any]]:
         yield event
 
 
-async def served_model(http: httpx.AsyncClient) -> str:
-    """The first model of /v1/models. Raises ServerError if there is none."""
+async def listed_models(http: httpx.AsyncClient) -> list[Mapping[str, Any]]:
+    """What /v1/models names, at least one. Raises ServerError, httpx.HTTPError."""
     response = await http.get("/v1/models")
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise ServerError("GET /v1/models: HTTP 401; the server wants a key: --api-key-file")
-    models = response.json().get("data") if response.status_code == httpx.codes.OK else None
+    try:
+        models = response.json()["data"] if response.status_code == httpx.codes.OK else None
+    except (ValueError, KeyError, TypeError):
+        models = None
     if not models:
         raise ServerError(f"GET /v1/models names no model (HTTP {response.status_code}); name it with --model")
-    return str(models[0]["id"])
+    return list(models)
+
+
+async def served_model(http: httpx.AsyncClient) -> str:
+    """The first model of /v1/models. Raises ServerError if there is none."""
+    return str((await listed_models(http))[0]["id"])
 
 
 async def negotiate(

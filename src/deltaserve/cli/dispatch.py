@@ -60,6 +60,12 @@ COMMANDS = {
         example="models/recall-micro --page-size 16 --port 30000",
         exits=_SERVES,
     ),
+    "chat": Command(
+        "deltaserve.cli.chat_command",
+        "talk to a model: to a running server, or to a folder or GGUF file",
+        example="models/recall-micro",
+        exits="0 the chat ended, 1 the server failed, or refused a line of a script",
+    ),
     "demo": Command(
         "deltaserve.cli.demo",
         "a tiny model on this machine, and what moved between the workers",

@@ -47,7 +47,7 @@ class Parent:
         if variable is None:
             return None
         descriptor, _, parent_id = variable.partition(":")
-        _die_with_parent()
+        die_with_parent(signal.SIGKILL)
         channel = socket.socket(fileno=int(descriptor))
         os.set_inheritable(channel.fileno(), False)
         first = channel.recv(MAX_NOTICE_BYTES)
@@ -100,7 +100,8 @@ class Parent:
             self._channel.send(encode_notice(notice))
 
 
-def _die_with_parent() -> None:
+def die_with_parent(number: signal.Signals) -> None:
+    """The kernel sends this process the signal when its parent ends, however that ends."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
