@@ -69,6 +69,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.device.attention_choice": "triton, flashinfer are optional; triton asks when imported if it interprets",
     "deltaserve.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
+    "deltaserve.cli.verify": "transformers is optional and slow to import: the server is asked first",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",
     "deltaserve.engine.worker": "Ctrl-C must be handled before torch is imported",
     "deltaserve.engine.rank": "Ctrl-C must be handled before torch is imported",

@@ -139,7 +139,13 @@ def test_a_url_that_is_none_is_one_line(url: str) -> None:
     assert main(["verify", "models/none", "--base-url", url]) == 2
 
 
-def test_nobody_there_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_nobody_there_is_told_at_once_with_what_to_do(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://{host}:{free_port()}"
+    said = ": Connection refused: no server is there; start one (`deltaserve serve MODEL`)"
     assert main(["bench", "--base-url", url]) == 1
-    assert "connection" in capsys.readouterr().err.lower()
+    assert f"bench: {url}{said}" in capsys.readouterr().err
+    assert main(["verify", "models/none", "--base-url", url]) == 1
+    assert f"verify: {url}/model_info{said}" in capsys.readouterr().err
+    (line,) = check_server(url)
+    assert f"{url}{said}" in line.text

@@ -2,7 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,6 +22,7 @@ from deltaserve.cli.verify_reference import TransformersReference
 from tests.fixtures.tiny_gguf import GEMMA3, Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 from tests.fixtures.tiny_quantised import write_fp8_blocks
+from tests.patience import PATIENCE_S
 
 
 class Server:
@@ -77,10 +81,33 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_checkpoint_may_be_named_as_everywhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "models/none", "--base-url", "http://127.0.0.1:9"]) == 1, "the server is asked first"
-    assert "http://127.0.0.1:9/model_info: ConnectError" in capsys.readouterr().err
+    assert "http://127.0.0.1:9/model_info: Connection refused: no server is there; start one" in capsys.readouterr().err
     assert main(["verify", "models/none", "--model-path", "models/none"]) == 2
     assert main(["verify"]) == 2
     assert "name a reference: MODEL" in capsys.readouterr().err
+
+
+def test_the_server_is_asked_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import sys; from deltaserve.cli.main import main; main(['verify', 'models/none', '--base-url', 'http://[::1]:9']);"
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stdout == "[]\n"
+    assert "no server is there" in ended.stderr
+
+
+def test_without_transformers_the_way_to_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where it is not installed: its import fails, in the file that needs it."""
+    monkeypatch.delitem(sys.modules, "deltaserve.cli.verify_reference", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    Busy.refusals[:] = []
+    with busy_server() as url:
+        assert main(["verify", "models/none", "--base-url", url]) == 2
+    assert "pip install 'deltaserve[verify]'" in capsys.readouterr().err
 
 
 class Busy(BaseHTTPRequestHandler):
@@ -102,16 +129,24 @@ class Busy(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_at_its_limit_is_asked_again_when_it_says() -> None:
-    Busy.refusals[:] = [429, 503]
+@contextmanager
+def busy_server() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Busy) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        client = ServerClient(f"http://127.0.0.1:{server.server_port}", None)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_at_its_limit_is_asked_again_when_it_says() -> None:
+    Busy.refusals[:] = [429, 503]
+    with busy_server() as url:
+        client = ServerClient(url, None)
         client.connect()
         client.close()
-        server.shutdown()
-        thread.join()
     assert (client.model, client.max_len, Busy.refusals) == ("m", 300, [])
 
 

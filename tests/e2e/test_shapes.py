@@ -219,9 +219,11 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
         for name in ("second", "router", "decode", "prefill"):
             assert parts[name].end() == 0, parts[name].tail()
             log = parts[name].log()
-            assert log.startswith("deltaserve: ")
+            is_worker = name in ("decode", "prefill")
+            assert log.startswith("deltaserve: " if is_worker else f"deltaserve: router of {model}: will serve at http://")
+            assert "requests in flight may end within 30 s (" in log
             assert "uvicorn" not in log
-            assert log.count(": loading ") == (name in ("decode", "prefill"))
+            assert log.count(": loading ") == is_worker
         assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
 
 

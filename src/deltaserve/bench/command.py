@@ -17,7 +17,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL, admin_root, server_root, url_of
 from deltaserve.bench.bearer_key import authorization
 from deltaserve.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
-from deltaserve.bench.http_client import async_http_client
+from deltaserve.bench.http_client import async_http_client, fault
 from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.report import BenchSummary, as_json, print_summary, summarize
@@ -285,8 +285,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"bench: {line}", file=sys.stderr)
     try:
         model, measurements = asyncio.run(_benchmark(args, headers, trials, tokenizer))
-    except (ServerError, httpx.HTTPError) as error:
+    except ServerError as error:
         print(f"bench: {args.base_url}: {error}", file=sys.stderr)
+        return 1
+    except httpx.HTTPError as error:
+        print(f"bench: {fault(args.base_url, error)}", file=sys.stderr)
         return 1
     summaries = [summarize(measurement) for measurement in measurements]
     _report(args, what_ran(args, model, trials[0].conversations), measurements, summaries)

@@ -32,6 +32,19 @@ def async_http_client(
         raise _unusable(url, error) from None
 
 
+def fault(url: str, error: Exception) -> str:
+    """In one line, of a request to `url` that got no answer."""
+    reason = str(error)[:200] or type(error).__name__
+    if not isinstance(error, httpx.ConnectError):
+        return f"{url}: {type(error).__name__}: {reason}"
+    refused = "Connection refused" if reason == _ALL_FAILED else reason.partition("] ")[2] or reason
+    return f"{url}: {refused}: no server is there; start one (`deltaserve serve MODEL`), or give the URL where one is"
+
+
+_ALL_FAILED = "All connection attempts failed"
+"""What the asynchronous client says of addresses that were all refused."""
+
+
 def _route(url: str) -> tuple[SSLContext | bool, bool]:
     """Whom to trust over TLS, and whether the environment may name a proxy. A proxy cannot reach this loopback, and one
     that is named wrongly is no concern of a server here: it is not even looked at.

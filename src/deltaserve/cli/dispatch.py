@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import deltaserve
+from deltaserve.base.config import Settings
 from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.cli.lacking import lacking
 from deltaserve.cli.line_parser import LineParser
@@ -19,6 +20,7 @@ from deltaserve.cli.settings_help import About
 from deltaserve.cli.settings_merge import command_of, read_line
 from deltaserve.cli.yaml_file import write_yaml
 from deltaserve.engine.interrupts import EXIT_INTERRUPTED
+from deltaserve.engine.terminal import say, say_in_json
 
 EXIT_CONFIG = 2
 _USE, _MACHINES, _LOOK = "use a model", "workers started by hand, on one machine or several", "look at what runs"
@@ -46,10 +48,19 @@ class Command:
     """What follows `deltaserve NAME` in a line to begin with."""
     exits: str = "0 done, 1 it failed"
 
+    begin: Callable[[Settings], str] | None = None
+    """With settings: a line for the user before anything is imported, of a command that has nothing to say for long."""
+
     def about(self, name: str) -> About:
         """For --help."""
         example = f"example: deltaserve {name} {self.example}\n" if self.example else ""
         return About(self.summary, f"{example}exit codes: {self.exits}, {_WRONG}")
+
+
+def _begin_routing(settings: Settings) -> str:
+    network = settings.network
+    where = f"http://{network.host}:{network.port}"
+    return f"router of {settings.model.model_path}: will serve at {where}, waits for its workers {network.workers}"
 
 
 COMMANDS = {
@@ -95,6 +106,7 @@ COMMANDS = {
         group=_MACHINES,
         example="MODEL --cluster-key-file cluster.key --workers prefill@127.0.0.1:8998,decode@127.0.0.1:8999",
         exits=_SERVES,
+        begin=_begin_routing,
     ),
     "doctor": Command(
         "deltaserve.cli.doctor",
@@ -142,11 +154,7 @@ def dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 def _tell(problems: Sequence[str]) -> None:
     """One line, or a heading and one for each."""
     heading = f"{len(problems)} things stand in the way:\n  " if len(problems) > 1 else ""
-    _say(heading + "\n  ".join(problems))
-
-
-def _say(text: str) -> None:
-    print(f"deltaserve: {text}", file=sys.stderr)
+    say(heading + "\n  ".join(problems))
 
 
 def available() -> dict[str, Command]:
@@ -187,12 +195,16 @@ def _run_with_settings(
 ) -> int:
     name = command_of(given, argv)
     if name != given:
-        _say(f"--disaggregation-mode {name} makes this `deltaserve {name}`")
+        say(f"--disaggregation-mode {name} makes this `deltaserve {name}`")
     command = commands[name]
     line = read_line(name, command.about(name), argv, os.environ)
     for note in line.notes:
-        _say(note)
+        say(note)
     raise_problems([*line.problems, *lacking(name, line.settings)])
+    if command.begin is not None and not line.dump_config:
+        is_json = line.settings.logging.log_format == "json"
+        tell = say_in_json(name, sys.stderr) if is_json else say
+        tell(command.begin(line.settings))
     module = importlib.import_module(command.module)
     if line.dump_config:
         print(write_yaml(line.settings, module.rehearse(line.settings)), end="")

@@ -7,7 +7,7 @@ import httpx
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import server_root
-from deltaserve.bench.http_client import http_client
+from deltaserve.bench.http_client import fault, http_client
 from deltaserve.cache.pages import is_crowded
 from deltaserve.cli.doctor_admin import AdminAnswer, ask_admin
 from deltaserve.cli.doctor_report import Level, Line
@@ -30,8 +30,11 @@ def check_server(base_url: str, admin_url: str | None = None, keys: Sequence[Api
             ready = http.get("/readyz")
         reasons = ready.json().get("reasons") or {}
         answer = ask_admin("/server_info", base_url, admin_url, keys)
-    except (httpx.HTTPError, ConfigError, ValueError, AttributeError) as error:
-        yield Line(Level.FAIL, "server", f"{url}: {type(error).__name__}: {str(error)[:200]}")
+    except ConfigError as error:
+        yield Line(Level.FAIL, "server", str(error))
+        return
+    except (httpx.HTTPError, ValueError, AttributeError) as error:
+        yield Line(Level.FAIL, "server", fault(url, error))
         return
     if ready.status_code == httpx.codes.OK:
         yield Line(Level.OK, "server", f"{url}: ready")

@@ -129,7 +129,11 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
 
     def on_listening(where: Listening) -> None:
         url = f"http://{where.api[0]}:{where.api[1]}"
-        announce = _tell_user(engine, url, stop, speaker) if parent is None else _tell_parent(engine, url, boot, parent)
+        announce = (
+            _tell_user(engine, url, stop, speaker, spec.grace_s)
+            if parent is None
+            else _tell_parent(engine, url, boot, parent)
+        )
         helpers.append(loop.create_task(announce))
 
     try:
@@ -166,7 +170,7 @@ async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Paren
     parent.ready(url, boot)
 
 
-async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: Say) -> None:
+async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: Say, grace_s: float) -> None:
     """Who is waited for, and when that is over: for a front that no supervisor speaks for."""
     told: str | None = ""
     while not stop.is_set():
@@ -176,7 +180,7 @@ async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: S
             say(f"ready, serving at {url}/v1  (Ctrl-C ends it)" if reason is None else f"not ready: {reason}")
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _READY_POLL_S)
-    say(Stopping())
+    say(Stopping(grace_s))
 
 
 def members_of(workers: Sequence[FrontWorker], ups: Sequence[PeerUp]) -> tuple[Member, ...]:

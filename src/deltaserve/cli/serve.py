@@ -41,7 +41,7 @@ from deltaserve.engine.exits import Exit
 from deltaserve.engine.happenings import AllReady, Happening
 from deltaserve.engine.private_folder import private_folder
 from deltaserve.engine.restarts import RestartPolicy
-from deltaserve.engine.supervisor import LAST_WORDS_S, Supervisor, SupervisorOptions
+from deltaserve.engine.supervisor import Supervisor, SupervisorOptions
 from deltaserve.engine.terminal import Say, say, say_in_json
 from deltaserve.engine.worker_spec import WorkerSpec
 from deltaserve.text.text_codec import SamplingDefaults, TextCodec
@@ -91,7 +91,7 @@ def supervisor_options(settings: Settings, log_dir: Path | None) -> SupervisorOp
     process = settings.process
     return SupervisorOptions(
         log_dir=log_dir,
-        grace_s=process.shutdown_grace_s + LAST_WORDS_S,
+        grace_s=process.shutdown_grace_s,
         restarts=RestartPolicy(start_timeout_s=process.start_timeout_s),
     )
 

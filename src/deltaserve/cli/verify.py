@@ -1,6 +1,7 @@
 """`deltaserve verify`: is what a running server answers what the model says? Cold, cached, over several turns."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,10 @@ from rich.table import Table
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.urls import DEFAULT_URL
-from deltaserve.cli.compose import Checkpoint
 from deltaserve.cli.verify_client import Score, ServerClient, TokenCompletion, VerifyError
-from deltaserve.cli.verify_reference import TransformersReference
 from deltaserve.layout.dtype import DType
 
+_REFERENCE = "deltaserve.cli.verify_reference"
 _TOLERANCES = {DType.FLOAT32: 2e-3}
 _LOOSE_TOLERANCE = 0.25
 """For 16-bit weights: rounding moves log-probabilities by some hundredths, a wrong page by several."""
@@ -120,10 +120,9 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     references: dict[str, Reference] = {}
     tolerance = _LOOSE_TOLERANCE
     if arguments.model_path is not None:
-        local = TransformersReference(arguments.model_path)
-        references[f"transformers {str(local.dtype).removeprefix('torch.')}"] = local
-        own = Checkpoint.open(str(arguments.model_path)).spec.dtype
-        tolerance = _TOLERANCES.get(own, _LOOSE_TOLERANCE)
+        local = _load_reference(arguments.model_path)
+        references[local.name] = local
+        tolerance = _TOLERANCES.get(local.stored, _LOOSE_TOLERANCE)
     if arguments.tolerance is not None:
         tolerance = arguments.tolerance
     if other is not None:
@@ -146,6 +145,30 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     if not is_good and arguments.tolerance is None and all(one <= _FP8_KV_TOLERANCE for one in worst):
         print(_IF_FP8)
     return 0 if is_good else 1
+
+
+class LocalReference(Reference, Protocol):
+    """A model in the memory of this machine."""
+
+    name: str
+    stored: DType
+    """Type of the checkpoint's weights."""
+
+
+def _load_reference(folder: Path) -> LocalReference:
+    """The checkpoint in transformers, which is optional and takes long to import: the server was asked before.
+
+    Raises ConfigError.
+    """
+    try:
+        module = importlib.import_module(_REFERENCE)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        advice = "pip install 'deltaserve[verify]', or compare with another server, --reference URL"
+        raise ConfigError(f"verify: a MODEL as reference is computed by transformers: {advice}") from None
+    reference: LocalReference = module.TransformersReference(folder)
+    return reference
 
 
 # ---------------------------------------------------------------- asking

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from deltaserve.base.urls import server_root
-from deltaserve.bench.http_client import http_client
+from deltaserve.bench.http_client import fault, http_client
 from deltaserve.cli.secrets import read_api_keys
 
 _TIMEOUT_S = 600.0
@@ -104,7 +104,7 @@ class ServerClient:
                 reply = self._http.request(method, path, json=body)
             content = reply.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise VerifyError(f"{self._url}{path}: {type(error).__name__}: {str(error)[:200]}") from None
+            raise VerifyError(fault(f"{self._url}{path}", error)) from None
         if reply.is_error or not isinstance(content, dict):
             message = content.get("error", {}).get("message", "") if isinstance(content, dict) else ""
             raise VerifyError(f"{self._url}{path}: HTTP {reply.status_code}: {message[:200]}")

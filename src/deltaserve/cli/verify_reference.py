@@ -29,7 +29,9 @@ class TransformersReference:
         """Loads the model. Raises ConfigError when it does not fit into memory, or the folder is none."""
         checkpoint = Checkpoint.open(str(folder))
         self.vocab_size = checkpoint.spec.vocab_size
+        self.stored = checkpoint.spec.dtype
         self.dtype = self._choose_dtype(checkpoint)
+        self.name = f"transformers {str(self.dtype).removeprefix('torch.')}"
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self._model = _load(checkpoint.path, self.dtype)

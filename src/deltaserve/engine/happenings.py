@@ -85,8 +85,11 @@ class GivenUp:
 class Stopping:
     """The user asked to end; children drain."""
 
+    grace_s: float
+    """How long they may."""
+
     def __str__(self) -> str:
-        return "stopping: requests in flight may end (again: at once)"
+        return f"stopping: requests in flight may end within {self.grace_s:g} s (again: at once)"
 
 
 Happening = ChildStarts | Says | IsReady | AllReady | Ended | Halted | GivenUp | Stopping

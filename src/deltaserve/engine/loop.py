@@ -237,7 +237,8 @@ class Loop:
     def _drain(self, now: float) -> None:
         if self._drain_deadline is None:
             self._drain_deadline = now + self._options.drain_grace_s
-            _log.info("draining: requests in flight may end (a second signal: at once)")
+            grace_s = self._options.drain_grace_s
+            _log.info("draining: requests in flight may end within %g s (a second signal: at once)", grace_s)
             self._instance.handle(DrainRequested(), now)
 
     def _look_after(self, now: float) -> None:

@@ -35,9 +35,6 @@ from deltaserve.engine.mailbox import Mailbox
 from deltaserve.engine.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.link.notices import PeerDown, PeerHalted, PeerUp, Progress, Ready, Rebooted, Refused, ToChild, Welcome
 
-LAST_WORDS_S = 5.0
-"""What a child needs to end when its own grace is over."""
-
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
@@ -45,9 +42,11 @@ class SupervisorOptions:
 
     log_dir: Path | None
     """Of the children's output, `<name>.log`. Must exist; keep it private (0700). None: they share stdout."""
-    grace_s: float = 30.0 + LAST_WORDS_S
-    """More than the children's own. What the front gets to drain; each kind of worker gets what is left of it, but at
-    least `worker_grace_s`."""
+    grace_s: float = 30.0
+    """As the children have it. What the front gets to drain; each kind of worker gets what is left of it, but at least
+    `worker_grace_s`."""
+    last_words_s: float = 5.0
+    """What a child needs to end when its own grace is over."""
     worker_grace_s: float = 3.0
     hurried_s: float = 2.0
     """What every child gets to end after a second request to stop, or when another of its group has ended."""
@@ -294,7 +293,7 @@ class Supervisor:
 
     def _on_stop(self, now: float) -> None:
         if self._stop_deadline is None:
-            self._say(Stopping())
+            self._say(Stopping(self._options.grace_s))
             self._begin_stop(now)
             return
         for watched in self._watched.values():  # the second request: no more waiting
@@ -305,7 +304,7 @@ class Supervisor:
     def _begin_stop(self, now: float) -> None:
         if self._stop_deadline is not None:
             return
-        self._stop_deadline = now + self._options.grace_s
+        self._stop_deadline = now + self._options.grace_s + self._options.last_words_s
         for watched in self._watched.values():
             watched.restart_at = None
         self._stop_next(now)
