@@ -299,7 +299,7 @@ def test_an_automatic_pool_is_no_larger_than_useful() -> None:
         ({"model": {"context_length": 40_000}}, "--json-model-override-args '{\"max_position_embeddings\": 40000}'"),
         ({"scheduling": {"chunked_prefill_size": 100}}, "--chunked-prefill-size 100: must be a multiple of the page"),
         ({"scheduling": {"attention_split_tokens": 96}}, "--attention-split-tokens 96: must be a multiple of the page"),
-        ({"scheduling": {"max_prefill_tokens": 100}}, "--max-prefill-tokens 100: must be at least the chunk of 512"),
+        ({"scheduling": {"max_prefill_tokens": 10}}, "--max-prefill-tokens 10: must be at least the chunk of 512"),
         (
             {"memory": {"mem_fraction_static": 0.01}},
             "40 MiB for each of 1 worker processes do not hold 200 MiB of weights, 32 MiB for a step and one page",

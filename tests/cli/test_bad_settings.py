@@ -202,7 +202,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ),
     ("serve", [M, "-tp", "x"], ("-tp 'x'", "an integer from 1 to 64")),
     ("serve", ["--model", M, M], ("MODEL and --model-path", "one of them")),
-    ("serve", [M, "--max-model-len", "32k"], ("--max-model-len '32k'", "an integer >= 1")),
+    ("serve", [M, "--max-model-len", "32q"], ("--max-model-len '32q'", "an integer >= 1")),
     (
         "serve",
         [M, "--kv-transfer-config.kv_role", "kv_both"],

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import Denied, Idle
+from deltaserve.cli.foreign import Denied, Idle, key_of
 from deltaserve.cli.foreign_values import VALUES
-from deltaserve.cli.known_flags import key_of
 from deltaserve.cli.main import main
 from deltaserve.cli.settings_merge import load
 
@@ -168,6 +167,11 @@ def test_a_value_of_elsewhere_is_ours_or_left_out_or_refused_with_what_it_is_her
             with pytest.raises(ConfigError) as refused:
                 load("serve", "", argv, {})
             assert str(refused.value) == f"--{key} {value}: {remedy}"
+
+
+@pytest.mark.parametrize(("text", "count"), [("32k", 32_000), ("32K", 32_768), ("1M", 1 << 20), ("-1", "auto")])
+def test_lengths_may_be_written_as_for_vllm(text: str, count: int | str) -> None:
+    assert load("serve", "", [M, "--max-model-len", text], {}).settings.model.context_length == count
 
 
 # ---------------------------------------------------------------- whole lines

@@ -1,5 +1,6 @@
 """The dispatcher: exit codes, one line per error, and a quick start."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import deltaserve
 from deltaserve.cli import dispatch
 from deltaserve.cli.dispatch import Command, available
+from deltaserve.cli.line_parser import LineParser
 from deltaserve.cli.main import main
 from deltaserve.cli.settings_merge import load
 from tests.patience import PATIENCE_S
@@ -136,6 +138,13 @@ def test_an_example_is_a_line_that_could_run(name: str) -> None:
     load(name, "", REAL_COMMANDS[name].example.split(), {})
 
 
+@pytest.mark.parametrize("name", [name for name in REAL_COMMANDS if not REAL_COMMANDS[name].has_settings])
+def test_an_example_is_understood_by_the_command(name: str) -> None:
+    parser = LineParser(name, "")
+    importlib.import_module(REAL_COMMANDS[name].module).add_arguments(parser)
+    parser.parse_all(REAL_COMMANDS[name].example.split())
+
+
 def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "probe", "no/such/folder", "--page-size", "17", "--prot", "1", "--revision", "main")
     assert (code, out) == (2, "")
@@ -157,8 +166,9 @@ def test_flags_of_other_servers_mean_the_same_to_every_command(capsys: pytest.Ca
     code, out, err = run(capsys, "count", "--count", "7", "--trust-remote-code")
     assert (code, out) == (7, "")
     assert err == "deltaserve count: --trust-remote-code changes nothing: code from a model folder is never run\n"
-    code, out, err = run(capsys, "sized", "--model", "5", "--tp", "2")
-    assert (code, out, err) == (7, "", "")
+    for name in ("--model", "--model-path", "-m"):
+        assert run(capsys, "sized", name, "5", "--tp", "2") == (7, "", "")
+    assert "--max-model-len: no flag of deltaserve count" in run(capsys, "count", "--max-model-len", "9")[2]
 
 
 def test_a_line_that_names_its_role_by_a_flag_is_that_command(

@@ -80,6 +80,12 @@ def test_nixl_gets_the_devices() -> None:
     assert doors("nixl", "10.0.0.0/16", "eth0,mlx5_0:1") == DataDoors("eth0,mlx5_0:1", "")
 
 
+def test_rdma_devices_alone_need_an_rdma_transport() -> None:
+    assert doors("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1", "rc,tcp,self") == DataDoors("mlx5_0,mlx5_1", "")
+    with pytest.raises(ConfigError, match="mlx5_0,mlx5_1: none is an interface for tcp; add --transfer-tls rc"):
+        doors("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1")
+
+
 def test_mooncake_gets_an_address_and_over_rdma_a_list_of_devices() -> None:
     assert doors("mooncake", None, None) == DataDoors("lo", "127.0.0.1")
     assert doors("mooncake", "10.0.0.0/24", None) == DataDoors("eth0", "10.0.0.5")

@@ -19,6 +19,7 @@ COMMANDS = ("serve", "prefill", "decode", "router")
 EXAMPLES: dict[str, str] = {
     "model-path": "models/other",
     "served-model-name": "org/model-7b",
+    "sampling-defaults": "openai",
     "dtype": "float32",
     "quantization": "a8",
     "context-length": "4096",

@@ -220,7 +220,9 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
             assert parts[name].end() == 0, parts[name].tail()
             log = parts[name].log()
             is_worker = name in ("decode", "prefill")
-            assert log.startswith("deltaserve: " if is_worker else f"deltaserve: router of {model}: will serve at http://")
+            assert log.startswith(
+                "deltaserve: " if is_worker else f"deltaserve: router of {model}: will serve at http://"
+            )
             assert "requests in flight may end within 30 s (" in log
             assert "uvicorn" not in log
             assert log.count(": loading ") == is_worker

@@ -397,7 +397,10 @@ def _device(settings: Settings, machine: MachineFacts) -> Device:
 
 
 def _chunk_len(settings: Settings, device: Device, page_size: int) -> int:
-    asked = settings.scheduling.chunked_prefill_size
+    """An automatic one fits into a step, as long as that holds a page."""
+    asked, step = settings.scheduling.chunked_prefill_size, settings.scheduling.max_prefill_tokens
+    if asked == "auto" and step != "auto" and step >= page_size:
+        return min(_CHUNK_LEN[device], step // page_size * page_size)
     if asked == "auto":
         return _CHUNK_LEN[device]
     if asked % page_size:

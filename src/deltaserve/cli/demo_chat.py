@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import httpx
 from tokenizers import Tokenizer
 
+from deltaserve.bench.http_client import http_client
 from deltaserve.bench.recall import DocumentShape, expected_chain, make_document
 
 _NUM_FACTS = 12
@@ -49,7 +49,7 @@ def make_example(model: Path) -> ChatExample:
 
 def ask(base_url: str, model: str, example: ChatExample) -> str:
     """The answer of /v1/chat/completions. Raises httpx.HTTPError."""
-    with httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, trust_env=False) as http:
+    with http_client(base_url, _TIMEOUT_S) as http:
         reply = http.post("/v1/chat/completions", json=_chat_body(model, example)).raise_for_status().json()
     return str(reply["choices"][0]["message"]["content"])
 

@@ -11,6 +11,7 @@ import httpx
 from rich.box import SIMPLE
 from rich.table import Table
 
+from deltaserve.bench.http_client import http_client
 from deltaserve.cli.demo_chat import curl
 
 _TIMEOUT_S = 300.0
@@ -127,7 +128,7 @@ class WrappedText:
 def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[[str], None]) -> list[Turn]:
     """All conversations, one after the other, shown while they come. Raises httpx.HTTPError."""
     turns = []
-    with httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, trust_env=False) as http:
+    with http_client(base_url, _TIMEOUT_S) as http:
         for visitor in VISITORS:
             messages = [{"role": "system", "content": GUIDE}]
             for number, question in enumerate(visitor.questions, 1):

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from deltaserve.bench.completion_stream import LENIENT, ServerDialect
+from deltaserve.bench.http_client import async_http_client
 from deltaserve.bench.load_client import Client, Load, Measurement
 from deltaserve.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.bench.record import RequestRecord
@@ -147,10 +148,9 @@ def ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[Reques
 
 
 async def _ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[RequestRecord], None]) -> Figures:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     conversations = scene.conversations()
     dialect = ServerDialect(model, {**LENIENT, "timings": True})
-    async with httpx.AsyncClient(base_url=base_url, limits=limits, timeout=_TIMEOUT_S, trust_env=False) as http:
+    async with async_http_client(base_url, _TIMEOUT_S) as http:
         before, sight = Sight(), Sight()
         await _settle(http, before)
         watcher = asyncio.create_task(_watch(http, sight))

@@ -164,6 +164,8 @@ def available() -> dict[str, Command]:
 
 def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     commands = available()
+    if list(argv[:1]) == ["help"] and argv[1:2] and argv[1] in commands:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(commands))
         return 0

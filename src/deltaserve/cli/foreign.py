@@ -146,7 +146,7 @@ _IDLE = {
         "enable-dynamic-batch-tokenizer dynamic-batch-tokenizer-batch-size= dynamic-batch-tokenizer-batch-timeout="
     ),
     "the chat template of the model is always used": "jinja",
-    "sampling that the model's folder recommends is the default": "sampling-defaults=model generation-config=auto",
+    "sampling that the model's folder recommends is the default": "generation-config=auto",
     "a state that is kept is never written over": "mamba-scheduler-strategy=auto|extra_buffer",
     "windows get what running requests hold": (
         "swa-full-tokens-ratio= disable-hybrid-swa-memory disable-hybrid-kv-cache-manager "
@@ -346,3 +346,9 @@ FOREIGN: Mapping[str, Foreign] = {row.name: row for row in _rows()}
 """name |-> its row."""
 SHORTEST_IN_FILES = 2
 """Letters: shorter names are flags of a line only."""
+
+
+def key_of(name: str) -> str:
+    """Our key for a name that may be an alias of one."""
+    row = FOREIGN.get(name)
+    return row.meaning.key if row is not None and isinstance(row.meaning, Alias) else name

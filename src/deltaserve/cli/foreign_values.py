@@ -1,5 +1,6 @@
 """Values of our options that have a meaning elsewhere, and our options where a command has no use for them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from deltaserve.base.config import DisaggregationSettings
@@ -54,6 +55,10 @@ _OF_COMMAND: Mapping[tuple[str, str, str], Told] = {
 }
 """The same, of one command."""
 
+_TOKENS = ("context-length", "max-prefill-tokens")
+_ROUND_TOKENS = {"k": 1000, "K": 1024, "m": 1_000_000, "M": 1 << 20}
+_ROUND = re.compile(r"[0-9]{1,6}[kKmM]")
+"""vLLM's way to write 32768 as 32K."""
 _NO_HTTP = "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port"
 _ROUTERS = "the router says it, not a worker"
 
@@ -74,6 +79,8 @@ _ELSEWHERE: Mapping[tuple[str, str], Idle | Denied] = {
 
 def told_value(command: str, key: str, value: str) -> Told | None:
     """What becomes of a value of an option of ours that has a meaning elsewhere; None: it has none."""
+    if key in _TOKENS and _ROUND.fullmatch(value):
+        return str(int(value[:-1]) * _ROUND_TOKENS[value[-1]])
     return _OF_COMMAND.get((command, key, value)) or VALUES.get((key, value))
 
 

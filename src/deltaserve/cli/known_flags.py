@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from deltaserve.cli.foreign import FOREIGN, Alias, Takes
+from deltaserve.cli.foreign import FOREIGN, Alias, Takes, key_of
 from deltaserve.cli.foreign_values import PAIR
 from deltaserve.cli.options import Option, nearest_flag, read_options
 
@@ -54,9 +54,3 @@ class KnownFlags:
 def known_flags(command: str) -> KnownFlags:
     """Of a command with settings."""
     return KnownFlags(command, {option.key: option for option in read_options()})
-
-
-def key_of(name: str) -> str:
-    """Our key for a name, where it is an alias of one."""
-    row = FOREIGN.get(name)
-    return row.meaning.key if row is not None and isinstance(row.meaning, Alias) else name

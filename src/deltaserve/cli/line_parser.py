@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import FOREIGN, Alias, Denied, Idle, Takes
+from deltaserve.cli.foreign import FOREIGN, Denied, Idle, Takes, key_of
 from deltaserve.cli.line_words import Word, take_apart
-from deltaserve.cli.options import nearest
+from deltaserve.cli.options import nearest, read_options
 from deltaserve.cli.problems import problems_of, raise_problems
 
 _MODEL = "model"
@@ -61,17 +61,22 @@ class LineParser(argparse.ArgumentParser):
         """The words for argparse. Raises ConfigError for a flag that has no meaning here."""
         if not word.flag or word.name in own:
             return word.typed
+        key = key_of(word.name)
+        if key in own:
+            return (f"--{key}", *word.values)
+        if key == "model-path" and self._has_model():
+            return word.values
         row = FOREIGN.get(word.name)
         match None if row is None else row.meaning:
-            case Alias(key) if key in own:
-                return (f"--{key}", *word.values)
-            case Alias("model-path") if self._has_model():
-                return word.values
             case Idle(why):
                 print(f"{self.prog}: {word.flag} changes nothing: {why}", file=sys.stderr)
                 return ()
             case Denied(remedy):
                 raise ConfigError(f"{word.flag}: {remedy}")
+        if key in {option.key for option in read_options()}:
+            raise ConfigError(
+                f"{word.flag}: no flag of {self.prog}; what runs a model has it, such as `deltaserve serve`"
+            )
         raise ConfigError(f"{word.flag}: unknown flag{nearest(word.flag, self._option_string_actions)}")
 
     def _has_model(self) -> bool:
@@ -84,10 +89,10 @@ _TAKES: Mapping[object, Takes] = {0: Takes.NOTHING, None: Takes.ONE, "?": Takes.
 def _takes(name: str, own: Mapping[str, Takes]) -> Takes | None:
     if name in own:
         return own[name]
-    row = FOREIGN.get(name)
-    if row is None or not isinstance(row.meaning, Alias):
-        return None if row is None else row.takes
-    return own.get(row.meaning.key, row.takes)
+    row, key = FOREIGN.get(name), key_of(name)
+    if key in own or key == "model-path":
+        return own.get(key, Takes.ONE)
+    return None if row is None else row.takes
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -11,10 +11,10 @@ from pathlib import Path
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import breaches
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import FOREIGN, SHORTEST_IN_FILES, Alias, Denied, Idle, Takes
+from deltaserve.cli.foreign import FOREIGN, SHORTEST_IN_FILES, Alias, Denied, Idle, Takes, key_of
 from deltaserve.cli.foreign_values import advise_workers, told_elsewhere, told_value
 from deltaserve.cli.given import CONFIG_ENV, Given, Source, of_environment, of_yaml
-from deltaserve.cli.known_flags import CONFIG, DUMP, HELP, HELP_ALL, OF_ANY_COMMAND, KnownFlags, key_of, known_flags
+from deltaserve.cli.known_flags import CONFIG, DUMP, HELP, HELP_ALL, OF_ANY_COMMAND, KnownFlags, known_flags
 from deltaserve.cli.line_words import Word, take_apart
 from deltaserve.cli.options import nearest
 from deltaserve.cli.problems import problems_of, raise_problems
@@ -180,7 +180,7 @@ class _Merged:
         elif option is not None:
             match told_value(self.known.command, key, given.text):
                 case str(ours):
-                    self.values[key] = ours
+                    self.values[key] = option.parse(ours, given.where)
                 case None:
                     self.values[key] = given.value_of(option)
                 case Idle(why):

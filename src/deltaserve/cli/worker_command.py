@@ -118,6 +118,10 @@ def data_doors(settings: Settings, addresses: Mapping[str, Sequence[str]], known
     network = settings.security.trusted_data_network or _LOOPBACK
     devices = asked or data_devices(network, addresses)
     if settings.disaggregation.disaggregation_transfer_backend != "mooncake":
+        if settings.disaggregation.transfer_tls == "auto" and not set(devices.split(",")) & set(addresses):
+            raise ConfigError(
+                f"--transfer-devices {devices}: none is an interface for tcp; add --transfer-tls rc,tcp,self"
+            )
         return DataDoors(devices, "")
     own = [name for name in devices.split(",") if name in addresses]
     if settings.disaggregation.transfer_tls == "rdma":
