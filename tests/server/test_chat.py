@@ -102,6 +102,39 @@ async def test_logprobs(codec: TextCodec) -> None:
     assert [entry for entries in streamed for entry in entries] == content
 
 
+async def test_what_is_said_of_the_prompt_stands_beside_the_choices(codec: TextCodec) -> None:
+    """As in vLLM; in a completion it stands in each choice."""
+    asked: dict[str, object] = {"n": 2, "prompt_logprobs": 1, "return_token_ids": True, "max_tokens": 2}
+    async with served(codec, _says("fine"), SETTINGS) as case:
+        body = await _post(case, **asked)
+        parts = await _streamed(case, **asked)
+    prompt = body["prompt_token_ids"]
+    assert isinstance(prompt, list)
+    assert len(body["prompt_logprobs"]) == len(prompt)  # type: ignore[arg-type]
+    told = [part for part in parts if "prompt_token_ids" in part]
+    assert [part["prompt_token_ids"] for part in told] == [prompt], "once"
+    assert [part["prompt_logprobs"] for part in told] == [body["prompt_logprobs"]]
+    choices = [choice for each in (body, *parts) for choice in each["choices"]]  # type: ignore[attr-defined]
+    assert all("token_ids" in choice for choice in choices)
+    assert not any(name.startswith("prompt_") for choice in choices for name in choice)
+
+
+@pytest.mark.parametrize("stop", ["<|pad|>", "e<|pad|>", "<|pad|>t", "e<|pad|>t", "e<|pad"])
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_a_stop_string_with_a_control_token_ends_where_the_token_comes(
+    codec: TextCodec, stop: str, keeps: bool
+) -> None:
+    engine = OracleEngine(answer=lambda generation: [*b"on", ord("e"), 259, *b"two", EOS_ID])
+    async with served(codec, engine, SETTINGS) as case:
+        body = await _post(case, stop=[stop], include_stop_str_in_output=keeps)
+        parts = await _streamed(case, stop=[stop], include_stop_str_in_output=keeps)
+    choice = body["choices"][0]  # type: ignore[index]
+    wanted = "onetwo" if stop == "e<|pad" else "one<|pad|>two".split(stop)[0] + (stop if keeps else "")
+    assert choice["message"]["content"] == wanted
+    assert choice["stop_reason"] == (None if stop == "e<|pad" else stop)
+    assert "".join(str(delta.get("content", "")) for delta in _deltas(parts)) == choice["message"]["content"]
+
+
 async def test_a_conversation_with_tools_in_its_past(codec: TextCodec) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
@@ -113,7 +146,7 @@ async def test_a_conversation_with_tools_in_its_past(codec: TextCodec) -> None:
     engine = OracleEngine()
     async with served(codec, engine, SETTINGS) as case:
         body = await _post(case, messages=messages, max_tokens=1, return_token_ids=True)
-    prompt = codec.decode(body["choices"][0]["prompt_token_ids"])  # type: ignore[index]
+    prompt = codec.decode(body["prompt_token_ids"])  # type: ignore[arg-type]
     assert prompt == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>\n'
@@ -126,7 +159,7 @@ async def test_control_tokens_cannot_be_split_over_content_parts(codec: TextCode
     engine = OracleEngine()
     async with served(codec, engine, SETTINGS) as case:
         body = await _post(case, messages=[{"role": "user", "content": parts}], max_tokens=1, return_token_ids=True)
-    assert body["choices"][0]["prompt_token_ids"].count(EOS_ID) == 1  # type: ignore[index]
+    assert body["prompt_token_ids"].count(EOS_ID) == 1  # type: ignore[attr-defined]
 
 
 async def test_sampling_fields_reach_the_engine(codec: TextCodec) -> None:

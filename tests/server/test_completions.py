@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 import pytest
+from tokenizers import processors
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from tests.fixtures.text_folder import VOCAB
-from tests.fixtures.tiny_tokenizer import EOS_ID
+from tests.fixtures.tiny_tokenizer import BOS_ID, EOS_ID, build_tokenizer
 from tests.server.conftest import MODEL, Served, events, served
 from tests.server.oracle import OracleEngine, logprob_of
 
@@ -233,3 +234,23 @@ async def test_timings_come_with_the_usage(codec: TextCodec) -> None:
         assert timing["queue_s"] == 0.5
         assert (timing["decode_cached_tokens"], timing["prefill_cached_tokens"]) == (3, 2)
         assert timing["transferred_bytes"] == 1024
+
+
+async def test_a_rendered_prompt_has_its_start_twice_and_that_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As vLLM and SGLang do it: the text is the client's, and `add_special_tokens` is how it says what is in it."""
+    tokenizer = build_tokenizer().backend_tokenizer
+    ends = [("<|bos|>", BOS_ID)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", pair="$A $B", special_tokens=ends)
+    wanted = {"<|bos|>a": [BOS_ID, BOS_ID, 97], "a": [BOS_ID, 97], "<|im_start|>a": [BOS_ID, 257, 97]}
+    async with served(TextCodec(tokenizer, 272, [EOS_ID]), OracleEngine(), ServerSettings(MODEL)) as case:
+
+        async def ids_of(prompt: str, **fields: object) -> list[int]:
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "return_token_ids": True} | fields
+            reply = await case.client.post("/v1/completions", json=body)
+            ids: list[int] = reply.json()["choices"][0]["prompt_token_ids"]
+            return ids
+
+        assert [await ids_of(prompt) for prompt in wanted] == list(wanted.values())
+        assert await ids_of("<|bos|>a") == [BOS_ID, BOS_ID, 97]
+        assert await ids_of("<|bos|>a", add_special_tokens=False) == [BOS_ID, 97]
+    assert len([record for record in caplog.records if "add_special_tokens false" in record.message]) == 1

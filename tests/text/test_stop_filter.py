@@ -56,12 +56,5 @@ def test_no_more_than_needed_is_held() -> None:
     assert stop_filter.flush() == "</end"
 
 
-def test_the_match_may_be_kept() -> None:
-    stop_filter = StopFilter(("ab",), keep_match=True)
-    assert stop_filter.push("xa") == "x"
-    assert stop_filter.push("bc") == "ab"
-    assert stop_filter.matched == "ab"
-
-
 def test_without_stop_strings_text_passes() -> None:
     assert StopFilter(()).push("abc") == "abc"

@@ -198,7 +198,7 @@ def test_every_file_may_name_an_end_of_sequence(folder: Path) -> None:
     _edit("generation_config.json", eos_token_id=[259, 263])(folder)
     _edit("config.json", eos_token_id=256)(folder)
     _edit("tokenizer_config.json", eos_token="<|im_start|>")(folder)
-    assert TextCodec.load(folder).eos_ids == (256, 257, 259, 263)
+    assert TextCodec.load(folder).eos_ids == (256, 257, 258, 259, 263)
 
 
 def test_defaults_are_the_model_authors(folder: Path) -> None:

@@ -114,6 +114,12 @@ class UnknownFields:
         if self._is_new(name):
             _log.warning("request field %r is ignored: the model's chat template does not show it", name[:80])
 
+    def warn(self, text: str) -> None:
+        """Something that is done as it was asked, and seldom meant. Said once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+
     def _is_new(self, name: str) -> bool:
         """Counts the field; whether it is to be warned of."""
         self._counter.inc()

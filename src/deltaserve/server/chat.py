@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: its fields, and the job they describe."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -11,6 +12,8 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, check_model, compose, new_id
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
+from deltaserve.text.answer_channels import Channels
+from deltaserve.text.sample_text import TextOptions
 
 RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
@@ -27,6 +30,10 @@ class ChatBody(Common):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    separate_reasoning: bool | None = None
+    """SGLang's: false leaves an answer that came in channels as it came, markers and all."""
+    include_reasoning: bool | None = None
+    """vLLM's: false leaves reasoning out."""
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
@@ -44,7 +51,17 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
     prompt = Prompt(encode_messages(body.messages, options, asker.codec, asker.limits, asker.unknown_fields))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = EndpointFields(limit.resolve(prompt), logprobs, body.prompt_logprobs)
-    return compose(body, asker, [prompt], [asked], new_id("chatcmpl-"))
+    job = compose(body, asker, [prompt], [asked], new_id("chatcmpl-"))
+    return replace(job, text=_in_channels(job.text, asker.codec.channels, body))
+
+
+def _in_channels(text: TextOptions, channels: Channels | None, body: ChatBody) -> TextOptions:
+    """Who wants to see control tokens wants the answer as the model wrote it."""
+    if channels is None or not text.skips_special_tokens:
+        return text
+    if body.separate_reasoning is False:
+        return replace(text, skips_special_tokens=False)
+    return replace(text, channels=channels)
 
 
 def _effort(effort: str | None) -> Mapping[str, object]:

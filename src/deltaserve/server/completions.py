@@ -16,6 +16,11 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 """What `read_prompts` takes, for the API's description."""
 
+_TWICE = (
+    "a prompt begins with the token that the tokenizer puts in front of every text, so it stands there twice, as in "
+    "vLLM and SGLang; a prompt that is rendered already wants add_special_tokens false"
+)
+
 
 class CompletionBody(Common):
     """OpenAI's legacy completions plus extensions."""
@@ -34,6 +39,8 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     limit = OutputLimit(asker.limits, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
     specials, most = body.add_special_tokens is not False, asker.settings.max_samples
     prompts = read_prompts(body.prompt, asker.codec, asker.limits, most, add_special_tokens=specials)
+    if any(prompt.text and asker.codec.begins_twice(prompt.tokens) for prompt in prompts):
+        asker.unknown_fields.warn(_TWICE)
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.server.chat import ChatBody
 from deltaserve.server.completions import CompletionBody
 from deltaserve.server.jobs import Common, Job, Sample, Streaming
 from deltaserve.server.prompts import Prompt
@@ -25,6 +26,8 @@ class OpenAiFormat(ABC):
 
     whole_object: str
     chunk_object: str
+    prompt_at_root: bool
+    """Where vLLM has what is said of the prompt: beside the choices of a chat, in each choice of a completion."""
 
     def __init__(self, codec: TextCodec, job: Job, fields: Common) -> None:
         self._codec = codec
@@ -50,17 +53,19 @@ class OpenAiFormat(ABC):
         return {
             **self._envelope(self.whole_object),
             "choices": choices,
+            **(self._of_prompt(*ends[0]) if self.prompt_at_root else {}),
             **usage_fields(self._job, self._fields, counted),
         }
 
     def chunk(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body | None:
         """One event of a streamed job, about one sample; None when it would say nothing."""
         ids = self._fields.return_token_ids and piece.tokens
-        if not (is_first or piece.text or piece.logprobs or piece.finish or ids):
+        if not (is_first or piece.text or piece.reasoning or piece.logprobs or piece.finish or ids):
             return None
         sample = self._job.samples[piece.index]
         choice = self._choice(sample, piece, self.delta(sample, piece, is_first=is_first), is_first=is_first)
-        chunk = {**self._envelope(self.chunk_object), "choices": [choice]}
+        root = self._of_prompt(sample, piece) if self.prompt_at_root and is_first and piece.index == 0 else {}
+        chunk = {**self._envelope(self.chunk_object), "choices": [choice], **root}
         if self._job.streaming is Streaming.EVENTS_WITH_USAGE:
             return chunk | {"usage": usage_body(self._job, self._fields, counted)}
         return chunk if self._job.streaming is Streaming.EVENTS else chunk | {"usage": None}
@@ -82,17 +87,16 @@ class OpenAiFormat(ABC):
             "logprobs": self.logprobs(sample, piece, is_first=is_first) if has_logprobs else None,
             "finish_reason": piece.finish.value if piece.finish else None,
             "stop_reason": piece.stop_reason,
-            **self._extensions(sample, piece, is_first=is_first),
+            **({"token_ids": list(piece.tokens)} if self._fields.return_token_ids else {}),
+            **(self._of_prompt(sample, piece) if is_first and not self.prompt_at_root else {}),
         }
 
-    def _extensions(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
-        """Fields that only clients who asked for them see."""
+    def _of_prompt(self, sample: Sample, piece: TextPiece) -> Body:
+        """What only clients who asked for it see."""
         body: Body = {}
         if self._fields.return_token_ids:
-            body["token_ids"] = list(piece.tokens)
-            if is_first:
-                body["prompt_token_ids"] = list(sample.prompt.tokens)
-        if self._fields.prompt_logprobs is not None and is_first:
+            body["prompt_token_ids"] = list(sample.prompt.tokens)
+        if self._fields.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprob_list(self._codec, sample.prompt, piece.prompt_logprobs)
         return body
 
@@ -102,6 +106,7 @@ class CompletionFormat(OpenAiFormat):
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    prompt_at_root = False
 
     def __init__(self, codec: TextCodec, job: Job, fields: CompletionBody) -> None:
         super().__init__(codec, job, fields)
@@ -151,13 +156,23 @@ class ChatFormat(OpenAiFormat):
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    prompt_at_root = True
+
+    def __init__(self, codec: TextCodec, job: Job, fields: ChatBody) -> None:
+        super().__init__(codec, job, fields)
+        self._shows_reasoning = fields.include_reasoning is not False
 
     def message(self, sample: Sample, piece: TextPiece) -> Body:
-        return {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
+        return {"message": {"role": "assistant", "content": piece.text, **self._reasoning(piece), "refusal": None}}
 
     def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
         role = {"role": "assistant"} if is_first else {}
-        return {"delta": {**role, "content": piece.text} if is_first or piece.text else {}}
+        content = {"content": piece.text} if is_first or piece.text else {}
+        return {"delta": {**role, **content, **self._reasoning(piece)}}
+
+    def _reasoning(self, piece: TextPiece) -> Body:
+        """Under the name that DeepSeek's API, SGLang and vLLM gave it; later versions of vLLM say `reasoning`."""
+        return {"reasoning_content": piece.reasoning} if piece.reasoning and self._shows_reasoning else {}
 
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
         entries = [

@@ -6,6 +6,7 @@ from itertools import chain
 
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 from deltaserve.request.client import OutputDelta
+from deltaserve.text.answer_channels import AnswerPart, ChannelReader, Channels, Shown
 from deltaserve.text.stop_filter import StopFilter
 from deltaserve.text.text_codec import TextCodec
 from deltaserve.wire.messages import FinishReason, Usage
@@ -20,6 +21,8 @@ class TextOptions:
     skips_special_tokens: bool
     hides_output: bool
     """The client asked for no output tokens, only for what is said about its prompt."""
+    channels: Channels | None = None
+    """In which the answer comes; None: all of it is its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class TextPiece:
 
     index: int
     text: str = ""
+    reasoning: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     offsets: tuple[int, ...] = ()
@@ -47,7 +51,12 @@ class SampleText:
         self._sampling = sampling
         self._eos_ids = frozenset(codec.eos_ids)
         self._detokenizer = codec.detokenizer(skip_special_tokens=options.skips_special_tokens)
-        self._filter = StopFilter(options.stops, keep_match=options.keeps_stop)
+        self._stops = codec.stops(options.stops, skip_special_tokens=options.skips_special_tokens)
+        self._filter = StopFilter(self._stops.stops)
+        self._keeps_stop = options.keeps_stop
+        self._channels = options.channels
+        self._reader = ChannelReader(options.channels) if options.channels else None
+        self._part = AnswerPart.CONTENT
         self._hides_output = options.hides_output
         self._num_chars = 0
         self.num_tokens = 0
@@ -60,16 +69,16 @@ class SampleText:
 
     def take(self, delta: OutputDelta) -> TextPiece:
         """What the next delta adds."""
-        texts: list[str] = []
+        shown: list[Shown] = []
         offsets: list[int] = []
         for token in delta.tokens:
             if self.stopped or self._hides_output:
                 break
             offsets.append(self._num_chars)
-            texts.append(self._push(token))
+            shown += self._push(token)
         finish = delta.finish
         if finish is not None:
-            texts.append(self._flush())
+            shown += self._flush()
             if self._hides_output:
                 finish = FinishReason.LENGTH
             elif self.stopped:
@@ -77,7 +86,8 @@ class SampleText:
         kept = len(offsets)
         return TextPiece(
             index=self._index,
-            text="".join(texts),
+            text="".join(text for part, text in shown if part is AnswerPart.CONTENT),
+            reasoning="".join(text for part, text in shown if part is AnswerPart.REASONING),
             tokens=delta.tokens[:kept],
             logprobs=delta.logprobs[:kept],
             offsets=tuple(offsets),
@@ -87,28 +97,52 @@ class SampleText:
             usage=delta.usage,
         )
 
-    def _push(self, token: int) -> str:
+    def _push(self, token: int) -> list[Shown]:
         self.num_tokens += 1
         if token in self._sampling.stop_token_ids:
             self._stop_reason = None if token in self._eos_ids else token
-            return ""
-        text = self._detokenizer.push(token)
-        self._num_chars += len(text)
-        return self._filtered(text)
+            return []
+        if self._reader is None or self._channels is None:
+            decoded = [(AnswerPart.CONTENT, self._detokenizer.push(token))]
+        elif token in self._channels.markers:
+            decoded = [*self._reader.text(self._detokenizer.flush()), *self._reader.marker(token)]
+        else:
+            decoded = self._reader.text(self._detokenizer.push(token))
+        self._num_chars += sum(len(text) for _, text in decoded)
+        mark = self._stops.marks.get(token)
+        return self._filtered([*decoded, *([(self._part, mark)] if mark else [])])
 
-    def _flush(self) -> str:
+    def _flush(self) -> list[Shown]:
         """Text held back until now, at the end of the output."""
         if self.stopped:
-            return ""
-        return self._filtered(self._detokenizer.flush()) + ("" if self.stopped else self._filter.flush())
+            return []
+        rest = self._detokenizer.flush()
+        decoded = (
+            [(AnswerPart.CONTENT, rest)] if self._reader is None else [*self._reader.text(rest), *self._reader.flush()]
+        )
+        shown = self._filtered(decoded)
+        return shown if self.stopped else [*shown, (self._part, self._stops.shown(self._filter.flush()))]
 
-    def _filtered(self, text: str) -> str:
-        if self.num_tokens < self._sampling.min_tokens:
-            return self._filter.pass_by(text)
-        shown = self._filter.push(text)
-        if self.stopped:
-            self._stop_reason = self._filter.matched
+    def _filtered(self, decoded: Sequence[Shown]) -> list[Shown]:
+        shown: list[Shown] = []
+        for part, text in decoded:
+            if part is not self._part:  # a stop string does not reach from one part into another
+                shown.append((self._part, self._stops.shown(self._filter.flush())))
+                self._part = part
+            shown.append((part, self._look(text)))
+            if self.stopped:
+                break
         return shown
+
+    def _look(self, text: str) -> str:
+        """What may be shown now, stop strings looked for."""
+        if self.num_tokens < self._sampling.min_tokens:
+            return self._stops.shown(self._filter.pass_by(text))
+        shown = self._stops.shown(self._filter.push(text))
+        if self._filter.matched is None:
+            return shown
+        self._stop_reason = stop = self._stops.told(self._filter.matched)
+        return shown + stop if self._keeps_stop else shown
 
 
 def join(parts: Sequence[TextPiece]) -> TextPiece:
@@ -119,6 +153,7 @@ def join(parts: Sequence[TextPiece]) -> TextPiece:
     return TextPiece(
         index=last.index,
         text="".join(part.text for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         offsets=tuple(chain.from_iterable(part.offsets for part in parts)),

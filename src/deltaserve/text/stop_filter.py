@@ -1,5 +1,37 @@
 """Stop strings: found in text that comes in pieces."""
 
+import re
+from collections.abc import Mapping, Sequence
+
+_FIRST_MARK, _MAX_MARKS = 0xD800, 2048
+"""Halves of surrogate pairs, which no decoded text holds."""
+
+
+class HiddenStops:
+    """Stop strings, some with control tokens in them that the text does not show.
+
+    Where such a token comes, the text that is looked through has a mark, a character that no text holds: so a stop
+    string is found there, as well as where the model spells the token in ordinary characters.
+    """
+
+    def __init__(self, stops: Sequence[str], hidden: Mapping[str, int], pattern: re.Pattern[str]) -> None:
+        """`hidden`: control token |-> id; `pattern` finds any of them."""
+        tokens = dict.fromkeys(found for stop in stops for found in pattern.findall(stop) if found in hidden)
+        marks = {token: chr(_FIRST_MARK + index) for index, token in enumerate(tokens) if index < _MAX_MARKS}
+        self._texts = {mark: token for token, mark in marks.items()}
+        self.marks = {hidden[token]: mark for token, mark in marks.items()}
+        """Id of a hidden token |-> its mark."""
+        marked = [pattern.sub(lambda found: marks.get(found[0], found[0]), stop) for stop in stops] if marks else []
+        self.stops = tuple(dict.fromkeys([*stops, *marked]))
+
+    def told(self, stop: str) -> str:
+        """A stop string as the client wrote it."""
+        return "".join(self._texts.get(char, char) for char in stop)
+
+    def shown(self, text: str) -> str:
+        """Text without marks."""
+        return "".join(char for char in text if char not in self._texts) if self._texts else text
+
 
 class StopFilter:
     """Lets text through up to the first stop string, holding back a tail that may still become one.
@@ -8,9 +40,8 @@ class StopFilter:
     on how the text was cut into pieces.
     """
 
-    def __init__(self, stops: tuple[str, ...], *, keep_match: bool = False) -> None:
+    def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
-        self._keep_match = keep_match
         self._held = ""
         self.matched: str | None = None
         """The stop string found. Nothing may be pushed after it."""
@@ -23,8 +54,7 @@ class StopFilter:
         found = self._first_match()
         if found is not None:
             start, self.matched = found
-            end = start + len(self.matched) if self._keep_match else start
-            shown, self._held = self._held[:end], ""
+            shown, self._held = self._held[:start], ""
             return shown
         keep = self._tail_len()
         cut = len(self._held) - keep

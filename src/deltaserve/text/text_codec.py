@@ -13,12 +13,14 @@ from deltaserve.base.sampling import SamplingSource
 from deltaserve.models.checkpoint_config import spec_of
 from deltaserve.models.fields import shown
 from deltaserve.models.gguf_model import GgufModel
-from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.open_source import open_source
+from deltaserve.text.answer_channels import find_channels
 from deltaserve.text.conversation import LeftOut, left_out, shaped
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
+from deltaserve.text.end_tokens import answered_chat, control_ids, end_ids
 from deltaserve.text.gguf_text import read_gguf
 from deltaserve.text.quoting_tokenizer import QuotingTokenizer, fast_ids
+from deltaserve.text.stop_filter import HiddenStops
 from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
 from deltaserve.text.template_needs import Message
 from deltaserve.text.text_files import TextFiles, read_folder
@@ -70,9 +72,15 @@ class TextCodec:
         self.defaults = defaults or SamplingDefaults()
         self.has_chat_template = template is not None
         self._tokenizer = tokenizer
+        self._added = self.encode("")
+        """What a text gets in front and behind."""
         self._template = template
         self._table = TokenBytes(tokenizer, vocab_size)
         self._quoting = QuotingTokenizer(tokenizer)
+        self.control_ids: Mapping[str, int] = control_ids(tokenizer)
+        """Control token |-> id."""
+        self.channels = find_channels(self.control_ids, answered_chat(template)) if template else None
+        """In which chats are answered; None: an answer is its text."""
 
     @staticmethod
     def load(
@@ -90,10 +98,10 @@ class TextCodec:
         files = read_gguf(source) if isinstance(source, GgufModel) else read_folder(model)
         fit = fitted(files.tokenizer, spec.vocab_size)
         files = replace(files, tokenizer=fit.tokenizer)
-        ends = _eos_ids(spec, files.special_names, fit.tokenizer)
         template = _load_template(files, broken_template)
         recommended = _sampling_defaults(files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
+        ends = end_ids(spec.eos_token_ids, files, template)
         codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
         _check_chat(codec, fit.left_out)
         return codec
@@ -101,6 +109,10 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""
         return tuple(fast_ids(self._tokenizer, text, add_special_tokens=add_special_tokens))
+
+    def begins_twice(self, tokens: Sequence[int]) -> bool:
+        """Whether the token that the tokenizer puts in front of a text was written there as well."""
+        return len(tokens) > 1 and tokens[0] == tokens[1] and tokens[:1] == self._added[:1]
 
     def encode_chat(
         self, messages: Sequence[Message], options: Mapping[str, object], most_tokens: int | None = None
@@ -138,6 +150,10 @@ class TextCodec:
         """A fresh incremental decoder for one output."""
         return Detokenizer(self._table, self._hidden(skip_special_tokens))
 
+    def stops(self, stops: Sequence[str], *, skip_special_tokens: bool) -> HiddenStops:
+        """Stop strings as a text without, or with, the control tokens is looked through for them."""
+        return HiddenStops(stops, self.control_ids if skip_special_tokens else {}, self._quoting.control)
+
     def token_bytes(self, token: int) -> bytes:
         """Bytes one id stands for."""
         return self._table.of(token)
@@ -162,13 +178,6 @@ def _check_chat(codec: TextCodec, left_out: Sequence[str]) -> None:
     unknown = next((token for token in left_out if token in rendered), None)
     if unknown is not None:
         raise ConfigError(f"chat template writes {unknown[:60]!r}, of which the model has no embedding")
-
-
-def _eos_ids(spec: ModelSpec, special_names: Mapping[str, str], tokenizer: Tokenizer) -> set[int]:
-    """Every id that any file of the model calls an end of sequence."""
-    name = special_names.get("eos_token")
-    by_name = None if name is None else tokenizer.token_to_id(name)
-    return {*spec.eos_token_ids} if by_name is None else {*spec.eos_token_ids, by_name}
 
 
 _RANGES = {
