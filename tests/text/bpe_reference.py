@@ -15,6 +15,9 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_LETTERS_OF_DEEPSEEK = r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"
+_MARKS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _DIGITS = (r"\p{N}", _GPT2)
 CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2",), (_GPT2,)),
@@ -22,6 +25,11 @@ CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "falcon3", "smaug-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (_QWEN2,)),
     "tekken": (_TEKKEN,),
+    "mpt": (_GPT2,),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9]{3}"),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9]{3}"),
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
+    "deepseek-llm": ("[\r\n]", _LETTERS_OF_DEEPSEEK, _MARKS, r"\s+\Z", _HAN, r"\p{N}+"),
 }
 """tokenizer.ggml.pre |-> patterns that cut a text, one after the other."""
 WHOLE_PIECES = {"llama-bpe", "llama-v3", "llama3", "falcon3", "tekken"}

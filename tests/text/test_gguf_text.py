@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.gguf_header import read_header
-from deltaserve.text.gguf_text import PRE_TOKENIZERS
+from deltaserve.text.pre_tokenizers import PRE_TOKENIZERS
 from deltaserve.text.text_codec import SamplingDefaults, TextCodec
 from tests.fixtures.language_model import language_model
 from tests.fixtures.tiny_gguf import Kind, Vocabulary, Write, byte_vocabulary, write_gguf, write_text_only
@@ -98,7 +98,18 @@ def test_ids_of_a_real_vocabulary() -> None:
 
 def test_every_kind_of_cut_is_compared() -> None:
     assert PRE_TOKENIZERS.keys() == CUTS.keys()
-    assert len({tuple(CUTS[pre]) for pre in CUTS}) == 5
+    assert len({tuple(CUTS[pre]) for pre in CUTS}) == 9
+
+
+@pytest.mark.parametrize("pre", ["", "default"])
+def test_a_file_that_does_not_say_how_text_is_cut_is_served_with_a_warning(
+    trained: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture, pre: str
+) -> None:
+    codec = TextCodec.load(write_text_only(tmp_path / "m.gguf", _vocabulary(trained, pre)))
+    (told,) = caplog.messages
+    assert told.startswith("m.gguf: tokenizer.ggml.pre does not say how the model's tokenizer cuts text; ")
+    for text in TEXTS:
+        assert list(codec.encode(text, add_special_tokens=False)) == byte_level_ids(text, "default", *trained)
 
 
 def test_text_that_is_streamed_is_the_same_text(codecs: Callable[[str], TextCodec]) -> None:

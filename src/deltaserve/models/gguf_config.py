@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from deltaserve.base.errors import ConfigError
@@ -17,8 +18,23 @@ ARCHITECTURES = {
 }
 """Value of general.architecture |-> class and model_type that config.json would name."""
 TABLE = "token_embd.weight"
-END_NAMES = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>"})
-"""Control tokens that end an answer in every model that has them: a file names one or two of them by id."""
+TURN_ENDS = frozenset(
+    {
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
+)
+"""Tokens that end an answer in every model that has them: a file names one or two of them by id, and some files call
+others of them ordinary. They are control tokens, as for llama.cpp."""
+_CONTROL_ENDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|EOT|>"})
+"""The same, but ordinary text in other models: `</s>` is an HTML tag in Gemma's vocabulary."""
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _READ = frozenset(
@@ -177,18 +193,23 @@ def generation_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_ids(metadata: Fields, vocab_size: int) -> list[int]:
-    """Ids that end an answer: those named by key, and control tokens known by name."""
+    """Ids that end an answer: those named by key, and tokens known by name."""
     keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
     ids = {metadata.integer(key, 0, vocab_size - 1) for key in keys if metadata.has(key)}
     tokens, kinds = metadata.values.get("tokenizer.ggml.tokens"), metadata.values.get("tokenizer.ggml.token_type")
-    if isinstance(tokens, list) and isinstance(kinds, list):
-        pairs = enumerate(zip(tokens[:vocab_size], kinds, strict=False))
-        ids |= {index for index, (token, kind) in pairs if kind == CONTROL and token in END_NAMES}
+    if isinstance(tokens, list):
+        given = kinds if isinstance(kinds, list) else []
+        pairs = enumerate(zip_longest(tokens[:vocab_size], given[:vocab_size]))
+        ids |= {
+            index
+            for index, (token, kind) in pairs
+            if (token in TURN_ENDS and kind != UNUSED) or (token in _CONTROL_ENDS and kind == CONTROL)
+        }
     return sorted(ids)
 
 
-CONTROL = 3
-"""Value of tokenizer.ggml.token_type of a control token."""
+CONTROL, UNUSED = 3, 5
+"""Values of tokenizer.ggml.token_type."""
 
 
 def _architecture(metadata: Fields) -> str:

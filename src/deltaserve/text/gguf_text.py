@@ -1,19 +1,22 @@
 """The tokenizer and chat template in a GGUF file's metadata, in the words of a Hugging Face folder."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.fields import Fields
-from deltaserve.models.gguf_config import CONTROL
+from deltaserve.models.gguf_config import CONTROL, TURN_ENDS, UNUSED
 from deltaserve.models.gguf_model import GgufModel
+from deltaserve.text.pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 from deltaserve.text.text_files import TextFiles
 
-_NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
-"""Values of tokenizer.ggml.token_type, besides CONTROL."""
+_log = logging.getLogger(__name__)
+_NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
+"""Values of tokenizer.ggml.token_type, besides those of gguf_config.py."""
 _SPECIAL_NAMES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -25,68 +28,13 @@ LOCAL_SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p"
 """Of files that recommend no sampling: llama.cpp's defaults, for whose files they are. Small quantized models, which is
 what most of these are, write rubbish at temperature 1 with nothing cut off."""
 
-_WORDS_OF_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-_WORDS_OF_QWEN2 = _WORDS_OF_LLAMA3.replace("{1,3}", "")
-_WORDS_OF_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How text is cut before the merges of a byte-level BPE."""
-
-    words: str | None = None
-    """Pattern of one piece; None: that of GPT-2."""
-    single_digits: bool = False
-    ignore_merges: bool = False
-    """A piece that is a token is that token, whatever the merges say."""
-    adds_bos: bool = False
-    """Where the file does not say."""
-    nfc: bool = False
-
-    def build(self) -> pre_tokenizers.PreTokenizer:
-        if self.words is not None:
-            split = pre_tokenizers.Split(Regex(self.words), "isolated")
-            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        if self.single_digits:
-            return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-        return words
-
-
-_GPT2 = PreTokenizer()
-_DIGITS = PreTokenizer(single_digits=True)
-_LLAMA3 = PreTokenizer(_WORDS_OF_LLAMA3, ignore_merges=True, adds_bos=True)
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    "gpt-2": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "smaug-bpe": PreTokenizer(_WORDS_OF_LLAMA3),
-    "tekken": PreTokenizer(_WORDS_OF_TEKKEN, ignore_merges=True, adds_bos=True),
-    "qwen2": PreTokenizer(_WORDS_OF_QWEN2, nfc=True),
-    "deepseek-r1-qwen": PreTokenizer(_WORDS_OF_QWEN2),
-}
-"""Value of tokenizer.ggml.pre |-> what it means. Another one is refused: cut otherwise, text becomes other tokens."""
-
 
 def read_gguf(model: GgufModel) -> TextFiles:
     """Raises ConfigError naming file and key for a vocabulary that cannot be used."""
     generation = model.generation()
     metadata = Fields(dict(model.header.metadata), model.header.file)
-    vocabulary = _Vocabulary.of(metadata)
-    tokenizer = _build(metadata, vocabulary)
+    vocabulary = Vocabulary.of(metadata)
+    tokenizer = build_tokenizer(metadata, vocabulary)
     names = {name: vocabulary.named(metadata, key) for name, key in _SPECIAL_NAMES.items()}
     template = metadata.text("tokenizer.chat_template", "")
     return TextFiles(
@@ -98,26 +46,27 @@ def read_gguf(model: GgufModel) -> TextFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _Vocabulary:
+class Vocabulary:
     tokens: list[str]
     kinds: list[int]
 
     @classmethod
-    def of(cls, metadata: Fields) -> "_Vocabulary":
+    def of(cls, metadata: Fields) -> "Vocabulary":
         tokens = _list_of(metadata, "tokens", str)
         kinds = [_NORMAL] * len(tokens)
         if metadata.has("tokenizer.ggml.token_type"):
             kinds = _list_of(metadata, "token_type", int)
         if len(kinds) != len(tokens):
             raise ConfigError(f"{metadata.where}: {len(tokens)} tokens, but {len(kinds)} values of token_type")
-        return cls(tokens, kinds)
+        pairs = zip(tokens, kinds, strict=True)
+        return cls(tokens, [CONTROL if token in TURN_ENDS and kind != UNUSED else kind for token, kind in pairs])
 
     def ids(self, metadata: Fields) -> dict[str, int]:
         """Token |-> id. Rows of the embedding that only fill it up have none."""
-        used = {t: i for i, t in enumerate(self.tokens) if t and self.kinds[i] != _UNUSED}
-        num_used = sum(1 for i, t in enumerate(self.tokens) if t and self.kinds[i] != _UNUSED)
+        used = {t: i for i, t in enumerate(self.tokens) if t and self.kinds[i] != UNUSED}
+        num_used = sum(1 for i, t in enumerate(self.tokens) if t and self.kinds[i] != UNUSED)
         if len(used) < num_used:
-            twice = next(t for i, t in enumerate(self.tokens) if self.kinds[i] != _UNUSED and used.get(t, i) != i)
+            twice = next(t for i, t in enumerate(self.tokens) if self.kinds[i] != UNUSED and used.get(t, i) != i)
             raise ConfigError(f"{metadata.where}: tokenizer.ggml.tokens has {twice[:60]!r} twice")
         return used
 
@@ -127,8 +76,8 @@ class _Vocabulary:
         return self.tokens[metadata.integer(name, 0, len(self.tokens) - 1)] if metadata.has(name) else None
 
 
-def _build(metadata: Fields, vocabulary: _Vocabulary) -> Tokenizer:
-    kinds: Mapping[str, Callable[[Fields, _Vocabulary], tuple[Tokenizer, bool]]]
+def build_tokenizer(metadata: Fields, vocabulary: Vocabulary) -> Tokenizer:
+    kinds: Mapping[str, Callable[[Fields, Vocabulary], tuple[Tokenizer, bool]]]
     kinds = {"gpt2": _byte_level, "llama": _sentence_piece}
     kind = metadata.text("tokenizer.ggml.model")
     if kind not in kinds:
@@ -145,7 +94,7 @@ def _build(metadata: Fields, vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     pairs = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     special = [token for token, kind in pairs if token and kind in (CONTROL, _UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -153,7 +102,7 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in own])
 
 
-def _add_ends(tokenizer: Tokenizer, metadata: Fields, vocabulary: _Vocabulary, adds_bos: bool) -> None:
+def _add_ends(tokenizer: Tokenizer, metadata: Fields, vocabulary: Vocabulary, adds_bos: bool) -> None:
     """The tokens that the file wants before and after a prompt."""
     bos, eos = (vocabulary.named(metadata, f"{name}_token_id") for name in ("bos", "eos"))
     before = [bos] if bos and metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) else []
@@ -165,9 +114,15 @@ def _add_ends(tokenizer: Tokenizer, metadata: Fields, vocabulary: _Vocabulary, a
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=ends)
 
 
-def _byte_level(metadata: Fields, vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+def _byte_level(metadata: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
     """(BPE over bytes, whether a prompt begins with BOS unless the file says)."""
-    name = metadata.text("tokenizer.ggml.pre")
+    name = metadata.text("tokenizer.ggml.pre", DEFAULT)
+    if name == DEFAULT:
+        _log.warning(
+            "%s: tokenizer.ggml.pre does not say how the model's tokenizer cuts text; it is cut as by llama.cpp, "
+            "and answers may be worse; convert the model again",
+            metadata.where,
+        )
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
         raise metadata.error("tokenizer.ggml.pre", "one of " + ", ".join(PRE_TOKENIZERS))
@@ -189,7 +144,7 @@ def _parts(metadata: Fields, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentence_piece(metadata: Fields, vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+def _sentence_piece(metadata: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
     """(BPE of SentencePiece, True). Its merges are those pairs of tokens that make a token, best score first."""
     ids = vocabulary.ids(metadata)
     scores = _list_of(metadata, "scores", float)

@@ -41,9 +41,9 @@ class TokenMaps:
         return names | _names(self.special, "special_tokens_map.json")
 
     def complete(self, tokenizer: Tokenizer) -> None:
-        """In place: adds tokens that tokenizer.json lacks, under their ids, and marks those that are special.
+        """In place: adds tokens that tokenizer.json lacks, and marks those that are special by their role.
 
-        Raises ConfigError for one that would get another id.
+        Raises ConfigError for one that would get another id than its file says.
         """
         for token_id, token in self._stated():
             if tokenizer.token_to_id(token.content) is None:
@@ -56,8 +56,8 @@ class TokenMaps:
                     )
             elif token.special:
                 tokenizer.add_special_tokens([token])
-        named = [*self.names().values(), *self._listed()]
-        tokenizer.add_special_tokens([_token(name) for name in named if tokenizer.token_to_id(name) is not None])
+        lacking = [name for name in self._listed() if tokenizer.token_to_id(name) is None]
+        tokenizer.add_special_tokens([_token(name) for name in (*self.names().values(), *lacking)])
 
     def _stated(self) -> list[tuple[int, AddedToken]]:
         """Tokens with their ids, in the order of those."""
