@@ -11,15 +11,16 @@ $(STAMP): pyproject.toml setup.py constraints.txt scripts/make-venv
 	@scripts/make-venv
 
 $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_library.py
+	@echo "compiling the native library (a minute or two)"
 	@$(PYTHON) -m deltaserve.native.compile_library
 	@touch $@
 
-.PHONY: help venv demo check test test-full sim sim-mutants features soak bench gpu-check format clean
+.PHONY: help venv demo check test test-full test-lowest sim sim-mutants features soak bench gpu-check format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(READY) ## Create .venv: CPU or CUDA torch as pip finds it, then deltaserve with its pinned dependencies
+venv: $(READY) ## Create .venv: torch for CPU where there is no NVIDIA GPU, then deltaserve with its pinned dependencies
 
 demo: $(READY) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
 	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
@@ -31,9 +32,13 @@ test: $(READY) ## The checks, then all tests (about 17 minutes on 2 cores)
 	@scripts/check
 	@scripts/test
 
-test-full: $(READY) ## As test, with the long property runs and the tests marked slow
+test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest
 	@scripts/check
 	@scripts/test --full
+	@scripts/test-lowest
+
+test-lowest: $(READY) ## The quick tests with the oldest dependencies that are allowed, in an environment of their own
+	@scripts/test-lowest
 
 sim: $(READY) ## The fault simulator, at length: SEEDS=100000; then every fault at every moment of a small run
 	@$(PYTHON) -m deltaserve.cli.main sim faults --gates --seeds $(or $(SEEDS),100000) $(ARGS)

@@ -1,11 +1,13 @@
-"""Compiles the native library when the package is built or installed; pyproject.toml says everything else.
+"""What pyproject.toml cannot say: the native library is compiled and the demo's model is packed when a wheel is built.
 
 The library knows no version of Python or torch, so one wheel of a platform serves all. It is not a setuptools
 Extension: those bear the name of one Python, and are compiled with one set of flags.
 """
 
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from setuptools import setup
@@ -13,14 +15,31 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("src/deltaserve/native")
+DEMO_MODEL = Path("models/recall-micro")
 
 
-class CompileNative(build_py):  # type: ignore[misc]
-    """Beside the sources, from where package data takes it; an editable install uses it there."""
+class CompileAndPack(build_py):  # type: ignore[misc]
+    """The library is compiled beside its sources, from where package data takes it and an editable install uses it. The
+    model stays in the tree, where README's commands name it; a wheel holds it below `deltaserve/packed`."""
 
     def run(self) -> None:
-        subprocess.run([sys.executable, str(NATIVE / "compile_library.py")], check=False)
+        _compile_library()
         super().run()
+        if not self.editable_mode:
+            packed = Path(self.build_lib, "deltaserve", "packed", DEMO_MODEL)
+            shutil.copytree(DEMO_MODEL, packed, dirs_exist_ok=True)
+
+
+def _compile_library() -> None:
+    """It takes one to two minutes of two cores; `pip -v` and `python -m build` show these lines."""
+    started = time.monotonic()
+    compiler = subprocess.Popen([sys.executable, str(NATIVE / "compile_library.py")])
+    while True:
+        try:
+            compiler.wait(10.0)
+            return
+        except subprocess.TimeoutExpired:
+            print(f"compiling the native library: {time.monotonic() - started:.0f} s so far", flush=True)
 
 
 class PlatformWheel(bdist_wheel):  # type: ignore[misc]
@@ -34,4 +53,4 @@ class PlatformWheel(bdist_wheel):  # type: ignore[misc]
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": CompileNative, "bdist_wheel": PlatformWheel})
+setup(cmdclass={"build_py": CompileAndPack, "bdist_wheel": PlatformWheel})

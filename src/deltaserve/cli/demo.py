@@ -27,6 +27,8 @@ from deltaserve.cli.serve import as_resolved
 from deltaserve.cli.session import ServerLostError, T, Work, serve_while
 
 MODEL = Path("models") / "recall-micro"
+PACKED = Path(__file__).resolve().parents[1] / "packed"
+"""Where a wheel holds it: setup.py."""
 NUM_ASKERS = 48
 NUM_ASKERS_QUICK = 8
 _PLAIN_WIDTH = 96
@@ -63,7 +65,7 @@ def _port(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: every answer was right; 1: some were not, or the server failed. Raises ConfigError, KeyboardInterrupt."""
-    model = find_model(Path.cwd(), Path(__file__).resolve().parents[3])
+    model = find_model(Path.cwd(), Path(__file__).resolve().parents[3], PACKED)
     num_askers = NUM_ASKERS_QUICK if arguments.quick else NUM_ASKERS
     console, port = make_console(), arguments.port or free_port()
     language_model = None if arguments.no_talk else find_language_model()
@@ -81,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find_model(*roots: Path) -> Path:
-    """Raises ConfigError: the model lies beside the sources, and nothing is downloaded."""
+    """Beside the sources or packed in the wheel: nothing is downloaded. Raises ConfigError."""
     for root in roots:
         if (root / MODEL / "config.json").is_file():
             return root / MODEL
-    raise ConfigError(f"no {MODEL} here: run the demo in the folder of the sources")
+    raise ConfigError(f"no {MODEL} here, nor in the installed package: run the demo in the folder of the sources")
 
 
 def make_console() -> Console:

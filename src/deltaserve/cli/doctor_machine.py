@@ -38,7 +38,7 @@ def check_software() -> Iterator[Line]:
     yield Line(Level.OK if is_new else Level.FAIL, "python", text)
     for name in _LIBRARIES:
         yield _library(name, Level.FAIL, "a server needs it")
-    yield _library(_FOR_VERIFY, Level.WARN, "`deltaserve verify --model-path` needs it")
+    yield _library(_FOR_VERIFY, Level.OK, "only `deltaserve verify MODEL` needs it: pip install 'deltaserve[verify]'")
     yield _native_library()
 
 

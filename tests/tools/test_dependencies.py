@@ -1,0 +1,61 @@
+"""The ranges of pyproject.toml are true at both ends: the floors are what constraints-lowest.txt pins and
+scripts/test-lowest tests, and constraints.txt, which everything else tests, lies in the ranges."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SERVING = [Requirement(text) for text in PROJECT["dependencies"]]
+VERIFY = [Requirement(text) for text in PROJECT["optional-dependencies"]["verify"]]
+ONLY_FOR_TESTS = {"transformers", "triton", "pytest", "hypothesis", "mypy", "ruff", "openai", "matplotlib"}
+
+
+def pins(file: str) -> dict[str, Version]:
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, _, version in (line.partition("==") for line in lines)}
+
+
+def floor(requirement: Requirement) -> Version:
+    (only,) = (one for one in requirement.specifier if one.operator == ">=")
+    return Version(only.version)
+
+
+@pytest.mark.parametrize("requirement", [*SERVING, *VERIFY], ids=lambda r: r.name)
+def test_the_floor_is_the_version_tested_as_the_lowest(requirement: Requirement) -> None:
+    lowest = pins("constraints-lowest.txt")[canonicalize_name(requirement.name)]
+    wanted = floor(requirement)
+    assert lowest >= wanted
+    assert lowest.release[: len(wanted.release)] == wanted.release, "the tested version is newer than the floor"
+
+
+@pytest.mark.parametrize("requirement", [*SERVING, *VERIFY], ids=lambda r: r.name)
+def test_the_pinned_version_is_allowed(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pins("constraints.txt")[canonicalize_name(requirement.name)])
+
+
+def test_serving_brings_nothing_that_only_tests_and_verify_need() -> None:
+    assert not ONLY_FOR_TESTS & {canonicalize_name(requirement.name) for requirement in SERVING}
+
+
+def test_every_extra_is_used() -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    assert extras == {"verify", "demo", "mooncake", "plot", "triton", "flashinfer", "test", "dev"}
+
+
+def test_only_the_reference_of_verify_imports_transformers() -> None:
+    src = ROOT / "src" / "deltaserve"
+    importing = set()
+    for file in src.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "transformers" for name in names):
+                importing.add(str(file.relative_to(src)))
+    assert importing == {"cli/verify_reference.py"}
