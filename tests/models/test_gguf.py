@@ -107,6 +107,18 @@ def test_overrides_replace_fields(good: Path) -> None:
     assert load_spec(good, '{"max_position_embeddings": 77}').max_position == 77
 
 
+@pytest.mark.filterwarnings("ignore:Duplicated key")
+def test_a_number_per_layer_is_that_number(tmp_path: Path) -> None:
+    def per_layer(*counts: int) -> Any:
+        return lambda writer: writer.add_head_count_kv(list(counts))
+
+    file, folder = write_gguf(_ONE_LAYER, tmp_path / "same", Kind.F32, per_layer(4))
+    assert load_spec(file).num_kv_heads == load_spec(folder).num_kv_heads == 4
+    file, _ = write_gguf(_ONE_LAYER, tmp_path / "other", Kind.F32, per_layer(4, 2))
+    with pytest.raises(ConfigError, match=r"llama.attention.head_count_kv is \[4, 2\], expected a whole number"):
+        load_spec(file)
+
+
 def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
     """Those named by key, and control tokens whose name says so."""
     file, _ = write_gguf(_ONE_LAYER, tmp_path, Kind.F32, lambda writer: writer.add_eot_token_id(263))

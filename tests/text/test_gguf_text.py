@@ -206,6 +206,13 @@ def test_a_file_that_recommends_no_sampling_gets_that_of_local_servers(
     assert TextCodec.load(file, sampling="openai").defaults == SamplingDefaults()
 
 
+def test_a_token_id_of_minus_one_says_that_there_is_none(tmp_path: Path) -> None:
+    none = {"padding_token_id": 2**32 - 1, "unknown_token_id": 2**32 - 1, "eot_token_id": 2**32 - 1}
+    plain = byte_vocabulary()
+    codec = TextCodec.load(write_text_only(tmp_path / "m.gguf", replace(plain, extra={**plain.extra, **none})))
+    assert codec.eos_ids == (258,)
+
+
 def test_odd_sampling_is_no_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def recommend(writer: gguf.GGUFWriter) -> None:
         writer.add_float32("general.sampling.top_p", 7.0)

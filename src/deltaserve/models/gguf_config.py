@@ -35,6 +35,7 @@ TURN_ENDS = frozenset(
 others of them ordinary. They are control tokens, as for llama.cpp."""
 _CONTROL_ENDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|EOT|>"})
 """The same, but ordinary text in other models: `</s>` is an HTML tag in Gemma's vocabulary."""
+_NO_TOKEN = (-1, 2**32 - 1)
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _READ = frozenset(
@@ -105,7 +106,12 @@ class ArchFields:
         return self.metadata.values.get(f"{self.arch}.{name}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        return self.metadata.integer(f"{self.arch}.{name}", low, high, default)
+        """Some converters list one number per layer: those must be equal."""
+        key = f"{self.arch}.{name}"
+        value = self.metadata.values.get(key)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            return Fields({key: value[0]}, self.metadata.where).integer(key, low, high)
+        return self.metadata.integer(key, low, high, default)
 
     def positive(self, name: str, default: float | None = None) -> float:
         return self.metadata.positive(f"{self.arch}.{name}", default)
@@ -192,10 +198,17 @@ def generation_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def token_id(metadata: Fields, key: str, vocab_size: int) -> int | None:
+    """The id at a key below tokenizer.ggml. None where nothing does, or -1 as converters write it for no token."""
+    name = f"tokenizer.ggml.{key}"
+    if not metadata.has(name) or metadata.values[name] in _NO_TOKEN:
+        return None
+    return metadata.integer(name, 0, vocab_size - 1)
+
+
 def end_ids(metadata: Fields, vocab_size: int) -> list[int]:
     """Ids that end an answer: those named by key, and tokens known by name."""
-    keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
-    ids = {metadata.integer(key, 0, vocab_size - 1) for key in keys if metadata.has(key)}
+    ids = {found for key in _END_KEYS if (found := token_id(metadata, key, vocab_size)) is not None}
     tokens, kinds = metadata.values.get("tokenizer.ggml.tokens"), metadata.values.get("tokenizer.ggml.token_type")
     if isinstance(tokens, list):
         given = kinds if isinstance(kinds, list) else []

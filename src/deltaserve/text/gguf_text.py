@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.fields import Fields
-from deltaserve.models.gguf_config import CONTROL, TURN_ENDS, UNUSED
+from deltaserve.models.gguf_config import CONTROL, TURN_ENDS, UNUSED, token_id
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.text.pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 from deltaserve.text.text_files import TextFiles
@@ -72,8 +72,8 @@ class Vocabulary:
 
     def named(self, metadata: Fields, key: str) -> str | None:
         """The token whose id stands at a key, None where nothing does."""
-        name = f"tokenizer.ggml.{key}"
-        return self.tokens[metadata.integer(name, 0, len(self.tokens) - 1)] if metadata.has(name) else None
+        found = token_id(metadata, key, len(self.tokens))
+        return None if found is None else self.tokens[found]
 
 
 def build_tokenizer(metadata: Fields, vocabulary: Vocabulary) -> Tokenizer:
