@@ -11,7 +11,10 @@ import httpx
 import pytest
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.bench.completion_stream import ServerError
 from deltaserve.bench.http_client import async_http_client, http_client
+from deltaserve.cli.chat_command import Screen, Wishes, talk
+from deltaserve.cli.demo_chat import ChatExample, ask
 from deltaserve.cli.doctor_admin import ask_admin
 from deltaserve.cli.doctor_machine import check_listener
 from deltaserve.cli.doctor_server import check_server
@@ -32,6 +35,10 @@ HOSTS = ["127.0.0.1", "localhost", "[::1]", "127.0.0.2", "0.0.0.0"]
 
 class Asked(BaseHTTPRequestHandler):
     """Knows nothing, and remembers what it was asked for."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)  # type: ignore[attr-defined]
@@ -74,6 +81,16 @@ def bench(url: str) -> None:
     assert main(["bench", "--base-url", url]) == 1
 
 
+def chat(url: str) -> None:
+    with suppress(ServerError):
+        talk(url, {}, Wishes(), Screen())
+
+
+def demo(url: str) -> None:
+    with suppress(httpx.HTTPError):
+        ask(url, "recall-micro", ChatExample(" a b", "?a", ("a", "b")))
+
+
 def listener(url: str) -> None:
     parts = httpx.URL(url)
     check_listener(parts.host, parts.port or 0, "API")
@@ -84,6 +101,8 @@ TOOLS: dict[str, Callable[[str], object]] = {
     "doctor's admin routes": lambda url: ask_admin("/server_info", "http://127.0.0.1:9", url, ()),
     "verify": verify,
     "bench": bench,
+    "chat": chat,
+    "demo": demo,
 }
 
 

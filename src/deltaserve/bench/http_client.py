@@ -8,6 +8,8 @@ import httpx
 from deltaserve.base.config_rules import is_any, is_loopback
 from deltaserve.base.errors import ConfigError
 
+_NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+
 
 def http_client(url: str, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None) -> httpx.Client:
     """For requests below `url`. Raises ConfigError where that is none, or the environment's proxy cannot be used."""
@@ -19,11 +21,13 @@ def http_client(url: str, timeout: float | httpx.Timeout, headers: Mapping[str, 
 
 
 def async_http_client(
-    url: str, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None
+    url: str,
+    timeout: float | httpx.Timeout,
+    headers: Mapping[str, str] | None = None,
+    limits: httpx.Limits = _NO_LIMITS,
 ) -> httpx.AsyncClient:
     """The same, for any number of requests at a time."""
     verify, trusts_environment = _route(url)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     try:
         return httpx.AsyncClient(
             base_url=url, timeout=timeout, headers=headers, limits=limits, verify=verify, trust_env=trusts_environment

@@ -25,6 +25,7 @@ from deltaserve.base.urls import DEFAULT_URL, server_root
 from deltaserve.bench.bearer_key import authorization
 from deltaserve.bench.chat_stream import ChatAnswer, ServedModel, chat, find_model
 from deltaserve.bench.completion_stream import ServerError
+from deltaserve.bench.http_client import async_http_client
 from deltaserve.cli.chat_dialogue import (
     HELP,
     ChatHistory,
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         with ExitStack() as stack:
             url = _open_target(arguments, screen, stack)
             return talk(url, headers, Wishes(arguments.model, arguments.system, fields), screen)
-    except (OwnServerError, ServerError, httpx.HTTPError, httpx.InvalidURL) as error:
+    except (OwnServerError, ServerError, httpx.HTTPError) as error:
         print(f"chat: {one_line(error)}", file=sys.stderr)
         return 1
 
@@ -200,11 +201,12 @@ class Wishes:
 def talk(url: str, headers: Mapping[str, str], wishes: Wishes, screen: Screen) -> int:
     """A conversation until the user ends it; 1 if a message of a script failed.
 
-    Raises ServerError, httpx.HTTPError where no model is found, KeyboardInterrupt where nobody types.
+    Raises ConfigError for a URL that is none, ServerError, httpx.HTTPError where no model is found, KeyboardInterrupt
+    where nobody types.
     """
     timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
     limits = httpx.Limits(max_keepalive_connections=0)  # people pause for longer than servers keep connections
-    http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
+    http = async_http_client(url, timeout, headers, limits)
     with asyncio.Runner() as runner:
         try:
             model = runner.run(find_model(http, wishes.model))
