@@ -56,7 +56,8 @@ from deltaserve.transport.base import RemoteRank, RemoteRegion, Transport, Write
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.mooncake_process import engine_problem
-from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
+from deltaserve.transport.nixl import NixlTransport
+from deltaserve.transport.nixl_options import NixlOptions, environment
 
 OPTIONS = NixlOptions("tcp,self", "lo")
 CPU = torch.device("cpu")

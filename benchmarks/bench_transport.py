@@ -33,7 +33,8 @@ from deltaserve.engine.transfer_thread import PollPace
 from deltaserve.transport.base import RemoteRank, RemoteRegion, Transport, WriteState
 from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.local_memory import sealed_file
-from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
+from deltaserve.transport.nixl import NixlTransport
+from deltaserve.transport.nixl_options import NixlOptions, environment
 
 RUNS = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
 REGION = RegionId(0)

@@ -68,6 +68,7 @@ RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.device.attention_choice": "triton, flashinfer are optional; triton asks when imported if it interprets",
     "deltaserve.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
+    "deltaserve.engine.transports": "NIXL is loaded where pages move by it: nobody else needs that library",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.cli.verify": "transformers is optional and slow to import: the server is asked first",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",

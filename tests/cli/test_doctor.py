@@ -25,6 +25,7 @@ from deltaserve.cli.doctor_transfer import check_local, check_mooncake, check_tr
 from deltaserve.cli.main import main
 from deltaserve.cli.secrets import read_api_keys
 from deltaserve.cli.settings_merge import load
+from deltaserve.transport.obstacles import LibraryError
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 from tests.native.native_build import compiled_library
@@ -150,12 +151,13 @@ def test_local_transfers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_mooncake_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = "libibverbs.so.1: cannot open shared object file"
+    missing = LibraryError("libibverbs.so.1: cannot open shared object file")
     monkeypatch.setattr(doctor_transfer, "engine_problem", lambda options: missing)
     for level in (Level.OK, Level.FAIL):
         (line,) = check_mooncake(if_not=level)
         assert line.level is level
-        assert missing in line.text
+        assert str(missing) in line.text
+        assert "apt-get install libibverbs1" in line.text
 
 
 def broken(tiny_models: Path, out: Path, file: str, content: str | None) -> Path:

@@ -236,3 +236,22 @@ def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> 
 def test_groups_that_cannot_be_are_refused_at_once(tiny_models: Path, name: str, dp_size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(in_groups(tiny_models / name, dp_size))
+
+
+@pytest.mark.parametrize(
+    ("disaggregation", "words"),
+    [
+        ({}, "pages move by local"),
+        ({"disaggregation_transfer_backend": "nixl"}, "pages move by nixl over tcp,self"),
+        ({"disaggregation_transfer_backend": "mooncake"}, "pages move by mooncake over tcp"),
+        ({"disaggregation_mode": "null"}, "no pages move (--disaggregation-mode null)"),
+    ],
+)
+def test_the_line_at_the_start_names_what_moves_pages(
+    tiny_models: Path, disaggregation: dict[str, str], words: str
+) -> None:
+    settings = {"model": {"model_path": str(tiny_models / "llama"), "device": "cpu"}, "disaggregation": disaggregation}
+    said: list[str] = []
+    for who, config in by_config(prepare(Settings.model_validate(settings)).resolved):
+        tell_resolved(config, lambda line: said.append(str(line)), who)
+    assert said[0].endswith(words)

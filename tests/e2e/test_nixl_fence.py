@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deltaserve.transport.nixl import NixlOptions
+from deltaserve.transport.nixl_options import NixlOptions
 from tests.transport.puppets import POLLING_ONLY, Puppet, Troupe, join
 from tests.transport.worlds import NIXL_OPTIONS
 

@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import Server, serving, wait_until
+from tests.e2e.server import ROOT, Api, Process, Server, serving, wait_until
 from tests.e2e.test_deaths import in_the_middle
 from tests.e2e.test_parity import check_batch, check_hits, check_lengths
 from tests.e2e.test_pressure import leave_after, num_cancelled
 from tests.fixtures.mooncake_engines import need_mooncake
+from tests.ports import free_port
 
 PAGE = 16
 FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", str(PAGE), "--attention-split-tokens", "32")
@@ -93,3 +95,48 @@ def test_two_ranks_of_one_machine_write_to_one_by_way_of_staging_memory() -> Non
         assert list(answers) == [one.answer for one in asked]
         (log,) = server.folder.glob("deltaserve-*/prefill-0.log")
         assert "go through staging memory" in log.read_text()
+
+
+def serve_without_nixl(folder: Path, model: Path, port: int, *flags: str) -> Process:
+    """Its library raises when it is imported."""
+    library = folder / "nixl_cu12"
+    library.mkdir()
+    (library / "__init__.py").write_text("raise ModuleNotFoundError('it is not here')\n")
+    path = f"PYTHONPATH={folder}:{ROOT / 'src'}:{ROOT}"
+    nixl = ("--disaggregation-transfer-backend", "nixl")
+    return Process(
+        folder / "run", "serve", str(model), "--port", str(port), *nixl, *FLAGS, *POOL, *flags, wrap=("env", path)
+    )
+
+
+def test_a_unified_worker_opens_no_transport(tiny_models: Path, tmp_path: Path) -> None:
+    """Neither is its library loaded, nor does anything listen but its links."""
+    model, port = tiny_models / "llama", free_port()
+    process = serve_without_nixl(tmp_path, model, port, "--disaggregation-mode", "null")
+    try:
+        api = Api(f"http://127.0.0.1:{port}", model.name)
+        wait_until(api.is_ready, "readiness", process)
+        prompt = random_prompt(3 * PAGE, seed=5)
+        assert_true(model, prompt, api.complete(prompt, 4))
+        assert "no pages move (--disaggregation-mode null)" in process.log()
+        workers = [
+            child for child in psutil.Process(process.popen.pid).children() if "worker" in " ".join(child.cmdline())
+        ]
+        (worker,) = workers
+        assert len(listeners(worker)) == 1
+        assert process.end() == 0
+    finally:
+        process.kill()
+
+
+def listeners(process: psutil.Process) -> list[Any]:
+    return [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+
+
+def test_a_pair_without_its_library_is_one_line(tiny_models: Path, tmp_path: Path) -> None:
+    process = serve_without_nixl(tmp_path, tiny_models / "llama", free_port())
+    assert process.popen.wait() == 2
+    said = [line for line in process.log().splitlines() if "it is not here" in line]
+    assert said
+    assert all("nixl-cu12" in line and "host memory" in line and "pip install nixl-cu12" in line for line in said)
+    assert "Traceback" not in process.log()

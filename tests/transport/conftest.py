@@ -2,7 +2,7 @@
 
 import os
 
-from deltaserve.transport.nixl import environment
+from deltaserve.transport.nixl_options import environment
 from tests.transport.worlds import NIXL_OPTIONS
 
 os.environ.update(environment(NIXL_OPTIONS))

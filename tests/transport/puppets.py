@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltaserve.transport.nixl import NixlOptions, environment
+from deltaserve.transport.nixl_options import NixlOptions, environment
 from tests.patience import PATIENCE_S
 from tests.transport.worlds import NIXL_OPTIONS
 

@@ -10,8 +10,9 @@ from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport import nixl as adapter
 from deltaserve.transport.base import FenceResult, RemoteRegion, TransportError, WriteState
-from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport, environment
+from deltaserve.transport.nixl import NixlTransport
 from deltaserve.transport.nixl_endpoint import Batch, NixlEndpoint, batches, memory_of
+from deltaserve.transport.nixl_options import FENCED_BY_CLOSE, NixlOptions, environment
 from deltaserve.transport.ucx_environment import ucx_environment
 from tests.transport.worlds import NIXL_OPTIONS, NixlWorld, Side, copy, finish, join, pattern, receive
 

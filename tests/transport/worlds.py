@@ -22,7 +22,8 @@ from deltaserve.transport.local_memory import sealed_file
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import MooncakeOptions
-from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from deltaserve.transport.nixl import NixlTransport
+from deltaserve.transport.nixl_options import NixlOptions
 from tests.patience import PATIENCE_S
 
 NIXL_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")

@@ -126,6 +126,8 @@ class ResolvedConfig:
     pools: tuple[PoolFacts, ...]
     shortened_from: int | None = None
     """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
+    moves_pages: bool = True
+    """False: a worker computes whole answers and opens no transport."""
     widened_from: str | None = None
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
 
@@ -252,6 +254,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         kv_bytes=pools.num_bytes(num_pages),
         pools=pools.facts,
         shortened_from=wanted_len if context_len < wanted_len else None,
+        moves_pages=settings.disaggregation.disaggregation_mode != "null",
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
     )
 

@@ -22,7 +22,7 @@ from deltaserve.cli.settings_merge import read_line
 from deltaserve.cli.worker_command import prepare_worker
 from deltaserve.link.security import LinkSecurity
 from deltaserve.transport.mooncake_options import MooncakeOptions
-from deltaserve.transport.nixl import NixlOptions
+from deltaserve.transport.nixl_options import NixlOptions
 
 
 def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:

@@ -19,12 +19,14 @@ from typing import Any
 from deltaserve.base.extents import Copy, Region, Span
 from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.cli.doctor_report import Level, Line
+from deltaserve.engine.transports import make_nixl
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.local_memory import sealed_file
 from deltaserve.transport.mooncake_options import MooncakeOptions
 from deltaserve.transport.mooncake_process import engine_problem
-from deltaserve.transport.nixl import NixlOptions, NixlTransport, environment
+from deltaserve.transport.nixl_options import NixlOptions, environment
+from deltaserve.transport.obstacles import cannot_open
 
 NUM_BYTES = 1 << 20
 _LOOPBACK = NixlOptions(tls="tcp,self", net_devices="lo")
@@ -41,7 +43,7 @@ def check_transfer(options: NixlOptions = _LOOPBACK) -> Iterator[Line]:
     try:
         yield _probe(writer, reader, options)
     except (OSError, ValueError, KeyError) as error:
-        yield Line(Level.FAIL, "transfer", f"nixl: {_reason(children) or type(error).__name__}")
+        yield Line(Level.FAIL, "transfer", _reason(children) or _cannot("nixl", TransportError(type(error).__name__)))
     finally:
         for child in children:
             child.kill()
@@ -54,7 +56,8 @@ def check_local() -> Iterator[Line]:
         try:
             yield _probe_local(Path(folder))
         except (OSError, TransportError, TimeoutError) as error:
-            yield Line(Level.WARN, "transfer", f"no --disaggregation-transfer-backend local here: {error}")
+            problem = error if isinstance(error, TransportError) else TransportError(error)
+            yield Line(Level.WARN, "transfer", _cannot("local", problem))
 
 
 def _probe_local(folder: Path) -> Line:
@@ -90,7 +93,12 @@ def check_mooncake(options: MooncakeOptions = _MOONCAKE_HERE, if_not: Level = Le
     if problem is None:
         yield Line(Level.OK, "transfer", f"mooncake over {options.protocol} on {options.host}: an engine starts")
     else:
-        yield Line(if_not, "transfer", f"no --disaggregation-transfer-backend mooncake here: {problem}")
+        yield Line(if_not, "transfer", _cannot("mooncake", problem))
+
+
+def _cannot(transport: str, problem: TransportError) -> str:
+    """What is moved here is memory of the CPU: a GPU's needs a worker."""
+    return cannot_open(transport, "host", problem)
 
 
 def _start(name: str, peer: str, options: NixlOptions) -> "subprocess.Popen[str]":
@@ -134,7 +142,7 @@ def _reason(children: list["subprocess.Popen[str]"]) -> str:
     for child in children:
         child.kill()
     lines = [line for child in children for line in child.communicate()[1].splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
+    return lines[-1][:1000] if lines else ""
 
 
 # ---------------------------------------------------------------- a child
@@ -144,7 +152,7 @@ def be_one_side(name: str, peer: str, options: NixlOptions) -> None:
     """Writer or reader, by name. Raises TransportError, TimeoutError."""
     memory = mmap.mmap(-1, NUM_BYTES)
     base = addressof(c_char.from_buffer(memory))
-    transport = NixlTransport(PeerName(name), Boot(1), options)
+    transport = make_nixl(PeerName(name), Boot(1), options)
     transport.register(Region(_REGION, base, NUM_BYTES, "cpu"))
     metadata = transport.open(PeerName(peer))
     print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
@@ -177,5 +185,6 @@ if __name__ == "__main__":
     try:
         be_one_side(sys.argv[1], sys.argv[2], NixlOptions(tls=sys.argv[3], net_devices=sys.argv[4]))
     except (TransportError, TimeoutError, OSError) as problem:
-        print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        said = problem if isinstance(problem, TransportError) else TransportError(problem)
+        print(_cannot("nixl", said), file=sys.stderr, flush=True)
         sys.exit(1)

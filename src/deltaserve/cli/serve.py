@@ -342,8 +342,15 @@ def describe(r: ResolvedConfig) -> str:
         f"pages of {r.page_size} tokens, "
         f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
         f"{r.max_running_requests} running, {_threads(r)} per {'rank' if per_rank else 'worker'} "
-        f"(--num-threads; {r.num_cores} cores here), pages move by {r.transfer_backend}"
+        f"(--num-threads; {r.num_cores} cores here), {_moves(r)}"
     )
+
+
+def _moves(r: ResolvedConfig) -> str:
+    if not r.moves_pages:
+        return "no pages move (--disaggregation-mode null)"
+    over = "" if r.transfer_backend == "local" else f" over {r.transfer_tls}"
+    return f"pages move by {r.transfer_backend}{over}"
 
 
 def _threads(r: ResolvedConfig) -> str:

@@ -13,12 +13,13 @@ from deltaserve.base.ids import Boot, PeerName, RegionId, Role
 from deltaserve.device.memory_block import DeviceAllocator, MemoryBlock, zeros_on
 from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.engine.member_thread import ExpertMember, group_errors
+from deltaserve.engine.plane_on_demand import PlaneOnDemand
 from deltaserve.engine.rank_group import GroupExecutor, RankProcesses
 from deltaserve.engine.rank_plane import RankPlane
 from deltaserve.engine.rank_process import RankParts, RankSeat
 from deltaserve.engine.rank_spec import meeting_point, rank_device
 from deltaserve.engine.transfer_thread import DataPlane
-from deltaserve.engine.transports import evidence_of, make_transport, sharing_for
+from deltaserve.engine.transports import evidence_of, open_transport, sharing_for
 from deltaserve.engine.worker_process import WorkerParts
 from deltaserve.engine.worker_spec import WorkerSpec, head_of, read_secret
 from deltaserve.instance.api import Instance, InstanceConfig
@@ -47,9 +48,6 @@ from deltaserve.wire.messages import RankEnd, RegionInfo
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = PeerName("warm-up")
-"""No peer: names of peers are those of instances."""
-
 
 def build_worker(
     spec: WorkerSpec,
@@ -75,7 +73,7 @@ def build_worker(
     config = instance_config(spec, boot, model, fingerprint)
 
     def open_plane() -> DataPlane:
-        own = _open_plane(spec, boot, executor, shard, staging_memory)
+        own = _plane(spec, boot, executor, shard, staging_memory)
         return own if ranks is None else RankPlane(own, ranks.transfers, spec.step_stuck_after_s)
 
     several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
@@ -91,7 +89,7 @@ def build_rank(
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
     model = _model_of(spec)
     executor = _load(spec, model, Partners(_join(spec, seat.shard, seat.folder)), progress)
-    return RankParts(executor, lambda: _open_plane(spec, seat.boot, executor, seat.shard, staging_memory))
+    return RankParts(executor, lambda: _plane(spec, seat.boot, executor, seat.shard, staging_memory))
 
 
 def _model_of(spec: WorkerSpec) -> ModelSpec:
@@ -258,6 +256,17 @@ class _Plane:
         self.transport.close()
 
 
+def _plane(
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+) -> DataPlane:
+    """A unified worker computes whole answers: it needs a transport only if a prefill worker ever joins it."""
+
+    def open_now() -> DataPlane:
+        return _open_plane(spec, boot, executor, shard, staging_memory)
+
+    return PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
+
+
 def _open_plane(
     spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
 ) -> DataPlane:
@@ -270,11 +279,7 @@ def _open_plane(
         staging = _staging(spec.staging, block, region, executor)
         regions = [*regions, (STAGING, region)]
     try:
-        transport = make_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot)
-        for _, region in regions:
-            transport.register(region)
-        transport.open(_WARM_UP)  # loads the library: half a second that the first request would wait for
-        transport.fence(_WARM_UP)
+        transport = open_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot, [region for _, region in regions])
     except TransportError as error:
         raise ConfigError(str(error)) from None
     config = EndpointConfig(

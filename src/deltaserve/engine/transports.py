@@ -1,18 +1,24 @@
-"""The transport that a worker's spec names: what it needs of the memory, what its word is worth, and how it is made."""
+"""The transport that a worker's spec names: what it needs of memory, what its word is worth, how it is opened."""
 
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from deltaserve.base.extents import Region
 from deltaserve.base.ids import Boot, PeerName
 from deltaserve.device.memory_block import Sharing
 from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.transport.base import Evidence, Transport
+from deltaserve.transport.base import Evidence, Transport, TransportError
 from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.mooncake import MooncakeTransport
 from deltaserve.transport.mooncake_options import FENCED_BY_DEATH, MooncakeOptions
-from deltaserve.transport.nixl import FENCED_BY_CLOSE, NixlOptions, NixlTransport
+from deltaserve.transport.nixl_options import FENCED_BY_CLOSE, NixlOptions
+from deltaserve.transport.obstacles import LibraryError, cannot_open, memory_kind
 
 _SHARING = {"local": Sharing.READERS, "nixl": Sharing.PRIVATE, "mooncake": Sharing.PROCESSES}
 _EVIDENCE = {"local": Evidence.COMPLETION, "nixl": Evidence.COMPLETION, "mooncake": Evidence.CONTENTS}
+_WARM_UP = PeerName("nobody")
+"""No peer: names of peers are those of instances."""
 
 
 def sharing_for(spec: WorkerSpec) -> Sharing:
@@ -25,8 +31,25 @@ def evidence_of(spec: WorkerSpec) -> Evidence:
     return _EVIDENCE[spec.transport]
 
 
-def make_transport(spec: WorkerSpec, me: PeerName, boot: Boot) -> Transport:
-    """Of the rank `me`, without regions yet. Raises TransportError."""
+def open_transport(spec: WorkerSpec, me: PeerName, boot: Boot, regions: Sequence[Region]) -> Transport:
+    """Of the rank `me`, with its regions. Raises TransportError: one line with library, memory, cause and way out."""
+    try:
+        transport = _make(spec, me, boot)
+        try:
+            for region in regions:
+                transport.register(region)
+            transport.open(_WARM_UP)  # loads the library: half a second that the first request would wait for
+            transport.fence(_WARM_UP)
+        except TransportError:
+            transport.close()
+            raise
+    except TransportError as error:
+        memory = memory_kind(region.device for region in regions)
+        raise TransportError(cannot_open(spec.transport, memory, error)) from None
+    return transport
+
+
+def _make(spec: WorkerSpec, me: PeerName, boot: Boot) -> Transport:
     if spec.transport == "local":
         return LocalTransport(Path(spec.transport_folder))
     stated = (spec.transport_fenced or "").split(",")
@@ -40,4 +63,16 @@ def make_transport(spec: WorkerSpec, me: PeerName, boot: Boot) -> Transport:
             )
         )
     options = NixlOptions(spec.transport_tls, spec.transport_devices, fenced_by_close=FENCED_BY_CLOSE.union(stated))
-    return NixlTransport(me, boot, options)
+    return make_nixl(me, boot, options)
+
+
+def make_nixl(me: PeerName, boot: Boot, options: NixlOptions) -> Transport:
+    """Loads the library, which who does not name it does not need. Raises TransportError."""
+    try:
+        adapter = importlib.import_module("deltaserve.transport.nixl")
+        transport: Transport = adapter.NixlTransport(me, boot, options)
+    except TransportError:
+        raise
+    except Exception as error:  # whatever a library raises that is missing, broken, or of another version
+        raise LibraryError(f"{type(error).__name__}: {error}") from None
+    return transport

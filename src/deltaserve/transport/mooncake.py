@@ -41,6 +41,7 @@ from deltaserve.transport.mooncake_frames import (
 )
 from deltaserve.transport.mooncake_options import MooncakeOptions, version_problem
 from deltaserve.transport.mooncake_process import EngineProcess
+from deltaserve.transport.obstacles import LibraryError
 
 _START_ATTEMPTS = 3
 """The library looks for a free port and binds it later: another one may have been faster."""
@@ -193,6 +194,9 @@ class MooncakeTransport:
             process, self._spare = self._spare or self._start(), None
             try:
                 card = process.wait_ready()
+            except LibraryError as error:
+                process.kill()
+                raise LibraryError(f"open {peer}: {error}") from None
             except TransportError as error:
                 process.kill()
                 if attempt == _START_ATTEMPTS:

@@ -13,7 +13,6 @@ import threading
 from array import array
 from contextlib import suppress
 from ctypes import addressof, c_char
-from importlib.metadata import PackageNotFoundError, version
 from mmap import MAP_SHARED, mmap
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from deltaserve.transport.mooncake_frames import (
     EngineCard,
     EngineFailed,
     EngineReady,
+    EngineWithoutLibrary,
     FarEngine,
     FrameBuffer,
     FromEngine,
@@ -35,20 +35,20 @@ from deltaserve.transport.mooncake_frames import (
     encode_frame,
 )
 from deltaserve.transport.mooncake_notices import NoticeReader, NoticeSender, new_token
-from deltaserve.transport.mooncake_options import INSTALL, version_problem
+from deltaserve.transport.mooncake_options import PACKAGES, version_problem
+from deltaserve.transport.obstacles import installed_version
 
 try:
     from mooncake.engine import TransferEngine
 
     MISSING: str | None = None
-except ImportError as missing:  # told to the parent, which has a user to tell
-    MISSING = f"{missing}; {INSTALL}"
+except Exception as missing:  # whatever a library raises; told to the parent, which has a user to tell
+    MISSING = f"{type(missing).__name__}: {missing}"
 
 MAX_DESCRIPTORS = 1000
 """Of one call of the library: it fails batches of 4000."""
 _RECEIVE_BYTES = 1 << 20
 _MAX_FRAME_BYTES = 64 << 20
-_PACKAGES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 _P2P = "P2PHANDSHAKE"
 """No metadata server: engines ask each other."""
 
@@ -102,13 +102,13 @@ class EngineHost:
 
     def _start(self, start: StartEngine) -> None:
         problem = MISSING or version_problem(library_version())
-        if problem is None:
-            try:
-                self._say(EngineReady(self._open(start)))
-                return
-            except (OSError, RuntimeError) as error:
-                problem = str(error)
-        self._say(EngineFailed(problem))
+        if problem is not None:
+            self._say(EngineWithoutLibrary(problem))
+            return
+        try:
+            self._say(EngineReady(self._open(start)))
+        except (OSError, RuntimeError) as error:
+            self._say(EngineFailed(str(error)))
 
     def _open(self, start: StartEngine) -> EngineCard:
         """Listen first, close the doors to others, and only then register what may be written to."""
@@ -182,10 +182,8 @@ def start_library(start: StartEngine) -> Any:
 
 def library_version() -> str:
     """Empty when it was not installed as a package."""
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return ""
+    found = installed_version(PACKAGES)
+    return "" if found is None else found[1]
 
 
 def _unpacked(data: bytes) -> list[int]:

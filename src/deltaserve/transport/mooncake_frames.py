@@ -85,6 +85,12 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
+class EngineWithoutLibrary(msgspec.Struct, frozen=True, tag=True):
+    """From the engine: the library is missing, cannot be loaded, or is too old."""
+
+    problem: str
+
+
 class WriteSettled(msgspec.Struct, frozen=True, tag=True):
     """From the engine: the library reported the end of a write."""
 
@@ -100,7 +106,7 @@ class NoticeHeard(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = StartEngine | AttachEngines | PostWrite
-FromEngine = EngineReady | EngineFailed | WriteSettled | NoticeHeard
+FromEngine = EngineReady | EngineFailed | EngineWithoutLibrary | WriteSettled | NoticeHeard
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

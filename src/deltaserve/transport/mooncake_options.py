@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 INSTALL = "pip install 'deltaserve[mooncake]', and on Debian apt-get install libibverbs1 libnuma1 libcurl4"
 """What a machine needs, beside deltaserve itself."""
+PACKAGES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 FENCED_BY_DEATH = frozenset({"tcp"})
 """Protocols whose late bytes stop when the engine's process has ended: over TCP its own threads write them.
 

@@ -16,6 +16,7 @@ from deltaserve.transport.mooncake_frames import (
     EngineCard,
     EngineFailed,
     EngineReady,
+    EngineWithoutLibrary,
     FrameBuffer,
     FromEngine,
     SharedRegion,
@@ -25,6 +26,7 @@ from deltaserve.transport.mooncake_frames import (
     encode_frame,
 )
 from deltaserve.transport.mooncake_options import MooncakeOptions
+from deltaserve.transport.obstacles import LibraryError
 
 _START_LIMIT_S = 30.0
 """An engine starts in a quarter of a second; only a broken machine takes this long."""
@@ -74,6 +76,8 @@ class EngineProcess:
             for frame in self.receive():
                 if isinstance(frame, EngineReady):
                     return frame.card
+                if isinstance(frame, EngineWithoutLibrary):
+                    raise LibraryError(f"mooncake: {frame.problem}")
                 if isinstance(frame, EngineFailed):
                     raise TransportError(f"mooncake: {frame.problem}")
         raise TransportError("mooncake: the engine process ended, or does not start")
@@ -122,16 +126,16 @@ class EngineProcess:
             self.is_alive = False
 
 
-def engine_problem(options: MooncakeOptions) -> str | None:
+def engine_problem(options: MooncakeOptions) -> TransportError | None:
     """Why engines cannot be started on this machine, found by starting one; None when they can."""
     try:
         engine = EngineProcess(options, ())
     except TransportError as error:
-        return str(error)
+        return error
     try:
         engine.wait_ready()
     except TransportError as error:
-        return str(error)
+        return error
     finally:
         engine.kill()
     return None

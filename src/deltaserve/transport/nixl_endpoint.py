@@ -113,14 +113,21 @@ class NixlEndpoint:
         try:
             self._backend = self._live().createBackend(BACKEND, {})
             for region in regions:
-                memory, ordinal = memory_of(region.device)
-                descriptors = [(region.base, region.num_bytes, ordinal, "")]
-                self._live().registerMem(lib.nixlRegDList(_segment(memory), descriptors), [self._backend])
+                self._register(region)
             self.metadata = self._metadata()
             """What the peer needs to attach."""
         except Exception:
             self._agent = None  # the error's traceback keeps this object; it must not keep the agent
             raise
+
+    def _register(self, region: Region) -> None:
+        memory, ordinal = memory_of(region.device)
+        descriptors = [(region.base, region.num_bytes, ordinal, "")]
+        try:
+            self._live().registerMem(lib.nixlRegDList(_segment(memory), descriptors), [self._backend])
+        except Exception as error:  # the library's errors share no base class
+            what = f"{region.num_bytes} bytes of {region.device}"
+            raise TransportError(f"open {self.peer}: the library does not register {what}: {error}") from None
 
     @property
     def is_attached(self) -> bool:

@@ -27,7 +27,8 @@ from deltaserve.base.ids import Boot, PeerName, RegionId
 from deltaserve.transport.base import RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
 from deltaserve.transport.local import LocalTransport
 from deltaserve.transport.local_memory import sealed_file
-from deltaserve.transport.nixl import NixlOptions, NixlTransport
+from deltaserve.transport.nixl import NixlTransport
+from deltaserve.transport.nixl_options import NixlOptions
 
 REGION = RegionId(0)
 
