@@ -1,4 +1,4 @@
-"""Draws the transition tables of the code into docs/reliability.md, between its two markers.
+"""Draws tables of the code into docs/reliability.md, between their markers: transitions, and situations of runs.
 
 python -m tools.state_diagrams            rewrites the page
 """
@@ -12,10 +12,11 @@ from typing import Any
 from deltaserve.cache.pages import PAGE_TRANSITIONS
 from deltaserve.peer.table import PEER_TRANSITIONS
 from deltaserve.request.status import DECODE_TABLE, PREFILL_TABLE
+from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+_TRANSITIONS, _SITUATIONS = "tables", "situations"
 
 _TABLES: tuple[tuple[str, Mapping[Any, Mapping[Any, Any]]], ...] = (
     ("page (cache/pages.py)", PAGE_TRANSITIONS),
@@ -43,11 +44,20 @@ def _event(state: Enum, event: Enum) -> str:
     return f"{event.name.lower()}{'*' if (state, event) in SENDER_UNREACHABLE else ''}"
 
 
+def situations() -> str:
+    """What simulated runs must have met, and in how many of them at least."""
+    rows = [f"| {situation.words} | {situation.least:,} |" for situation in Situation]
+    return "\n".join([f"| situation | runs of {RUNS_PER_RATE:,}, at least |", "|---|---|", *rows])
+
+
 def redrawn(page: str) -> str:
-    """The page with the present tables between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{drawing()}\n{END}{after}"
+    """The page with the present tables between their markers."""
+    for name, drawn in ((_TRANSITIONS, drawing()), (_SITUATIONS, situations())):
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{drawn}\n{end}{after}"
+    return page
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import StepPlan, StepResult
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
 from deltaserve.sim.expert_rounds import Plans, SimExpertGroup
-from deltaserve.sim.process import Answer, SimFront, SimWorker
+from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRank
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.sim.world import World
@@ -102,7 +102,7 @@ class TorchWorker(SimWorker):
         staging: StagingMode | None,
         mesh: ExpertMesh | None = None,
     ) -> None:
-        super().__init__(world, config, url_of(config.name), stall_s=60.0)
+        super().__init__(world, config, url_of(config.name), plane=PlaneSizes(stall_s=60.0))
         sizes = ExecutorSizes(config.num_pages, config.max_running_requests, config.max_context_len)
         executors = [
             TorchExecutor.load(folder, spec, config.cache, sizes, partners=Partners(collective, mesh))

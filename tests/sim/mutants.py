@@ -34,6 +34,7 @@ _SERVING = "deltaserve.instance.serving"
 _OUTFLOW = "deltaserve.instance.outflow"
 _INTAKE = "deltaserve.instance.intake"
 _LINKS = "deltaserve.instance.greeting"
+_METER = "deltaserve.instance.meter"
 _ROOMS = "deltaserve.instance.rooms"
 _ENDED = "deltaserve.instance.ended"
 _POOL = "deltaserve.cache.allocator"
@@ -836,5 +837,43 @@ MUTANTS = (
         _ROUNDS,
         "        self._is_resting = True\n\n    def next_part",
         "        pass\n\n    def next_part",
+    ),
+    # situations that were drawn and never met
+    Mutant(
+        "last_rank_says_how_it_ended",
+        "A5",
+        _RANKS,
+        "        if report.outcome is Drain.DIRTY:\n            ticket.outcome = Drain.DIRTY\n",
+        "        ticket.outcome = report.outcome\n",
+    ),
+    Mutant(
+        "middle_windows_shift",
+        "G4",
+        _STAGING,
+        "            windows.append(StagedWindow(region, tuple(part.pages(first, first + pages) for part in parts)))\n",
+        "            at = first - (0 < first < num_pages - pages)\n"
+        "            windows.append(StagedWindow(region, tuple(part.pages(at, at + pages) for part in parts)))\n",
+    ),
+    Mutant(
+        "windows_all_carry_the_first_pages",
+        "G4",
+        _STAGING,
+        "tuple(part.pages(first, first + pages) for part in parts)",
+        "tuple(part.pages(0, pages) for part in parts)",
+    ),
+    Mutant(
+        "earlier_life_is_believed",
+        "F8",
+        _TABLE,
+        "is_earlier = peer.boot is not None and boot < peer.boot",
+        "is_earlier = False",
+    ),
+    # work without end
+    Mutant(
+        "heartbeats_without_a_pause",
+        "F9",
+        _METER,
+        "self._next_beat = now + self._heartbeat_s",
+        "self._next_beat = now + self._heartbeat_s / 20",
     ),
 )

@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from tests.sim.mutants import MUTANTS, Mutant
 
 SEED_S = 20
-"""A seed that takes longer has found a loop without end."""
+"""A seed that takes this process longer to compute has found a loop without end."""
 
 
 class _Loader(importlib.abc.InspectLoader):
@@ -70,18 +70,18 @@ def mutated_module(mutant: Mutant) -> ModuleType:
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"one event took more than {SEED_S} s")
+    raise TimeoutError(f"one seed took more than {SEED_S} s of a processor")
 
 
 def first_kill(mutant: Mutant, first: int, num_seeds: int) -> tuple[int, str] | None:
     """(seed, breach) of the first run that finds the mutant. Once per process: modules are loaded once."""
     sys.meta_path.insert(0, _Finder(mutant))
-    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.signal(signal.SIGPROF, _out_of_time)
     rig = importlib.import_module("deltaserve.sim.rig")
     for seed in range(first, first + num_seeds):
-        signal.alarm(SEED_S)
+        signal.setitimer(signal.ITIMER_PROF, SEED_S)
         breach = rig.simulate(seed).breach
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if breach is not None:
             return seed, breach
     return None

@@ -163,10 +163,10 @@ class Workers:
     def __init__(self, config: FrontConfig, emit: Callable[[LinkAction], None]) -> None:
         self._config = config
         self._emit = emit
-        self._table = PeerTable(config.name, config.boot, Patience(config.peer_lost_s, config.peer_suspect_s))
+        self.table = PeerTable(config.name, config.boot, Patience(config.peer_lost_s, config.peer_suspect_s))
         self._workers: dict[PeerName, Worker] = {}
         for member in config.workers:
-            self._workers[member.name] = Worker(member, self._table.get(member.name))
+            self._workers[member.name] = Worker(member, self.table.get(member.name))
         self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
         self._next_beat = 0.0
         self.num_stale_frames = 0
@@ -204,7 +204,7 @@ class Workers:
     # ------------------------------------------------------------ sending
 
     def send(self, worker: Worker, message: Message) -> None:
-        self._emit(SendFrame(worker.name, self._table.seal(worker.name, message)))
+        self._emit(SendFrame(worker.name, self.table.seal(worker.name, message)))
 
     def start(self, now: float) -> None:
         """Dial and greet everyone whose address is known."""
@@ -218,7 +218,7 @@ class Workers:
         name, address = member.name, member.address
         worker = self._workers.get(name)
         if worker is None:
-            worker = self._workers[name] = Worker(member, self._table.get(name))
+            worker = self._workers[name] = Worker(member, self.table.get(name))
         elif worker.member.role is not member.role:
             raise ValueError(f"{name} is a {worker.member.role.value} worker, not {member.role.value}")
         elif worker.member == member and worker.peer.state in _THERE:
@@ -283,7 +283,7 @@ class Workers:
     def _greet(self, worker: Worker, now: float) -> None:
         if not worker.is_found:
             return
-        self._table.move(worker.peer, PeerEvent.GREET)
+        self.table.move(worker.peer, PeerEvent.GREET)
         pause_s = worker.hello_pause_s or self._config.heartbeat_s
         worker.next_hello = now + pause_s
         worker.hello_pause_s = min(2 * pause_s, self._config.hello_back_off_s)
@@ -310,7 +310,7 @@ class Workers:
             self.num_stale_frames += 1
             return None
         was_broken = worker.peer.broken_since is not None
-        verdict = self._table.judge(envelope, now)
+        verdict = self.table.judge(envelope, now)
         hello = envelope.body if isinstance(envelope.body, Hello) else None
         if verdict is Verdict.DEAD_BOOT or (verdict is Verdict.WRONG_ADDRESSEE and hello is None):
             self.num_stale_frames += 1
@@ -321,7 +321,7 @@ class Workers:
         if worker.peer.boot != envelope.src_boot:
             is_gone = worker.peer.boot is not None
             self._reset(worker)
-            self._table.rebooted(worker.peer, Boot(envelope.src_boot), now)
+            self.table.rebooted(worker.peer, Boot(envelope.src_boot), now)
         if hello is not None:
             was_away = worker.away_since is not None
             self._on_hello(worker, hello, now)
@@ -342,7 +342,7 @@ class Workers:
         return FromWorker(worker, envelope.body, is_gone, is_back=was_broken)
 
     def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
-        self._table.heard(worker.peer, now)
+        self.table.heard(worker.peer, now)
         worker.peer.hello = hello
         worker.hello_pause_s = 0.0
         self._judge(worker)
@@ -370,7 +370,7 @@ class Workers:
     def _judge(self, worker: Worker) -> None:
         """Take the worker as what its Hello says, or refuse it."""
         worker.refusal = self._misfit(worker)
-        self._table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
+        self.table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
         if worker.is_ready and worker.peer.hello is not None:
             self._learn_role(worker, worker.peer.hello)
 
@@ -418,7 +418,7 @@ class Workers:
 
     def died(self, worker: Worker, now: float) -> None:
         """Its process ended: frames of that boot count no more. Who says so starts it again."""
-        self._table.bury(worker.peer)
+        self.table.bury(worker.peer)
         if worker.last_facts is not None:
             worker.expected_until = math.inf
         self.lose(worker, now)
@@ -426,7 +426,7 @@ class Workers:
     def lose(self, worker: Worker, now: float) -> None:
         """It is not there any more; a fresh link is made at once and greeted until it answers."""
         if worker.peer.state is not PeerState.UNKNOWN and worker.peer.state is not PeerState.LOST:
-            self._table.move(worker.peer, PeerEvent.LOSE)
+            self.table.move(worker.peer, PeerEvent.LOSE)
         self._reset(worker)
         self._emit(HangUp(worker.name))
         self._dial(worker)
@@ -440,7 +440,7 @@ class Workers:
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
-        self._table.excuse(max(0.0, now - self._next_beat), now)
+        self.table.excuse(max(0.0, now - self._next_beat), now)
         silent = [w for w in self._workers.values() if self._is_silent(w, now)]
         if now >= self._next_beat:
             self._next_beat = now + self._config.heartbeat_s
@@ -454,20 +454,20 @@ class Workers:
     def _is_silent(self, worker: Worker, now: float) -> bool:
         if worker.away_since is not None:  # greeted again, and it does not answer
             return now - worker.away_since >= self._config.peer_suspect_s
-        return worker.peer.state in _THERE and now >= self._table.lost_at(worker.peer)
+        return worker.peer.state in _THERE and now >= self.table.lost_at(worker.peer)
 
     def next_timer(self) -> float:
         return min(
-            [self._next_beat, *(self._table.lost_at(w.peer) for w in self._workers.values() if w.peer.state in _THERE)]
+            [self._next_beat, *(self.table.lost_at(w.peer) for w in self._workers.values() if w.peer.state in _THERE)]
         )
 
     def broke(self, name: PeerName, now: float) -> None:
         """The connection to a worker ended."""
-        self._table.broke(name, now)
+        self.table.broke(name, now)
 
     def is_suspect(self, worker: Worker, now: float) -> bool:
         """It was silent for longer than it should be."""
-        return self._table.is_suspect(worker.peer, now)
+        return self.table.is_suspect(worker.peer, now)
 
 
 def _is_sound(status: Status) -> bool:

@@ -167,8 +167,7 @@ class Clients:
         self.counts[kind] += 1
         match kind:
             case FaultKind.CLIENT_LEAVES:
-                asked.flaws.add(kind)
-                asked.front.cancel(asked.generation.room, FailReason.CANCELLED)
+                self._leave(asked)
             case FaultKind.DUPLICATE_SUBMIT:
                 twice = asked.front.submit(asked.generation, Answer())
                 if twice.error is None or twice.error.reason is not FailReason.ROOM_IN_USE:
@@ -178,6 +177,17 @@ class Clients:
                 asked.front.finish(asked.generation.room, asked.stopped_at)
             case _:
                 pass
+
+    def leave(self, asked: Asked) -> None:
+        """Unless it has been answered."""
+        if not asked.is_over and asked.front.is_alive:
+            self.counts[FaultKind.CLIENT_LEAVES] += 1
+            self._leave(asked)
+
+    @staticmethod
+    def _leave(asked: Asked) -> None:
+        asked.flaws.add(FaultKind.CLIENT_LEAVES)
+        asked.front.cancel(asked.generation.room, FailReason.CANCELLED)
 
     def cut_off(self, asked: Asked) -> None:
         """The connection to the front broke."""

@@ -11,11 +11,12 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.base.tokens import pack_u32
 from deltaserve.cache.pages import PageState
 from deltaserve.instance.api import InstanceConfig, InstanceOptions
+from deltaserve.layout.copy_plan import plan_cache
 from deltaserve.layout.spec import CacheSpec
 from deltaserve.request.client import Generation
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.sim.oracle import stamp_spec
-from deltaserve.sim.process import SimFront, SimWorker
+from deltaserve.sim.process import WINDOW_PAGES, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
 from deltaserve.transfer.staging import StagingConfig, StagingMode
@@ -88,12 +89,22 @@ class Shape:
     """Of each rank, half to send and half to receive. 0: none."""
     decode_staging_bytes: int = 0
     staging_patience_s: float = 2.0
+    window_bytes: int | None = None
+    """Of one post at most, where a page is not larger; None: a few pages."""
 
-    def staging(self, role: Role) -> StagingConfig | None:
+    def plane(self, role: Role) -> PlaneSizes:
         """Of each rank of a worker."""
         num_bytes = self.prefill_staging_bytes if role is Role.PREFILL else self.decode_staging_bytes
         region = RegionId(self.num_pools)
-        return StagingConfig(region, num_bytes, StagingMode.ON, self.staging_patience_s) if num_bytes else None
+        staging = StagingConfig(region, num_bytes, StagingMode.ON, self.staging_patience_s) if num_bytes else None
+        return PlaneSizes(self.stall_s, self.window_bytes, staging)
+
+    def ranks_without_readers(self) -> frozenset[int]:
+        """Of a prefill worker: others hold the same heads, and send them."""
+        plan = plan_cache(
+            self.cache_of(Role.PREFILL), self.prefill_ranks, self.cache_of(Role.DECODE), self.decode_ranks
+        )
+        return frozenset(rank for rank in range(self.prefill_ranks) if not plan.readers_of(rank))
 
     def roles(self) -> dict[PeerName, Role]:
         """Every worker."""
@@ -145,7 +156,9 @@ def page_bytes(shape: Shape) -> int:
 
 def window_bytes(shape: Shape) -> int:
     """Posted at once, at most: a few pages of one pool."""
-    return 4 * page_bytes(shape)
+    return (
+        WINDOW_PAGES * page_bytes(shape) if shape.window_bytes is None else max(shape.window_bytes, page_bytes(shape))
+    )
 
 
 def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
@@ -240,8 +253,7 @@ class Cluster:
         """A process of that name starts, with a boot of its own. `changes`: fields of its configuration."""
         self.lives[name] = self.lives.get(name, 0) + 1
         config = replace(worker_config(self.shape, name, self.roles[name], self.lives[name]), **changes)
-        staging = self.shape.staging(self.roles[name])
-        return SimWorker(self.world, config, url_of(name), stall_s=self.shape.stall_s, staging=staging)
+        return SimWorker(self.world, config, url_of(name), plane=self.shape.plane(self.roles[name]))
 
     def warm_up(self) -> None:
         """Run until the front is ready."""

@@ -8,6 +8,7 @@ from deltaserve.sim.chance import Chance
 from deltaserve.sim.faults import FaultKind, LinkFaults
 from deltaserve.sim.process import SimProcess, SimWorker
 from deltaserve.sim.rank_wire import Damage, RankWire
+from deltaserve.sim.situations import Situation
 from deltaserve.sim.world import World
 
 LATEST_RANK_S = 30.0
@@ -16,6 +17,12 @@ LATEST_RANK_S = 30.0
 
 RANKS_END_S = 0.1
 """How long ranks go on, at most, when their first one has ended. Its next life does not wait for them."""
+
+
+LATEST_START_S = 3.0
+"""After the end of a worker's life: the next one begins by then ..."""
+LATEST_RESTART_S = 0.02
+"""... and when it ends again and again."""
 
 
 ANSWER_S = 3.0
@@ -58,6 +65,7 @@ class Disorder:
         """Workers that share experts: when one ends all do."""
         self._doomed: dict[PeerName, SimProcess] = {}
         """Of those: who has not noticed yet."""
+        self._is_healed = False
         self._strikes: dict[FaultKind, Callable[[], None]] = {
             FaultKind.RESET: self._reset,
             FaultKind.HALF_OPEN: self._half_open,
@@ -65,6 +73,7 @@ class Disorder:
             FaultKind.CLOG: self._clog,
             FaultKind.CRASH: lambda: self._crash(self._any_of(self._workers), is_seen=True),
             FaultKind.CRASH_UNSEEN: lambda: self._crash(self._any_of(self._workers), is_seen=False),
+            FaultKind.CRASH_LOOP: self._crash_again_and_again,
             FaultKind.FRONT_CRASH: lambda: self._crash(self._any_of(self._fronts), is_seen=self._chance.hits(0.5)),
             FaultKind.PAUSE: self._pause,
             FaultKind.SLOW_PROCESS: self._slow,
@@ -90,12 +99,13 @@ class Disorder:
 
     def heal(self) -> None:
         """Everybody lives, and at normal speed."""
+        self._is_healed = True
         world = self._cast.world
         for worker in list(world.workers.values()):
             wires = [rank.wire for rank in worker.ranks if rank.wire is not None]
             for wire in wires:
                 wire.mend()
-            if any(wire.is_struck for wire in wires):
+            if any(wire.struck for wire in wires):
                 self._crash_maimed(worker)
         for name in list(self._doomed):
             self._end_doomed(name)
@@ -141,7 +151,7 @@ class Disorder:
         """None: whoever may be struck is not of that kind."""
         return None if not names else names[0] if len(names) == 1 else self._chance.choose(names)
 
-    def _crash(self, name: PeerName | None, is_seen: bool) -> None:
+    def _crash(self, name: PeerName | None, is_seen: bool, latest_start_s: float = LATEST_START_S) -> None:
         world = self._cast.world
         process = None if name is None else world.process(name)
         if name is None or process is None:
@@ -154,7 +164,21 @@ class Disorder:
             world.at(world.now + self._chance.exponential(0.005), lambda: self._tell(name))
         if name in self.group:
             self._doom_others(name)
-        self._start_later(name)
+        self._start_later(name, latest_start_s)
+
+    def _crash_again_and_again(self) -> None:
+        name = self._any_of(self._workers)
+        if name is not None:
+            self._crash_again(name, self._chance.between(2, 3))
+
+    def _crash_again(self, name: PeerName, num_left: int) -> None:
+        """Its next life begins at once, and has met some of its peers."""
+        if self._is_healed:
+            return
+        self._crash(name, self._chance.hits(0.5), LATEST_RESTART_S)
+        if num_left:
+            after_s = LATEST_RESTART_S + self._chance.log_uniform(0.02, 0.5)
+            self._cast.world.at(self._cast.world.now + after_s, lambda: self._crash_again(name, num_left - 1))
 
     def _doom_others(self, dead: PeerName) -> None:
         """They see the end of a connection a moment later, and end; the supervisor waits for that."""
@@ -164,6 +188,7 @@ class Disorder:
             process = world.process(name)
             if process is not None:
                 self._doomed[name] = process
+                world.seen.note(Situation.GROUP_ENDS)
                 world.at(world.now + self._chance.exponential(0.003), lambda name=name: self._end_doomed(name))  # type: ignore[misc]
 
     def _end_doomed(self, name: PeerName) -> None:
@@ -174,9 +199,9 @@ class Disorder:
         if self._cast.world.process(name) is None:
             self._cast.world.tell_death(name)
 
-    def _start_later(self, name: PeerName) -> None:
+    def _start_later(self, name: PeerName, latest_s: float) -> None:
         world = self._cast.world
-        world.at(world.now + self._chance.log_uniform(0.001, 3.0), lambda: self._start(name))
+        world.at(world.now + self._chance.log_uniform(0.001, latest_s), lambda: self._start(name))
 
     def _start(self, name: PeerName) -> None:
         world = self._cast.world
@@ -218,7 +243,7 @@ class Disorder:
     def _look_at_wire(self, worker: SimWorker, wire: RankWire) -> None:
         """A rank that owes an answer for too long ends its worker."""
         world = self._cast.world
-        if wire.is_struck:
+        if wire.struck is not None:
             self._crash_maimed(worker)
         elif wire.may_be_struck:
             world.at(world.now + ANSWER_S, lambda: self._look_at_wire(worker, wire))

@@ -6,6 +6,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.sim.faults import (
     ENDPOINT_FAULTS,
     FRAME_FAULTS,
+    LIFE_FAULTS,
     PLAN_FAULTS,
     PROCESS_FAULTS,
     RANK_FAULTS,
@@ -21,6 +22,7 @@ TROUBLE = frozenset(
         *WRITE_FAULTS,
         *UNPROVEN_FAULTS,
         *PROCESS_FAULTS,
+        *LIFE_FAULTS,
         *RANK_FAULTS,
         *ENDPOINT_FAULTS,
         *PLAN_FAULTS,
@@ -33,6 +35,7 @@ LOSES_BYTES = frozenset(
     {
         *WRITE_FAULTS,
         *PLAN_FAULTS,
+        *LIFE_FAULTS,
         *RANK_FAULTS,
         FaultKind.CRASH,
         FaultKind.CRASH_UNSEEN,

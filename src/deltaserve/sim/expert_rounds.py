@@ -41,6 +41,8 @@ class SimExpertGroup:
         """Into the round that begins, or computes."""
         self.num_joined = 0
         """Times a member took part without a plan."""
+        self.has_waited = False
+        """For a member that was stopped or not there."""
 
     def admit(self, worker: GroupWorker) -> None:
         """A member has started. Those that are there already have waited for it."""
@@ -52,6 +54,8 @@ class SimExpertGroup:
         """Somebody has a plan, has none any more, or has just gone on."""
         while self._enter():
             pass
+        able = [worker for worker in self._members.values() if worker.is_alive and not worker.is_stopped]
+        self.has_waited |= bool(self._entered) and len(able) < self._size
 
     def _enter(self) -> bool:
         """Whether a member that has not entered the round does."""

@@ -49,6 +49,8 @@ class FaultKind(Enum):
     CRASH = "crash"
     CRASH_UNSEEN = "crash_unseen"
     """Nobody tells the others that the process has ended."""
+    CRASH_LOOP = "crash_loop"
+    """A worker ends again soon after it has started, three or four times."""
     FRONT_CRASH = "front_crash"
     PAUSE = "pause"
     SLOW_PROCESS = "slow_process"
@@ -114,6 +116,7 @@ PROCESS_FAULTS = (
     FaultKind.CLOCK_JUMP,
     FaultKind.DRAIN,
 )
+LIFE_FAULTS = (FaultKind.CRASH_LOOP,)
 RANK_FAULTS = (FaultKind.RANK_LATE, FaultKind.RANK_CRASH, FaultKind.RANK_MISLED)
 """Of workers of several ranks."""
 CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
@@ -142,6 +145,9 @@ class LinkFaults:
     """Only frames from or to it meet faults; None: all do."""
     bytes_per_s: float | None = None
     """Of each connection, each way: frames go one after the other. None: as many as are wanted."""
+    life_lag_s: float = 0.0
+    """Each life of a process has connections of its own, which are slower than others by up to so much."""
+    _lags: dict[PeerName, float] = field(default_factory=dict)
     _busy_until: dict[_Connection, float] = field(default_factory=dict)
     dead_until: dict[_Connection, float] = field(default_factory=dict)
     clogged_until: dict[_Connection, float] = field(default_factory=dict)
@@ -149,8 +155,15 @@ class LinkFaults:
 
     def heal(self) -> None:
         self.rates = {}
+        self.life_lag_s = 0.0
+        self._lags.clear()
         self.dead_until.clear()
         self.clogged_until.clear()
+
+    def begin_life(self, name: PeerName) -> None:
+        """A process has started."""
+        if self.life_lag_s:
+            self._lags[name] = self.chance.uniform(0.0, self.life_lag_s)
 
     def copies(self, src: PeerName, dst: PeerName, frame: bytes, now: float) -> list[FrameCopy]:
         """The copies that will arrive."""
@@ -158,6 +171,7 @@ class LinkFaults:
         if now < self.dead_until.get(connection, 0.0):
             return []
         delay = self.chance.exponential(self.delay_s) + self._carried_s(connection, frame, now)
+        delay += self._lags.get(src, 0.0)
         clogged_s = self.clogged_until.get(connection, 0.0) - now
         if clogged_s > 0:
             delay += clogged_s

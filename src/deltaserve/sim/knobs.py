@@ -45,6 +45,22 @@ _CARRIED_S = 15.0
 """What all requests of a run may take a network card, each sent once: the judge waits a minute for their end."""
 _REQUEST_S = 5.0
 """The same of one."""
+_STAGED = 0.1
+"""Of the runs: workers have staging memory."""
+_CUT = 0.85
+"""Of those: staged writes are cut into several windows."""
+_IDLE_RANKS = 0.03
+_SHORT_LIVES = 0.03
+_COLLECTS = 0.1
+"""Of the runs: a turn of a worker may deal with several events."""
+Pages = tuple[tuple[int, int, int], ...]
+"""(tokens of a page, fewest and most pages of the largest request), equally likely."""
+_PAGES: Pages = ((1, 6, 40), (4, 2, 14), (4, 2, 14), (4, 2, 14), (16, 1, 7), (16, 1, 7), (64, 1, 3))
+_PAGES_CUT: Pages = ((32, 5, 10), (64, 3, 6))
+"""So large that a piece of a page that goes to one rank fills a window (transfer/ring.py: ALIGNMENT), and so many that
+a chunk is several windows."""
+_MANY_PAGES: Pages = ((1, 12, 40), (4, 8, 16))
+"""A prompt is many chunks of a page, among which its client may leave."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}
 
 
@@ -68,6 +84,8 @@ class Traffic:
     """Clients besides, each of which asks again as soon as it is answered ..."""
     load_s: float = 0.0
     """... for so long."""
+    leaves: float = 0.0
+    """Requests whose client leaves a moment after it has asked."""
     wishes: float = 0.0
     """Requests that ask for log-probabilities, those of the prompt too, or name stop ids: so many for each."""
 
@@ -115,6 +133,14 @@ class Knobs:
     """READER: on one machine, where a reader copies and the writer's fence is an epoch."""
     reader_stops: float = 0.0
     """So many of the writes find their reader stopped before it has copied anything."""
+    idle_rank_lag_s: float = 0.0
+    """What ranks that send nothing are later than those that do, each way."""
+    life_lag_s: float = 0.0
+    """Connections of one life of a process may be slower than those of another by so much."""
+    turn_s: float = 0.0
+    """How long workers collect what arrives before they deal with it."""
+    slow_writes: bool = False
+    """Writes take most of a second and nothing fails, so nobody may be fenced."""
     poisons: bool = True
     """Memory that changes hands is overwritten. False: what stood there stays, and looks as good as ever."""
 
@@ -133,7 +159,7 @@ def draw_knobs(seed: int) -> Knobs:
 
 
 def _draw(seed: int) -> Knobs:
-    knobs, chance = _varied(draw_plain_knobs(seed), Chance(seed, "variety")), Chance(seed, "load")
+    knobs, chance = _varied(draw_plain_knobs(seed, _pages(seed)), Chance(seed, "variety")), Chance(seed, "load")
     speed = Chance(seed, "speed of links")
     if speed.hits(0.15):  # a prompt, or a report of everything, takes some hundredths of a second
         knobs = replace(knobs, link_bytes_per_s=speed.log_uniform(5e4, 1e6))
@@ -148,9 +174,25 @@ def _draw(seed: int) -> Knobs:
     knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
     knobs = _with_staging(knobs, Chance(seed, "staging"))
+    knobs = _with_several_windows(knobs, Chance(seed, "sizes of windows")) if _cuts_windows(seed) else knobs
     knobs = _with_trouble_of_ranks(knobs, Chance(seed, "trouble of ranks"))
     knobs = _with_copying_readers(knobs, Chance(seed, "copying readers"))
-    return _with_an_expert_group(knobs, Chance(seed, "expert group"))
+    knobs = _with_an_expert_group(knobs, Chance(seed, "expert group"))
+    knobs = _with_idle_ranks(knobs, Chance(seed, "idle ranks"))
+    knobs = _with_short_lives(knobs, Chance(seed, "short lives"))
+    turns = Chance(seed, "turns")
+    return replace(knobs, turn_s=turns.log_uniform(0.0002, 0.005)) if turns.hits(_COLLECTS) else knobs
+
+
+def _pages(seed: int) -> Pages:
+    if Chance(seed, "idle ranks").hits(_IDLE_RANKS):
+        return _MANY_PAGES
+    return _PAGES_CUT if _cuts_windows(seed) else _PAGES
+
+
+def _cuts_windows(seed: int) -> bool:
+    """Whether a run that has staging memory is one of those whose staged writes are cut into several windows."""
+    return Chance(seed, "staging").hits(_STAGED) and Chance(seed, "several windows").hits(_CUT)
 
 
 def _with_an_expert_group(knobs: Knobs, chance: Chance) -> Knobs:
@@ -205,7 +247,7 @@ def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
 
     It may be too small for anything, or hold one write at a time.
     """
-    if not chance.hits(0.1):
+    if not chance.hits(_STAGED):
         return knobs
     ranks = chance.choose(((1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)))
     shape = replace(
@@ -231,6 +273,59 @@ def _with_staging(knobs: Knobs, chance: Chance) -> Knobs:
         rank_lag_s=lag_s,
         staging_pauses=chance.choose((0, 4, 16)),
     )
+
+
+def _with_several_windows(knobs: Knobs, chance: Chance) -> Knobs:
+    """A window is a page or a few, and a chunk has more."""
+    pages = chance.between(3, 8)
+    shape = replace(knobs.shape, window_bytes=ALIGNMENT * chance.choose((1, 1, 1, 2)))
+    return replace(knobs, shape=replace(shape, chunk_len=pages * shape.page_size))
+
+
+def _with_idle_ranks(knobs: Knobs, chance: Chance) -> Knobs:
+    """Ranks that send nothing, since others hold the same heads, speak last; bytes come late and clients leave.
+
+    What they say of a ticket is clean, and what the others said is not: completions prove nothing here.
+    """
+    if not chance.hits(_IDLE_RANKS) or knobs.shape.shares_experts:
+        return knobs
+    num_heads, prefill_ranks, decode_ranks = chance.choose(((1, 2, 1), (1, 4, 1), (1, 4, 2), (2, 4, 1)))
+    shape = replace(
+        knobs.shape,
+        num_heads=num_heads,
+        prefill_ranks=prefill_ranks,
+        decode_ranks=decode_ranks,
+        prefill_staging_bytes=0,
+        decode_staging_bytes=0,
+        chunk_len=knobs.shape.page_size,
+        evidence=Evidence.CONTENTS,
+        verify_checksums=True,
+        drain_timeout_s=2.0,
+        stall_s=1.0,
+    )
+    return replace(
+        knobs,
+        shape=shape,
+        traffic=replace(knobs.traffic, num_requests=chance.between(6, 12), leaves=chance.uniform(0.3, 0.9)),
+        step_s=chance.log_uniform(0.01, 0.03),
+        rates={**knobs.rates, FaultKind.COMPLETION_FIRST: chance.uniform(0.3, 0.9)},
+        bytes_per_s=None,
+        mover=Mover.WRITER,
+        reader_stops=0.0,
+        idle_rank_lag_s=chance.log_uniform(0.02, 0.3),
+        can_fence=True,
+        poisons=True,
+    )
+
+
+def _with_short_lives(knobs: Knobs, chance: Chance) -> Knobs:
+    """Workers that end again as soon as they have started, over connections of unequal speed: frames of several lives
+    of one process are on their way at a time, and come in another order."""
+    if not chance.hits(_SHORT_LIVES):
+        return knobs
+    loops = [(int(chance.log_uniform(20, 600)), FaultKind.CRASH_LOOP) for _ in range(chance.between(1, 2))]
+    events = tuple(sorted([*knobs.events, *loops], key=lambda event: event[0]))
+    return replace(knobs, events=events, life_lag_s=chance.log_uniform(0.2, 3.0))
 
 
 def _with_acknowledged_contents(knobs: Knobs, chance: Chance) -> Knobs:
@@ -265,12 +360,12 @@ def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
     return replace(knobs, shape=shape, events=tuple(sorted(events, key=lambda event: event[0])))
 
 
-def draw_plain_knobs(seed: int) -> Knobs:
+def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
     """The same without what `_varied` adds."""
     chance, more = Chance(seed, "knobs"), Chance(seed, "more knobs")
     evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
-    page_size = chance.choose((1, 4, 4, 4, 16, 16, 64))
-    largest = _largest(chance, page_size)
+    page_size, few, many = chance.choose(pages)
+    largest = max(3, chance.between(few, many) * page_size - chance.below(page_size))
     shape = _shape(chance, page_size, largest, evidence)
     windows = Chance(seed, "windows")
     states = Chance(seed, "states")
@@ -448,7 +543,8 @@ def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
     slow_s = chance.uniform(*_WINDOW_S)
     knobs = replace(knobs, shape=shape, traffic=traffic, events=tuple(sorted(leaves, key=lambda event: event[0])))
     slow_bytes_per_s = window_bytes(shape) / slow_s
-    return calm(replace(knobs, bytes_per_s=slow_bytes_per_s, link_bytes_per_s=None, can_fence=True))
+    slow = replace(knobs, bytes_per_s=slow_bytes_per_s, link_bytes_per_s=None, can_fence=True, slow_writes=True)
+    return calm(slow)
 
 
 def calm(knobs: Knobs) -> Knobs:
@@ -457,12 +553,6 @@ def calm(knobs: Knobs) -> Knobs:
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))
     return replace(knobs, shape=shape, rates={}, events=events, late_starts=False, reader_stops=0.0)
-
-
-def _largest(chance: Chance, page_size: int) -> int:
-    """Tokens of the largest request: a few pages."""
-    pages = {1: (6, 40), 4: (2, 14), 16: (1, 7), 64: (1, 3)}[page_size]
-    return max(3, chance.between(*pages) * page_size - chance.below(page_size))
 
 
 def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> Shape:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room, RowId
@@ -12,6 +12,7 @@ from deltaserve.instance.api import DrainRequested, Event, InstanceConfig
 from deltaserve.instance.core import EngineCore
 from deltaserve.layout.shard import Shard
 from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
+from deltaserve.peer.table import PeerTable
 from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.routing.front_core import FrontCore
@@ -22,16 +23,27 @@ from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import region_infos, stamp_memory
 from deltaserve.sim.sim_rank import RankPace, SimRank
+from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.transfer.commands import FencePeer, PagesVerified, TransferCommand, TransferReport
+from deltaserve.transfer.commands import (
+    FencePeer,
+    GateDrained,
+    PagesVerified,
+    TicketId,
+    TransferCommand,
+    TransferReport,
+)
 from deltaserve.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
 from deltaserve.transfer.ranks import RankGroup
 from deltaserve.transfer.staging import Staging, StagingConfig
 from deltaserve.transport.base import FenceResult
 from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import Cancel, Envelope, Finished, Hello, Offer, Submit
+from deltaserve.wire.messages import Cancel, Drain, Envelope, Finished, Hello, Offer, Submit
+
+WINDOW_PAGES = 4
+"""Posted at once, unless more or less is wanted."""
 
 
 class Surroundings(Protocol):
@@ -40,6 +52,7 @@ class Surroundings(Protocol):
     now: float
     fabric: Fabric
     trace: Trace
+    seen: Sightings
 
     def at(self, when: float, call: Callable[[], None]) -> None: ...
 
@@ -47,6 +60,10 @@ class Surroundings(Protocol):
 
     def admit(self, process: "SimProcess") -> None:
         """It is there from now on, under its name."""
+        ...
+
+    def process(self, name: PeerName) -> "SimProcess | None":
+        """The live process of that name."""
         ...
 
     def touched(self, process: "SimProcess") -> None: ...
@@ -68,6 +85,23 @@ class Pace:
     """How long its transfer thread waits for an endpoint to be gone, and does nothing else."""
     staging_pauses: int = 0
     """Of a gather or scatter, before its first byte is moved."""
+    idle_ranks: frozenset[int] = frozenset()
+    """Of a prefill worker: ranks that send nothing ..."""
+    idle_rank_lag_s: float = 0.0
+    """... and are later by so much, each way."""
+    turn_s: float = 0.0
+    """How long a worker collects what arrives before it deals with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSizes:
+    """Of the data plane of a rank."""
+
+    stall_s: float = 5.0
+    """A write may take so long."""
+    window_bytes: int | None = None
+    """Posted at once; None: WINDOW_PAGES pages."""
+    staging: StagingConfig | None = None
 
 
 @dataclass(slots=True)
@@ -172,16 +206,14 @@ class SimWorker(SimProcess):
         url: str,
         pace: Pace | None = None,
         fence_result: FenceResult = FenceResult.CLOSED,
-        stall_s: float = 5.0,
-        staging: StagingConfig | None = None,
+        plane: PlaneSizes = PlaneSizes(),
     ) -> None:
         super().__init__(world, config.name, pace or Pace())
-        self._staging = staging
         self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size, config.name)
         self.config = config
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
-        self.ranks = [self._rank(shard, fence_result, stall_s) for shard in _shards(config.tp_size)]
+        self.ranks = [self._rank(shard, fence_result, plane) for shard in _shards(config.tp_size)]
         self._group = RankGroup(config.tp_size) if config.tp_size > 1 else None
         self.instance = EngineCore(config)
         self.former: list[EngineCore] = []
@@ -197,13 +229,16 @@ class SimWorker(SimProcess):
         """Tickets whose pages it judged wrong."""
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
+        self._dirty: set[TicketId] = set()
+        """Tickets of which a rank's last word was that it is dirty."""
+        self._is_turn_due = False
         self.later(0.0, self._tick)
 
-    def _rank(self, shard: Shard, fence_result: FenceResult, stall_s: float) -> SimRank:
+    def _rank(self, shard: Shard, fence_result: FenceResult, plane: PlaneSizes) -> SimRank:
         config, memory = self.config, self.memory.ranks[shard.rank]
         staged = None
-        if self._staging is not None:
-            staging_region = memory.add_staging(self._staging.num_bytes)
+        if plane.staging is not None:
+            staging_region = memory.add_staging(plane.staging.num_bytes)
             staged = StampStaging(memory, staging_region, self.pace.staging_pauses)
         transport = SimTransport(config.name, self.world.fabric, memory.memory, fence_result, config.evidence)
         for _, region in memory.regions:
@@ -213,12 +248,14 @@ class SimWorker(SimProcess):
             regions=region_infos(memory),
             shard=shard,
             checksums=config.options.verify_checksums,
-            window_bytes=4 * self.memory.page_bytes,
-            stall_s=stall_s,
+            window_bytes=plane.window_bytes or WINDOW_PAGES * self.memory.page_bytes,
+            stall_s=plane.stall_s,
         )
-        staging = Staging(self._staging, staged) if self._staging is not None and staged is not None else None
+        staging = Staging(plane.staging, staged) if plane.staging is not None and staged is not None else None
         endpoint = TaggedEndpoint(endpoint_config, transport, memory, staging)
         lag_s = self.pace.lag_s + shard.rank * self.pace.rank_lag_s
+        if config.role is Role.PREFILL and shard.rank in self.pace.idle_ranks:
+            lag_s += self.pace.idle_rank_lag_s
         return SimRank(self, shard.rank, endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s))
 
     @property
@@ -246,10 +283,26 @@ class SimWorker(SimProcess):
 
     def handle(self, event: Event) -> None:
         if self.is_alive:
-            boot, num_stale = self.instance.config.boot, self.instance.links.stale_frames
+            boot, links = self.instance.config.boot, self.instance.links
+            num_stale, heard = links.stale_frames, _heard_of(event, links.table)
             self.instance.handle(event, self.now)
-            _check_addressee(event, boot, self.instance.links.stale_frames - num_stale)
+            _check_addressee(event, boot, links.stale_frames - num_stale)
+            _check_sender(heard, links.table, self.now - self.config.options.peer_suspect_s)
+            self._take_turn_soon()
+
+    def _take_turn_soon(self) -> None:
+        """One turn deals with all that arrives within `turn_s`, as in a worker that was busy."""
+        if not self.pace.turn_s:
             self._take_turn()
+        elif self._is_turn_due:
+            self.world.seen.note(Situation.SEVERAL_EVENTS)
+        else:
+            self._is_turn_due = True
+            self.later(self.pace.turn_s, self._take_due_turn)
+
+    def _take_due_turn(self) -> None:
+        self._is_turn_due = False
+        self._take_turn()
 
     def stop(self, seconds: float) -> None:
         super().stop(seconds)
@@ -281,6 +334,7 @@ class SimWorker(SimProcess):
                     self._submit(command)
         for rank in self.ranks:
             rank.wake()
+        self.world.seen.note(Situation.STALLED, self.instance.parts.scheduler.waiting.queue.is_stalled)
         if self.instance.may_hand_over():
             self._hand_over()
             return
@@ -302,6 +356,7 @@ class SimWorker(SimProcess):
         self.instance = self.instance.successor(Boot(self.config.boot + len(self.former)))
         self._attempts = Attempts()
         self.world.trace.note(self.world.now, self.name, "becomes", self.instance.config.role.value)
+        self.world.seen.note(Situation.ROLE_CHANGED)
         self._take_turn()
 
     # ------------------------------------------------------------ step thread
@@ -316,6 +371,7 @@ class SimWorker(SimProcess):
         opened = {o.row for o in plan.opens}
         running = self.instance.parts.scheduler.running
         namespaces = {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
+        self.world.seen.note(Situation.STEP_AHEAD, bool(self._submitted))
         self._submitted.append((plan, namespaces))
         if len(self._submitted) == 1:
             self._launch()
@@ -370,6 +426,9 @@ class SimWorker(SimProcess):
         if self.is_stopped:
             self._backlog.append(lambda: self._turn_to_rank(rank, call))
         elif not self.ranks[rank].is_gone:
+            if not self.is_alive:
+                self.world.seen.note(Situation.RANK_OUTLIVES_WORKER)
+                self.world.seen.note(Situation.RANK_MEETS_NEXT_LIFE, self.world.process(self.name) is not None)
             call()
 
     @property
@@ -379,9 +438,18 @@ class SimWorker(SimProcess):
     def hear(self, rank: int, reports: list[TransferReport]) -> None:
         for of_rank in reports:
             self.world.trace.note(self.world.now, self.name, "hears", type(of_rank).__name__)
-            for report in [of_rank] if self._group is None else self._group.reduce(rank, of_rank):
+            of_all = [of_rank] if self._group is None else self._group.reduce(rank, of_rank)
+            if isinstance(of_rank, GateDrained):
+                self._look_at_drain(of_rank, bool(of_all))
+            for report in of_all:
                 self.num_refuted += isinstance(report, PagesVerified) and self._is_refuted(report)
                 self.handle(report)
+
+    def _look_at_drain(self, of_rank: GateDrained, is_last: bool) -> None:
+        if of_rank.outcome is Drain.DIRTY:
+            self._dirty.add(of_rank.ticket)
+        elif is_last:
+            self.world.seen.note(Situation.CLEAN_LAST_WORD, of_rank.ticket in self._dirty)
 
     def _is_refuted(self, report: PagesVerified) -> bool:
         """Pages of a ticket that was revoked meanwhile may be another's by now."""
@@ -418,7 +486,7 @@ class SimFront(SimProcess):
     def __init__(self, world: Surroundings, config: FrontConfig, pace: Pace | None = None) -> None:
         super().__init__(world, config.name, pace or Pace())
         self.core = FrontCore(config)
-        self._boot = config.boot
+        self._boot, self._suspect_s = config.boot, config.peer_suspect_s
         self.answers: dict[Room, Answer] = {}
         self._given: dict[Room, tuple[PeerName, int | None]] = {}
         """Room |-> the worker, and its boot, that was given it last and has not said that it ended there."""
@@ -466,9 +534,11 @@ class SimFront(SimProcess):
             room = Room(event.envelope.body.room)
             if self._given.get(room, ("", None))[0] == event.envelope.src:
                 del self._given[room]
-        num_stale = self.core.workers.num_stale_frames
+        workers = self.core.workers
+        num_stale, heard = workers.num_stale_frames, _heard_of(event, workers.table)
         actions = self.core.handle(event, self.now)
-        _check_addressee(event, self._boot, self.core.workers.num_stale_frames - num_stale)
+        _check_addressee(event, self._boot, workers.num_stale_frames - num_stale)
+        _check_sender(heard, workers.table, self.now - self._suspect_s)
         self._perform(actions)
 
     def _give(self, room: Room, to: PeerName) -> None:
@@ -520,6 +590,32 @@ def _check_addressee(event: Event, boot: int, num_dropped: int) -> None:
         return
     if not isinstance(event.envelope.body, Hello):
         raise IntegrityError(f"I18: a {type(event.envelope.body).__name__} for another life was taken")
+
+
+class _Heard(NamedTuple):
+    """Of the sender of a frame, before it came."""
+
+    peer: PeerName
+    boot: Boot | None
+    at: float
+
+
+def _heard_of(event: Event, table: PeerTable) -> _Heard | None:
+    """None: it is no frame, or the first that its sender says."""
+    name = PeerName(event.envelope.src) if isinstance(event, FrameIn) else None
+    if name is None or name not in table:
+        return None
+    peer = table.get(name)
+    return _Heard(name, peer.boot, peer.last_heard)
+
+
+def _check_sender(heard: _Heard | None, table: PeerTable, since: float) -> None:
+    """I18: what comes late from an earlier life of its sender is not believed, once a later one was heard lately."""
+    if heard is None or heard.boot is None or heard.at < since:
+        return
+    boot = table.get(heard.peer).boot
+    if boot is not None and boot < heard.boot:
+        raise IntegrityError(f"I18: boot {boot} of {heard.peer} is believed behind boot {heard.boot}")
 
 
 def _deliver(answer: Answer, delta: OutputDelta, now: float) -> None:

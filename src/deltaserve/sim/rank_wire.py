@@ -53,8 +53,8 @@ class RankWire:
         self._last_body = b""
         self._damage: Damage | None = None
         self._kept_back: bytes | None = None
-        self.is_struck = False
-
+        self.struck: Damage | None = None
+        """What has befallen an entry."""
         self.has_unanswered = False
         """Whether the other rank has taken what it did not answer."""
 
@@ -83,7 +83,7 @@ class RankWire:
         self._told.append(self._telling.take(body))
         frame = self._first.seal(body)
         damage, self._damage = self._damage, None
-        self.is_struck |= damage is not None
+        self.struck = damage or self.struck
         if damage is Damage.OF_ANOTHER_ORDER:
             frame = frame[: -len(body)] + (self._last_body or body[:-1])
         self._last_body = body

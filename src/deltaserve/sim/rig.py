@@ -29,6 +29,7 @@ from deltaserve.sim.cluster import (
     worker_config,
 )
 from deltaserve.sim.disorder import Disorder
+from deltaserve.sim.drawn import drawn
 from deltaserve.sim.excuses import LOSES_BYTES, TROUBLE
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.faults import (
@@ -44,24 +45,27 @@ from deltaserve.sim.faults import (
     WriteFaults,
 )
 from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
+from deltaserve.sim.met import met_by_clients, met_by_front, met_by_group, met_by_worker
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import LivenessWatch
+from deltaserve.sim.situations import Situation
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
+from deltaserve.sim.work import WorkBound
 from deltaserve.sim.world import World
 from deltaserve.transport.base import Evidence, FenceResult
 from deltaserve.transport.loopback import Fabric, Fate, Posted
 from deltaserve.wire.codec import encode
 from deltaserve.wire.messages import Envelope
 
-MAX_EVENTS = 100_000
-"""A run that takes more is caught in a loop."""
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
 """The same on slow networks, where a request that was retracted is carried again, and where ranks that hear each other
 late copy staged pages bit by bit."""
 _NUM_PROBES = 3
+_LEAVES_S = 0.005, 0.5
+"""How long a client waits that leaves."""
 _LOOK_EVERY = 16
 """Events between two looks at which worker has which room."""
 _PATIENCE_S = 6.0
@@ -89,6 +93,7 @@ class Report:
     faults: Counter[FaultKind] = field(default_factory=Counter)
     page_moves: Counter[PageMove] = field(default_factory=Counter)
     ticket_moves: Counter[TicketMove] = field(default_factory=Counter)
+    situations: frozenset[Situation] = frozenset()
 
     @property
     def breach(self) -> str | None:
@@ -108,6 +113,10 @@ class FaultyWorld(World):
         super().__init__(fabric=fabric, trace=trace)
         self._links = links
 
+    def admit(self, process: SimProcess) -> None:
+        super().admit(process)
+        self._links.begin_life(process.name)
+
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
         if not self.reaches(src, dst):
             return
@@ -126,7 +135,14 @@ def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
     frames = {kind: rate for kind, rate in knobs.rates.items() if kind in FRAME_FAULTS}
     writes = {kind: rate for kind, rate in knobs.rates.items() if kind in (*WRITE_FAULTS, *UNPROVEN_FAULTS)}
     return (
-        LinkFaults(frames, Chance(seed, "links"), counts, knobs.link_s, bytes_per_s=knobs.link_bytes_per_s),
+        LinkFaults(
+            frames,
+            Chance(seed, "links"),
+            counts,
+            knobs.link_s,
+            bytes_per_s=knobs.link_bytes_per_s,
+            life_lag_s=knobs.life_lag_s,
+        ),
         WriteFaults(writes, Chance(seed, "writes"), counts, knobs.land_s, knobs.bytes_per_s),
     )
 
@@ -152,8 +168,9 @@ class Run:
         self.world.on_event = self._before_event
         self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, Chance(seed, "wishes"))
         self._curiosity = Chance(seed, "probes")
-        self._operator = Chance(seed, "operator")
+        self._operator, self._leaves = Chance(seed, "operator"), Chance(seed, "leaves")
         self._roles = knobs.shape.roles()
+        self._work = WorkBound.of(knobs.shape)
         self._front_names = knobs.shape.fronts()
         self._which_front = Chance(seed, "fronts")
         chance, fronts = Chance(seed, "disorder"), self._front_names
@@ -178,6 +195,7 @@ class Run:
         """Since when a room is on two workers."""
         self._unregistered = set(self._roles) if knobs.late_starts else set()
         self._upcoming = list(reversed(knobs.events))
+        self._idle_ranks = knobs.shape.ranks_without_readers() if knobs.idle_rank_lag_s else frozenset[int]()
         self._page_moves: Counter[PageMove] = Counter()
         self._ticket_moves: Counter[TicketMove] = Counter()
 
@@ -250,6 +268,9 @@ class Run:
             for _ in range(4):
                 self.clients.ask(self._any_front(), self.world.now)
         self.clients.ask(self._any_front(), self.world.now)
+        asked = self.clients.asked[-1]
+        if self._leaves.hits(self.knobs.traffic.leaves):
+            self.world.at(self.world.now + self._leaves.log_uniform(*_LEAVES_S), lambda: self.clients.leave(asked))
 
     def _heal(self) -> None:
         """From now on nothing goes wrong any more. What is on its way keeps its fate."""
@@ -313,6 +334,7 @@ class Run:
         workers = list(self.world.workers.values())
         spoiled = [prompt for worker in workers for prompt in worker.executor.spoiled]
         if spoiled:
+            self.world.seen.note(Situation.SPOILED_ASKED_AGAIN)
             self._ask_again(self._curiosity.choose(spoiled), dict.fromkeys(workers, 1))
         found_out = [(worker, prompt) for worker in workers for prompt in worker.executor.not_finite]
         if found_out:
@@ -366,7 +388,8 @@ class Run:
     def _until(self, limit: float, holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
         self.world.run(until=limit, done=lambda: holds() or self._is_endless())
         if self._is_endless():
-            raise IntegrityError(f"I14: {MAX_EVENTS} events and no end; {otherwise()}")
+            work = f"{self.world.num_events} events, {len(self.clients.asked)} requests, {self.world.now:.1f} s"
+            raise IntegrityError(f"I14: more work than requests and time explain: {work}; {otherwise()}")
         if not holds():
             raise IntegrityError(f"I11: {otherwise()}")
 
@@ -374,7 +397,7 @@ class Run:
         return self.clients.all_over() or self._is_endless()
 
     def _is_endless(self) -> bool:
-        return self.world.num_events >= MAX_EVENTS
+        return self.world.num_events > self._work.most(len(self.clients.asked), self.world.now)
 
     def _probe(self) -> Asked:
         """A request that nothing stands in the way of."""
@@ -482,7 +505,7 @@ class Run:
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
         url = self._member(name).address.url
         shape = self.knobs.shape
-        worker = SimWorker(self.world, config, url, pace, fence, shape.stall_s, shape.staging(self._roles[name]))
+        worker = SimWorker(self.world, config, url, pace, fence, shape.plane(self._roles[name]))
         worker.on_rank_lost = self._disorder.rank_lost
         if name in self._group_names:
             worker.expert_group = self._group
@@ -540,20 +563,23 @@ class Run:
 
     def bury(self, process: SimProcess) -> None:
         if isinstance(process, SimFront):
+            self.world.seen |= met_by_front(process)
             self.clients.front_died(process)
         elif isinstance(process, SimWorker):
-            self._count_moves(process)
+            self._close_books(process)
 
     def _pace(self) -> Pace:
         clock_s = self._chance.uniform(0.0, 1e6)
         knobs = self.knobs
         pace = Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
-        pace.staging_pauses = knobs.staging_pauses
+        pace.staging_pauses, pace.turn_s = knobs.staging_pauses, knobs.turn_s
+        pace.idle_ranks, pace.idle_rank_lag_s = self._idle_ranks, knobs.idle_rank_lag_s
         return pace
 
     # ------------------------------------------------------------ the report
 
-    def _count_moves(self, worker: SimWorker) -> None:
+    def _close_books(self, worker: SimWorker) -> None:
+        self.world.seen |= met_by_worker(worker)
         self._page_moves.update(page_moves(worker))
         for engine in (*worker.former, worker.instance):
             self._ticket_moves.update(engine.serving.receiver.moves)
@@ -561,8 +587,11 @@ class Run:
 
     def report(self) -> Report:
         for worker in self.world.workers.values():
-            self._count_moves(worker)
+            self._close_books(worker)
+        for front in self._fronts:
+            self.world.seen |= met_by_front(front)
         asked = self.clients.asked
+        seen = self.world.seen | self._watch.seen | met_by_clients(asked) | met_by_group(self._group)
         return Report(
             self.seed,
             num_events=self.world.num_events,
@@ -573,4 +602,5 @@ class Run:
             faults=self.faults,
             page_moves=self._page_moves,
             ticket_moves=self._ticket_moves,
+            situations=frozenset(seen.union(drawn(self.knobs))),
         )

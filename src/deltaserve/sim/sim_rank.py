@@ -82,6 +82,7 @@ class SimRank:
         self._fenced_at: float | None = None
         """When the fence that it waits for is over."""
         self.held_until = 0.0
+        self.has_waited_for_fence = False
         self._reported_at = 0.0
 
     def submit(self, command: TransferCommand) -> None:
@@ -165,6 +166,7 @@ class SimRank:
         if not isinstance(command, FencePeer) or not self._fence_s:
             return False
         if self._fenced_at is None:
+            self.has_waited_for_fence = True
             self._fenced_at = self._host.world_now + self._fence_s
             self._turn_after(self._fence_s)
             return True

@@ -1,4 +1,4 @@
-"""Many runs in one table: how many, what went wrong, which cells of the transition tables were walked."""
+"""Many runs in one table: how many, what went wrong, which cells and situations they went through."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -9,6 +9,7 @@ import msgspec
 from deltaserve.cache.pages import PAGE_TRANSITIONS
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.rig import Report
+from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 
 RUNS_PER_GATE = 100_000
@@ -33,6 +34,8 @@ class Summary(msgspec.Struct):
     """Fault kind |-> injections."""
     cells: dict[str, int] = {}
     """`cell_name` |-> pages or tickets moved."""
+    situations: dict[str, int] = {}
+    """Name of a `Situation` |-> runs that had it."""
 
     def add(self, report: Report) -> None:
         self.num_runs += 1
@@ -42,6 +45,7 @@ class Summary(msgspec.Struct):
         _count(self.faults, ((kind.value, n) for kind, n in report.faults.items()))
         for moves in (report.page_moves, report.ticket_moves):
             _count(self.cells, ((cell_name(*cell), n) for cell, n in moves.items()))
+        _count(self.situations, ((situation.name, 1) for situation in report.situations))
         if report.breach is not None:
             self.breaches.append((f"seed {report.seed}", report.breach))
 
@@ -60,6 +64,7 @@ class Summary(msgspec.Struct):
         self.breaches += other.breaches
         _count(self.faults, other.faults.items())
         _count(self.cells, other.cells.items())
+        _count(self.situations, other.situations.items())
 
     def lines(self) -> Iterator[str]:
         """The table, for people."""
@@ -72,6 +77,10 @@ class Summary(msgspec.Struct):
         for name in CELLS:
             note = " (unreachable)" if name in UNREACHABLE else ""
             yield f"  {name:34} {self.cells.get(name, 0):>12,}{note}"
+        yield f"situations: runs that had them, and the least number of {RUNS_PER_RATE:,}"
+        for situation in Situation:
+            number = self.situations.get(situation.name, 0)
+            yield f"  {situation.words:66} {number:>8,} {situation.least:>8,}"
         yield f"breaches {len(self.breaches)}"
         yield from (f"  {run}: {breach}" for run, breach in self.breaches[:20])
 
@@ -89,6 +98,10 @@ class Summary(msgspec.Struct):
             hits = self.faults.get(kind.value, 0)
             if hits < MIN_INJECTIONS * share:
                 found.append(f"{kind.value}: {hits} injections in {self.num_runs} runs")
+        for situation in Situation:
+            hits = self.situations.get(situation.name, 0)
+            if hits < situation.least * self.num_runs // RUNS_PER_RATE:
+                found.append(f"{situation.words}: {hits} of {self.num_runs} runs")
         return found
 
 

@@ -29,6 +29,7 @@ from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
 from deltaserve.instance.core import EngineCore
 from deltaserve.sim.oracle import is_state_of
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
+from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.wiring import SimTransport
 from deltaserve.transfer.commands import TicketId
 from deltaserve.transfer.receiver import Ticket
@@ -91,6 +92,7 @@ class Watch:
         self._retractions: Counter[SimWorker] = Counter()
         self._ranks: dict[SimTransport, _Rank] = {}
         self._marks: dict[StagingRing[Any], RingPosition] = {}
+        self.seen = Sightings()
 
     def touched(self, process: SimProcess) -> None:
         self._touches[process] += 1
@@ -157,7 +159,7 @@ class Watch:
             process.instance.check_integrity()
             self._check_requests(process)
             _check_tickets(process.instance)
-            _check_states(process)
+            self.seen.note(Situation.STATE_RECOUNTED, _check_states(process) > 0)
             for rank in process.ranks:
                 if rank.endpoint.staged is not None:
                     rank.endpoint.staged.check_integrity()
@@ -185,7 +187,10 @@ class Watch:
         if landed.reads_source and source is not None and source.worker.is_alive:
             for copy in landed.copies:
                 _check_source(source, copy.src)
+        self.seen.note(Situation.FENCED_BYTES, landed.dropped)
+        self.seen.note(Situation.COPIED_AFTER_FENCE, landed.is_void and not landed.dropped)
         if not landed.dropped and target is not None and target.worker.is_alive:
+            self.seen.note(Situation.WRITES_OF_THE_DEAD, source is not None and not source.worker.is_alive)
             for copy in landed.copies:
                 _check_landing(target, landed.src, key, copy.dst)
 
@@ -233,7 +238,9 @@ def _check_scattered(reader: SimWorker, pool: PoolId, page: PageId) -> None:
     _claim(is_granted, "I5", f"{reader.name} scatters to page {page} of pool {pool}, which no ticket holds")
 
 
-def _check_states(worker: SimWorker) -> None:
+def _check_states(worker: SimWorker) -> int:
+    """How many there were."""
+    num_states = 0
     for index, kept in enumerate(worker.config.cache.pools):
         if kept.lifetime is not Lifetime.STATE:
             continue
@@ -241,6 +248,8 @@ def _check_states(worker: SimWorker) -> None:
             stood = worker.memory.pages(PoolId(index), [slot])
             where = f"{worker.name} keeps slot {slot} of pool {index} behind {len(tokens) // TOKEN_BYTES} tokens"
             _claim(is_state_of(stood, index, namespace, tokens), "I19", where)
+            num_states += 1
+    return num_states
 
 
 def _check_tickets(instance: EngineCore) -> None:

@@ -1,6 +1,6 @@
 """The production endpoint over the loopback transport, with every write labelled by the ticket it was posted under."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -10,12 +10,13 @@ from deltaserve.base.extents import Copy
 from deltaserve.base.ids import PeerName, PoolId, RegionId
 from deltaserve.base.tokens import pack_u32, unpack_u32
 from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
 from deltaserve.transfer.endpoint import Endpoint, EndpointConfig, Memory
 from deltaserve.transfer.gate import ChunkJob, Gate
 from deltaserve.transfer.ring import RingLease
-from deltaserve.transfer.staging import Staging
+from deltaserve.transfer.staging import StagedWindow, Staging, Window
 from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.transport.loopback import Fabric, LoopbackTransport
 from deltaserve.wire.staged_frames import StagedData, decode_stage, encode_stage, is_stage_frame
@@ -84,6 +85,7 @@ class TaggedEndpoint(Endpoint):
         """Where the last chunk with pages of that pool ended."""
         self._staged_memory = staging.memory if staging is not None else None
         self._lent: frozenset[RingLease | None] = frozenset()
+        self.met = Sightings()
 
     @property
     def is_moving(self) -> bool:
@@ -110,7 +112,26 @@ class TaggedEndpoint(Endpoint):
     def poll(self, now: float) -> list[TransferReport]:
         reports = super().poll(now)
         self._wipe_what_was_lent()
+        self.met.note(Situation.LOOKED_AGAIN, bool(self._landings))
+        if self.staged is not None:
+            self.met.note(
+                Situation.STAGING_WAIT, self.staged.receiving.num_waiting + self.staged.sending.num_waiting > 0
+            )
+            self.met.note(Situation.STAGED_DIRECTLY, self.counters["staging_fallbacks"] > 0)
         return reports
+
+    def _windows(self, reader: object, command: PostChunk) -> deque[Window]:
+        windows = super()._windows(reader, command)  # type: ignore[arg-type]
+        self._look_at_windows([window for window in windows if isinstance(window, StagedWindow)])
+        return windows
+
+    def _look_at_windows(self, staged: Sequence[StagedWindow]) -> None:
+        """A window is of one pool."""
+        most = max(Counter(window.parts[0].group for window in staged).values(), default=0)
+        self.met.note(Situation.STAGED, most > 0)
+        self.met.note(Situation.STAGED_UNPROVEN, most > 0 and self._transport.evidence is Evidence.CONTENTS)
+        self.met.note(Situation.SEVERAL_WINDOWS, most > 1)
+        self.met.note(Situation.MIDDLE_WINDOWS, most > 2)
 
     def _wipe_what_was_lent(self) -> None:
         """Else an earlier write of the same pages would look like the one that is on its way."""

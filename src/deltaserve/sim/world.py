@@ -6,6 +6,7 @@ fabric does to a frame or a write is decided by policies handed in, so a fault i
 
 import heapq
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from deltaserve.base.errors import ProtocolError
@@ -13,6 +14,7 @@ from deltaserve.base.ids import Boot, PeerName
 from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.sim_rank import SimRank
+from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.trace import Trace, describe
 from deltaserve.transport.loopback import Fabric
 from deltaserve.wire.codec import decode, encode
@@ -22,6 +24,8 @@ LinkPolicy = Callable[[PeerName, PeerName, Envelope], Sequence[float]]
 """(from, to, frame) |-> delays of the copies that arrive; none: the frame is lost. Connections keep order."""
 
 _Connection = tuple[PeerName, PeerName]
+_Lives = tuple[PeerName, PeerName, int, int]
+"""(from, to, life of either side): each life dials anew."""
 
 
 def reliable(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float]:
@@ -47,7 +51,12 @@ class World:
         """Called when a process has dealt with something."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._in_order: dict[_Connection, float] = {}
+        self.seen = Sightings()
+        self._lives: Counter[PeerName] = Counter()
+        self._in_order: dict[_Lives, float] = {}
+        self._lives_on_their_way: defaultdict[_Connection, Counter[int]] = defaultdict(Counter)
+        self._heard: dict[_Connection, tuple[int, int]] = {}
+        """(life of who hears, latest life that it has heard)."""
         self._resets: dict[_Connection, int] = {}
         self._on_their_way: dict[int, tuple[PeerName, PeerName, bytes]] = {}
         """By number."""
@@ -100,19 +109,35 @@ class World:
         return url is None or peer is None or peer.url == url
 
     def carry(self, src: PeerName, dst: PeerName, frame: bytes, delay: float) -> None:
-        """A copy of a frame arrives after `delay`, and after those sent before it; lost when the connection breaks."""
-        connection = (src, dst)
-        when = self._in_order[connection] = max(self.now + delay, self._in_order.get(connection, 0.0))
+        """A copy of a frame arrives after `delay`, and after those sent before it between the same lives; lost when the
+        connection breaks."""
+        connection, life = (src, dst), self._lives[src]
+        lives = (src, dst, life, self._lives[dst])
+        when = self._in_order[lives] = max(self.now + delay, self._in_order.get(lives, 0.0))
         resets = self._resets.get(connection, 0)
         number = next(self._numbers)
         self._on_their_way[number] = src, dst, frame[3:7]
+        under_way = self._lives_on_their_way[connection]
+        under_way[life] += 1
+        self.seen.note(Situation.THREE_LIVES, len(under_way) > 2)
 
         def arrive() -> None:
             del self._on_their_way[number]
+            under_way[life] -= 1
+            if not under_way[life]:
+                del under_way[life]
             if self._resets.get(connection, 0) == resets:
+                self._note_life(connection, life)
                 self._arrive(src, dst, frame)
 
         self.at(when, arrive)
+
+    def _note_life(self, connection: _Connection, life: int) -> None:
+        _, dst = connection
+        own, latest = self._heard.get(connection, (0, 0))
+        latest = latest if own == self._lives[dst] else 0
+        self.seen.note(Situation.LATE_LIFE, life < latest)
+        self._heard[connection] = self._lives[dst], max(life, latest)
 
     def frames_on_their_way(self) -> list[tuple[PeerName, PeerName, bytes]]:
         """(from, to, checksum) of each."""
@@ -126,7 +151,8 @@ class World:
         """The connection breaks: what is on its way is lost, in both directions."""
         for connection in ((one, other), (other, one)):
             self._resets[connection] = self._resets.get(connection, 0) + 1
-            self._in_order.pop(connection, None)
+            for lives in [lives for lives in self._in_order if lives[:2] == connection]:
+                del self._in_order[lives]
             self._tell_break(*connection)
 
     def _tell_break(self, dialler: PeerName, dialled: PeerName) -> None:
@@ -152,6 +178,7 @@ class World:
 
     def admit(self, process: SimProcess) -> None:
         """A process has started: it is the one of its name."""
+        self._lives[process.name] += 1
         if isinstance(process, SimFront):
             self.fronts[process.name] = process
         elif isinstance(process, SimWorker):

@@ -93,6 +93,8 @@ class WriteArrival:
     dropped: bool
     reads_source: bool
     """The bytes were read just now, and count: the source had to be in place until here."""
+    is_void: bool
+    """Who copied them found that the writer had fenced it: they count for nothing."""
     writer: "LoopbackTransport"
     reader: "LoopbackTransport"
 
@@ -297,7 +299,8 @@ class Fabric:
         is_copied = self._mover is Mover.WRITER or not dropped
         reads_source = write.payload is None and is_copied and not write.is_void
         near, reader = write.near.owner, far.owner
-        self._observer(WriteArrival(near.me, reader.me, write.id, copies, dropped, reads_source, near, reader))
+        arrival = WriteArrival(near.me, reader.me, write.id, copies, dropped, reads_source, write.is_void, near, reader)
+        self._observer(arrival)
 
 
 class LoopbackTransport:

@@ -1,0 +1,54 @@
+"""Situations that are read from the books of a process when it is over (sim/situations.py)."""
+
+from collections.abc import Iterable
+
+from deltaserve.sim.clients import Asked
+from deltaserve.sim.expert_rounds import SimExpertGroup
+from deltaserve.sim.process import SimFront, SimWorker
+from deltaserve.sim.rank_wire import Damage
+from deltaserve.sim.situations import Sightings, Situation
+
+_DAMAGES = {
+    Damage.LOST: Situation.ENTRY_LOST,
+    Damage.SWAPPED: Situation.ENTRY_SWAPPED,
+    Damage.OF_ANOTHER_ORDER: Situation.ENTRY_EXCHANGED,
+}
+
+
+def met_by_worker(worker: SimWorker) -> Sightings:
+    """With all engines and ranks that it had."""
+    met = Sightings()
+    engines = (*worker.former, worker.instance)
+    met.note(Situation.FRAME_FOR_ANOTHER_LIFE, any(engine.links.stale_frames for engine in engines))
+    met.note(Situation.RETRACTED, worker.instance.parts.scheduler.running.num_retractions > 0)
+    met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
+    for rank in worker.ranks:
+        met |= rank.endpoint.met
+        met.note(Situation.SLOW_FENCE, rank.has_waited_for_fence)
+        if rank.wire is not None and rank.wire.struck is not None:
+            met.add(_DAMAGES[rank.wire.struck])
+    return met
+
+
+def met_by_front(front: SimFront) -> Sightings:
+    met = Sightings()
+    met.note(Situation.FRAME_FOR_ANOTHER_LIFE, front.core.workers.num_stale_frames > 0)
+    return met
+
+
+def met_by_clients(asked: Iterable[Asked]) -> Sightings:
+    """What was asked for besides tokens."""
+    met = Sightings()
+    for one in asked:
+        sampling = one.generation.sampling
+        met.note(Situation.LOGPROBS_ASKED, sampling.logprobs is not None)
+        met.note(Situation.PROMPT_LOGPROBS_ASKED, sampling.prompt_logprobs is not None)
+        met.note(Situation.STOP_IDS_ASKED, bool(sampling.stop_token_ids))
+    return met
+
+
+def met_by_group(group: SimExpertGroup) -> Sightings:
+    met = Sightings()
+    met.note(Situation.IDLE_MEMBER, group.num_joined > 0)
+    met.note(Situation.MEMBER_WAITED_FOR, group.has_waited)
+    return met
