@@ -113,19 +113,18 @@ def test_a_unified_worker_opens_no_transport(tiny_models: Path, tmp_path: Path) 
     """Neither is its library loaded, nor does anything listen but its links."""
     model, port = tiny_models / "llama", free_port()
     process = serve_without_nixl(tmp_path, model, port, "--disaggregation-mode", "null")
+    api = Api(f"http://127.0.0.1:{port}", model.name)
     try:
-        api = Api(f"http://127.0.0.1:{port}", model.name)
         wait_until(api.is_ready, "readiness", process)
         prompt = random_prompt(3 * PAGE, seed=5)
         assert_true(model, prompt, api.complete(prompt, 4))
         assert "no pages move (--disaggregation-mode null)" in process.log()
-        workers = [
-            child for child in psutil.Process(process.popen.pid).children() if "worker" in " ".join(child.cmdline())
-        ]
-        (worker,) = workers
+        children = psutil.Process(process.popen.pid).children()
+        (worker,) = (child for child in children if "deltaserve.engine.worker" in child.cmdline())
         assert len(listeners(worker)) == 1
         assert process.end() == 0
     finally:
+        api.http.close()
         process.kill()
 
 
