@@ -7,7 +7,7 @@ from deltaserve.models.gguf_header import read_header
 from deltaserve.text.gguf_text import Vocabulary, build_tokenizer
 from tests.fixtures.llama_cpp_sdist import llama_cpp_models
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 NAMES = (
     "llama-spm",
     "phi-3",
