@@ -107,7 +107,8 @@ class OracleEngine:
             num_out += len(run)
             self.num_tokens += len(run)
             logprobs = () if sampling.logprobs is None else tuple(_logprobs(t, sampling.logprobs) for t in run)
-            yield OutputDelta(tokens=tuple(run), logprobs=logprobs)
+            usage = usage_of(len(prompt), num_out) if start == 0 else None
+            yield OutputDelta(tokens=tuple(run), logprobs=logprobs, usage=usage)
             if finish is FinishReason.STOP:
                 break
             if generation.room in self.finished:

@@ -198,7 +198,8 @@ class ToFronts:
 
     def token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
         """The request's newest token goes out."""
-        if room.times.first_token is None:
+        is_first = room.times.first_token is None
+        if is_first:
             room.times.first_token = now
         if sampled.logprobs is not None:
             room.logprobs.append(sampled.logprobs)
@@ -208,6 +209,7 @@ class ToFronts:
             start=room.request.output_len - 1,
             tokens=bytes(room.request.tokens[-TOKEN_BYTES:]),
             logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
+            usage=room.usage(now) if is_first else None,
         )
         self.runs.setdefault(room.front, []).append(run)
 

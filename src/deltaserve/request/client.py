@@ -27,7 +27,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What arrived since the last delta. The last one carries `finish` and `usage`."""
+    """What arrived since the last delta. The last one carries `finish` and `usage`; the first token usually brings a
+    `usage` too, of where its prompt came from, for whoever leaves before the end."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()

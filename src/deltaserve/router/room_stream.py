@@ -25,7 +25,7 @@ class Stream:
         self._tokens += delta.tokens
         self._logprobs += delta.logprobs
         self._prompt_logprobs += delta.prompt_logprobs
-        self._finish, self._usage = delta.finish, delta.usage
+        self._finish, self._usage = delta.finish, delta.usage or self._usage
         self._is_filled.set()
 
     def fail(self, error: RequestFailed) -> None:

@@ -260,14 +260,19 @@ class FrontCore:
         if live.contradicts(run.start, tokens):
             self._give_up(live, FailReason.INTERNAL, "decode took back tokens that were delivered", now)
             return
-        self._take_tokens(live, tokens[live.num_tokens - run.start :], run.logprobs[live.num_tokens - run.start :], now)
+        num_known = live.num_tokens - run.start
+        if len(tokens) > num_known:
+            self._take_tokens(live, tokens[num_known:], run.logprobs[num_known:], run.usage, now)
 
     def _take_tokens(
-        self, live: LiveRoom, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], now: float
+        self,
+        live: LiveRoom,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        usage: Usage | None,
+        now: float,
     ) -> None:
-        """The next ones."""
-        if not tokens:
-            return
+        """The next ones, at least one."""
         if live.state is RoomState.WAITING:
             live.first_token_s = now - live.submitted_at
         if live.is_computing and live.placement is not None:
@@ -275,7 +280,8 @@ class FrontCore:
         self._release_prefill(live)
         self.rooms.move(live, RoomEvent.TOKENS)
         live.output += tokens
-        live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=logprobs))
+        usage = None if usage is None else live.timed(usage)
+        live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=logprobs, usage=usage))
         self._deliver_held(live)
 
     def _deliver_held(self, live: LiveRoom) -> None:

@@ -122,7 +122,7 @@ class UnknownFields:
 
     def _is_new(self, name: str) -> bool:
         """Counts the field; whether it is to be warned of."""
-        self._counter.inc()
+        self._counter.labels("messages" if name.startswith("messages[]") else "body").inc()
         if name in self._warned or len(self._warned) >= MAX_FIELD_NAMES:
             return False
         self._warned.add(name)

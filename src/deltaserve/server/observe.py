@@ -45,7 +45,11 @@ class JobRecord:
     on_first_token: Callable[[], None]
     """Called for each of its samples that gets one."""
     counts: dict[int, tuple[int, Usage | None]] = field(default_factory=dict)
-    """Per sample: output tokens, and the engine's report once it has ended."""
+    """Per sample: output tokens, and the engine's latest report: from the first token on, complete with the end."""
+    _paid: set[int] = field(default_factory=set)
+    """Samples whose prompt was counted: it is computed."""
+    _traced: set[int] = field(default_factory=set)
+    """Samples of whose prompt it was counted how much had been cached."""
     _last_token: dict[int, float] = field(default_factory=dict)
     """Sample |-> when its last token came, in `time.monotonic()` seconds."""
 
@@ -54,8 +58,9 @@ class JobRecord:
 
     def piece(self, piece: TextPiece) -> None:
         """A sample gained something."""
-        num_tokens, _ = self.counts[piece.index]
-        self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage)
+        num_tokens, usage = self.counts[piece.index]
+        self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage or usage)
+        self._count_prompt(piece)
         if not piece.tokens:
             return
         metrics, now = self.recorder.metrics, time.monotonic()
@@ -69,14 +74,21 @@ class JobRecord:
         for _ in piece.tokens:  # those that arrive together share the time since the last ones
             metrics.itl_s.observe((now - last) / len(piece.tokens))
 
+    def _count_prompt(self, piece: TextPiece) -> None:
+        """A sample's prompt counts once, when it is known to be computed, whatever becomes of its answer."""
+        metrics, usage = self.recorder.metrics, piece.usage
+        if piece.index not in self._paid and (piece.tokens or usage is not None):
+            self._paid.add(piece.index)
+            metrics.prompt_tokens.inc(len(self.job.samples[piece.index].prompt.tokens))
+        if piece.index not in self._traced and usage is not None:
+            self._traced.add(piece.index)
+            metrics.cached_tokens.labels("decode").inc(usage.decode_cached_len)
+            metrics.cached_tokens.labels("prefill").inc(usage.prefill_cached_len)
+
     def end(self, outcome: str) -> None:
-        """The job is over: `ok` or an error code."""
+        """The job is over: `ok`, `client_gone` or an error code."""
         metrics, elapsed = self.recorder.metrics, time.monotonic() - self.caller.received
-        for _, usage in self.counts.values():
-            if usage is not None:
-                metrics.prompt_tokens.inc(usage.prompt_len)
-                metrics.cached_tokens.labels("decode").inc(usage.decode_cached_len)
-                metrics.cached_tokens.labels("prefill").inc(usage.prefill_cached_len)
+        metrics.requests.labels(outcome).inc()
         if outcome == "ok":
             metrics.e2e_s.observe(elapsed)
         else:

@@ -96,15 +96,18 @@ class ServerMetrics:
 
         self._registry = registry
         self.responses = counter("http_responses", "Answers by path and status", "path", "status")
+        self.requests = counter("requests", "Generating requests that an engine was asked for, by outcome", "outcome")
         self.errors = counter("request_errors", "Requests not served, by error code", "code")
         self.ttft_s = histogram("time_to_first_token_seconds", "Request read to first token", _TTFT_BUCKETS)
         self.itl_s = histogram("inter_token_latency_seconds", "Between two tokens of a sample", _ITL_BUCKETS)
-        self.e2e_s = histogram("e2e_request_latency_seconds", "Request read to last token", _E2E_BUCKETS)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished samples")
-        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a cache", "side")
+        self.e2e_s = histogram(
+            "e2e_request_latency_seconds", "Request read to last token, of complete answers", _E2E_BUCKETS
+        )
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of samples whose prompt was computed")
+        self.cached_tokens = counter("cached_tokens", "Of these, tokens found in a cache", "side")
         self.generation_tokens = counter("generation_tokens", "Output tokens")
         self.ignored_fields = counter(
-            "ignored_fields", "Request fields that were ignored: unknown, or not shown by the chat template"
+            "ignored_fields", "Request fields that were ignored: unknown, or not shown by the chat template", "where"
         )
         self.streams_cut = counter("streams_cut", "Streams cut because their reader was too slow")
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")

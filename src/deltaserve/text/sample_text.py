@@ -160,5 +160,5 @@ def join(parts: Sequence[TextPiece]) -> TextPiece:
         prompt_logprobs=tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
         finish=last.finish,
         stop_reason=last.stop_reason,
-        usage=last.usage,
+        usage=next((part.usage for part in reversed(parts) if part.usage is not None), None),
     )

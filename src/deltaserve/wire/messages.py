@@ -18,7 +18,7 @@ from deltaserve.base.errors import FailReason
 from deltaserve.base.ids import Role
 from deltaserve.base.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class CacheUse(Enum):
@@ -302,23 +302,6 @@ class ChangeRole(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     """What still runs then goes elsewhere."""
 
 
-class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Output tokens [start, start + n) of a room."""
-
-    room: bytes
-    epoch: int
-    """Of the Submit it answers. Of an earlier one: drawn before decode knew what the front has, and not used."""
-    start: int
-    tokens: bytes
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All rooms of one front that got tokens in one step."""
-
-    runs: tuple[TokenRun, ...]
-
-
 class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Where a request's prompt came from, and how long each part took (seconds)."""
 
@@ -348,6 +331,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Submitted until the first token."""
     worker_wait_s: float = 0.0
     """The part of it in which no worker had the request: one that was needed was away."""
+
+
+class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Output tokens [start, start + n) of a room."""
+
+    room: bytes
+    epoch: int
+    """Of the Submit it answers. Of an earlier one: drawn before decode knew what the front has, and not used."""
+    start: int
+    tokens: bytes
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    usage: Usage | None = None
+    """With the first token drawn by this worker: where the prompt came from. A run that is told again has none."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All rooms of one front that got tokens in one step."""
+
+    runs: tuple[TokenRun, ...]
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
