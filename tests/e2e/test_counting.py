@@ -11,7 +11,8 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE_S, ROOT, Json, Server, serving, wait_until
+from tests.e2e.server import ROOT, Json, Server, serving, wait_until
+from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "recall-micro"
 PAGE = 16

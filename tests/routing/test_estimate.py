@@ -100,7 +100,18 @@ def test_nothing_moves_within_one_worker() -> None:
 def test_the_wait_is_queue_and_decode_memory() -> None:
     busy = pair_of(prefill=replace(PREFILL, queue_tokens=4000.0), decode=replace(DECODE, free_tokens=0.0))
     price = estimate(PROMPT, busy, PRICES)
-    assert price.wait_s == price.queue_s + price.decode_wait_s > 0.5
+    assert price.sure_wait_s == price.queue_s + price.decode_wait_s > 0.5
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(False, True), (True, False), (False, False)])
+def test_what_is_assumed_is_priced_but_is_no_sure_wait(prefill: bool, decode: bool) -> None:
+    busy = pair_of(
+        prefill=replace(PREFILL, queue_tokens=4000.0, is_measured=prefill),
+        decode=replace(DECODE, free_tokens=0.0, is_measured=decode),
+    )
+    price = estimate(PROMPT, busy, PRICES)
+    assert price.sure_wait_s == price.queue_s * prefill + price.decode_wait_s * decode
+    assert price.ttft_s > price.queue_s + price.decode_wait_s > 0.5
 
 
 def test_decode_computes_what_it_computes_sooner_than_prefill_s_queue_and_the_hand_over() -> None:

@@ -73,6 +73,16 @@ def test_the_client_is_told_that_its_deadline_is_why() -> None:
         cluster.submit(1, generation(1, deadline_s=5.0))
 
 
+def test_nobody_is_refused_by_a_rate_that_was_only_assumed() -> None:
+    """A worker that has computed little reports no rate: what is assumed of it orders workers, and refuses nobody."""
+    cluster = Cluster(prefill_tokens_per_s=1.0, decode_step_s=10.0).all_ready()
+    for name in ("prefill-0", "decode-0"):
+        busy = msgspec.structs.replace(status(waiting_tokens=10_000), num_waiting=100, num_running=16)
+        cluster.say(name, msgspec.structs.replace(busy, prefill_tokens_per_s=0.0, decode_step_s=0.0))
+    cluster.submit(1, generation(1, deadline_s=5.0))
+    assert cluster.end(1) is None
+
+
 def test_what_a_report_tells_of_rooms_that_are_over_does_not_count() -> None:
     """A burst is over, and the workers' last reports are of its middle."""
     cluster = Cluster().all_ready()

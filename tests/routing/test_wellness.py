@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.routing.wellness import QUARANTINE_PATIENCE_S, Wellness
+from deltaserve.routing.wellness import COLD_NO_PROGRESS_S, COLD_STEPS, QUARANTINE_PATIENCE_S, Wellness
 from deltaserve.wire.messages import Status
 from tests.routing.cluster import Cluster, status
 
 
 def report(num_steps: int, num_running: int = 1, quarantined: int = 0) -> Status:
-    changes = {"metrics": {"deltaserve_steps_total": float(num_steps)}, "num_running": num_running}
+    changes = {"metrics": {"deltaserve_steps_total": float(COLD_STEPS + num_steps)}, "num_running": num_running}
     return msgspec.structs.replace(status(), quarantined_pages=(quarantined,), **changes)
 
 
@@ -32,6 +32,12 @@ def test_a_slow_machine_gets_more_time() -> None:
     """Its slowest step took 30 s: the next one may take 90."""
     found = complaints((0.0, report(1)), (30.0, report(2)), (110.0, report(2)), (121.0, report(2)))
     assert found == [False, False, False, True]
+
+
+def test_first_steps_may_compile() -> None:
+    late = COLD_NO_PROGRESS_S + 0.5
+    found = complaints((0.0, report(-5)), (60.0, report(-5)), (late, report(-5)), (late + 1, report(-4)))
+    assert found == [False, False, True, False]
 
 
 def test_reports_without_a_count_say_nothing() -> None:

@@ -28,10 +28,10 @@ HELP: Mapping[str, str] = {
     "deltaserve_computed_tokens_total": "Tokens computed, prompt and output",
     "deltaserve_attention_tokens_read_total": "KV positions that attention needed",
     "deltaserve_attention_shared_tokens_read_total": "Of these, not read again because rows of a step share them",
-    "deltaserve_decode_step_seconds": "Seconds of a step without prompts, smoothed",
+    "deltaserve_decode_step_seconds": "Seconds of a step without prompts, quicker quarter of the last 32",
     "deltaserve_compute_threads": "Threads that could compute the last step, those on cores of others among them; "
     "fewer than there are while they wait for cores",
-    "deltaserve_prefill_tokens_per_second": "Prompt tokens computed a second, smoothed",
+    "deltaserve_prefill_tokens_per_second": "Prompt tokens computed a second, quicker quarter of the last 32 steps",
     "deltaserve_tickets_open": "Tickets that are not over: pages a peer may still reach",
     "deltaserve_ticket_tombstones": "Tickets that prefill must still refuse by name",
     "deltaserve_kept_prompt_logprobs": "Log-probabilities of prompts that prefill keeps until decode has them",

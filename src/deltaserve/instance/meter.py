@@ -7,26 +7,26 @@ from deltaserve.cache.pages import PageState
 from deltaserve.instance.backlog import Backlog
 from deltaserve.instance.parts import Parts
 from deltaserve.sched.plan import StepResult
+from deltaserve.sched.recent import Recent
 from deltaserve.sched.steps import StepProgress
 from deltaserve.transfer.commands import StagingUsed
 from deltaserve.transfer.staging import COUNTERS
 from deltaserve.wire.messages import Status
 
-_SMOOTHING = 0.1
 _BUSY_TICK_S = 0.1
 _PUBLISH_S = 0.1
 
 
 class Meter:
-    """Heartbeat timing and exponentially smoothed rates."""
+    """Heartbeat timing, and rates of the last steps."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
         self._next_beat = 0.0
         self._last_tick = 0.0
         self._last_publish = 0.0
-        self._prefill_tokens_per_s = 0.0
-        self._decode_step_s = 0.0
+        self._of_prompt_token = Recent()
+        self._of_decode_step = Recent()
         self._num_threads: int | None = None
         self.bytes_sent = 0
         self.num_steps = 0
@@ -64,9 +64,21 @@ class Meter:
         if result.seconds <= 0:
             return
         if any(p.is_extend for p in progress):
-            self._prefill_tokens_per_s = _smooth(self._prefill_tokens_per_s, num_tokens / result.seconds)
+            if num_tokens:
+                self._of_prompt_token.add(result.seconds / num_tokens)
         elif num_tokens:
-            self._decode_step_s = _smooth(self._decode_step_s, result.seconds * len(progress) / num_tokens)
+            self._of_decode_step.add(result.seconds * len(progress) / num_tokens)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """0: not measured yet."""
+        token_s = self._of_prompt_token.quick()
+        return 1.0 / token_s if token_s else 0.0
+
+    @property
+    def decode_step_s(self) -> float:
+        """Of a step that draws one token of each row. 0: not measured yet."""
+        return self._of_decode_step.quick() or 0.0
 
     def count_staging(self, used: StagingUsed) -> None:
         self._staging.update(dict(used.counts))
@@ -83,8 +95,8 @@ class Meter:
             evictable_pages=per_pool(parts.cache.evictable_pages),
             quarantined_pages=per_pool(lambda p: parts.pools[p].count(PageState.QUARANTINED)),
             num_pages=per_pool(lambda p: parts.pools[p].num_pages),
-            prefill_tokens_per_s=self._prefill_tokens_per_s,
-            decode_step_s=self._decode_step_s,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            decode_step_s=self.decode_step_s,
             draining=is_draining,
             open_tickets=int(metrics["deltaserve_tickets_open"]),
             leases=parts.cache.num_leases,
@@ -99,13 +111,9 @@ class Meter:
             "deltaserve_computed_tokens_total": self.num_tokens,
             "deltaserve_attention_tokens_read_total": self.tokens_read,
             "deltaserve_attention_shared_tokens_read_total": self.shared_tokens_read,
-            "deltaserve_decode_step_seconds": self._decode_step_s,
-            "deltaserve_prefill_tokens_per_second": self._prefill_tokens_per_s,
+            "deltaserve_decode_step_seconds": self.decode_step_s,
+            "deltaserve_prefill_tokens_per_second": self.prefill_tokens_per_s,
             **threads,
             **{f"deltaserve_{name}_total": self._staging[name] for name in COUNTERS if name != "scatter_microseconds"},
             "deltaserve_scatter_seconds_total": self._staging["scatter_microseconds"] / 1e6,
         }
-
-
-def _smooth(old: float, new: float) -> float:
-    return new if old == 0 else old + _SMOOTHING * (new - old)

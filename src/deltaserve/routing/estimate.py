@@ -60,15 +60,13 @@ class Estimate:
     wire_s: float
     decode_wait_s: float
     step_s: float
+    sure_wait_s: float
+    """Before anything is done for the request, as far as it follows from measured rates: a request may be refused for
+    it. What is assumed of workers that have computed little or nothing orders pairs, and refuses nobody."""
 
     @property
     def ttft_s(self) -> float:
         return self.queue_s + self.prefill_s + self.wire_s + self.decode_wait_s + self.step_s
-
-    @property
-    def wait_s(self) -> float:
-        """Before anything is done for the request."""
-        return self.queue_s + self.decode_wait_s
 
 
 def estimate(prompt_len: int, pair: Candidate, prices: Prices) -> Estimate:
@@ -81,6 +79,7 @@ def estimate(prompt_len: int, pair: Candidate, prices: Prices) -> Estimate:
         wire_s=0.0 if pair.is_unified else wire_s,
         decode_wait_s=decode_wait_s,
         step_s=pair.keeping.load.step_s,
+        sure_wait_s=queue_s * pair.computing.load.is_measured + decode_wait_s * pair.keeping.load.is_measured,
     )
 
 

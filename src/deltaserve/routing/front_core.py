@@ -203,7 +203,7 @@ class FrontCore:
             self.placer.check_held(sample, now)
             return LiveRoom(sample, deadline, now, None, unplaced_since=now)
         choice = self.placer.choose(sample, now)
-        wait_s = choice.estimate.wait_s
+        wait_s = choice.estimate.sure_wait_s
         if wait_s > generation.deadline_s:
             raise DeadlineTooShort(generation.deadline_s, wait_s)
         placement = self.placer.place(sample, choice, now)

@@ -63,6 +63,8 @@ class PrefillLoad:
     queue_tokens: float
     tokens_per_s: float
     """> 0."""
+    is_measured: bool = True
+    """Whether any worker of its kind measured the rate; else it is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class DecodeLoad:
     step_s: float
     output_len: float
     """Tokens that one of its rooms produces in all, on average."""
+    is_measured: bool = True
+    """Whether any worker of its kind measured `step_s`; else it is assumed."""
     is_in_group: bool = False
     """Its steps take as long as those of others: it is no quicker with fewer rooms."""
 
@@ -89,8 +93,11 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
     stale = assumed.stale_after_s
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
+    is_measured = any(report.status and report.status.prefill_tokens_per_s for report in reports)
     return [
-        PrefillLoad(report.worker, max(queue + report.unseen.compute_tokens, float(report.own_tokens)), rate)
+        PrefillLoad(
+            report.worker, max(queue + report.unseen.compute_tokens, float(report.own_tokens)), rate, is_measured
+        )
         for report, queue, rate in zip(reports, queues, rates, strict=True)
     ]
 
@@ -102,6 +109,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     free = smooth(reports, _free_fraction, 1.0, stale)
     steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale))
+    is_measured = any(report.status and report.status.decode_step_s for report in reports)
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
         num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))
@@ -116,6 +124,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
                 pool_tokens=report.pool_tokens,
                 step_s=steps[i],
                 output_len=_output_len(report, num_rooms, assumed.output_len),
+                is_measured=is_measured,
                 is_in_group=report.group is not None,
             )
         )

@@ -6,6 +6,9 @@ from deltaserve.cache.pages import is_crowded
 from deltaserve.wire.messages import Status
 
 NO_PROGRESS_S = 10.0
+COLD_STEPS = 64
+COLD_NO_PROGRESS_S = 120.0
+"""While a worker has made few steps: any of them may be the first of its length, which compiles or allocates."""
 QUARANTINE_PATIENCE_S = 2.0
 """Many clients that leave at once put many pages into quarantine until their writers have answered: tens of
 milliseconds. Only what lasts longer than an answer may take is a reason to send nobody there."""
@@ -43,7 +46,8 @@ class Wellness:
                 self._slowest_s = max(self._slowest_s, waited_s)
             self._num_steps, self._since = num_steps, now
             return None
-        if waited_s < max(NO_PROGRESS_S, _SLOWER * self._slowest_s):
+        patience_s = COLD_NO_PROGRESS_S if num_steps < COLD_STEPS else NO_PROGRESS_S
+        if waited_s < max(patience_s, _SLOWER * self._slowest_s):
             return None
         return f"no step ended for {waited_s:.0f} s, {status.num_running} requests are running"
 

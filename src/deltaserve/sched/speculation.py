@@ -28,6 +28,7 @@ from deltaserve.request.draft_book import DraftBook
 from deltaserve.request.ending import finish_of
 from deltaserve.request.request import Request
 from deltaserve.sched.plan import PlanItem, Sampled, TokenValues
+from deltaserve.sched.recent import Recent
 from deltaserve.sched.step_cost import StepCost
 
 _FORGETS = 0.02
@@ -84,7 +85,7 @@ class Speculation:
         self._right_share = _HOPE
         self._num_unlooked = 0
         """Steps since all guesses were verified."""
-        self._pass_s = 0.0
+        self._passes = Recent(enough=1)
         """Of a draft head."""
         self._drawn = 1.0
         """Tokens that a row drew in a step, lately."""
@@ -96,6 +97,11 @@ class Speculation:
         """Steps since guesses were made."""
         self.totals = DraftBook()
         """Counts over all requests."""
+
+    @property
+    def _pass_s(self) -> float:
+        """A pass of the draft head; 0: not known yet."""
+        return self._passes.quick(0.5) or 0.0
 
     @property
     def right_share(self) -> float:
@@ -205,7 +211,7 @@ class Speculation:
             # One that was not likely enough took its pass, too.
             passes = [min(item.wanted_drafts, made + 1) for item, made in zip(items, num_made, strict=True)]
             pass_s = seconds / max(1, *passes)
-            self._pass_s += (_LEARNS if self._pass_s else 1.0) * (pass_s - self._pass_s)
+            self._passes.add(pass_s)
 
     def count(self, request: Request, item: PlanItem, drawn: Sequence[Sampled]) -> None:
         """A step has drawn these tokens behind the item's known ones. The request's guesses are compared with them."""

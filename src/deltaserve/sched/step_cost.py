@@ -1,5 +1,7 @@
 """What a step costs, learnt from the steps: one of T tokens without prompts takes about c0 + c1 T seconds."""
 
+from statistics import median_low
+
 _FORGETS = 0.02
 """Of what steps have cost, at each step: what else runs on the machine changes it, and so do lengths of contexts."""
 _MIN_STEPS = 8.0
@@ -9,6 +11,9 @@ _ANY = 1 << 30
 _CLEARLY = 0.9
 _OUTLIER = 2.0
 """A step that took longer than so many times what was expected counts as that: something else was in the way."""
+_NUM_FIRST = 8
+_FIRST_OUTLIER = 4.0
+"""The same for the first steps, of what half of them took at most: those that compile and allocate are among them."""
 
 
 class StepCost:
@@ -17,6 +22,7 @@ class StepCost:
     def __init__(self) -> None:
         self._weight = self._tokens = self._squares = self._seconds = self._products = 0.0
         self._line: tuple[float, float] | None = None
+        self._first: list[tuple[int, float]] = []
 
     @property
     def price(self) -> float | None:
@@ -52,14 +58,29 @@ class StepCost:
         """A step without prompts has computed `num_tokens`."""
         if seconds <= 0:
             return
-        if self._weight >= _MIN_STEPS:
-            seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
+        if len(self._first) < _NUM_FIRST:
+            self._first.append((num_tokens, seconds))
+            self._sum_first()
+        else:
+            self._add(num_tokens, min(seconds, _OUTLIER * self._seconds / self._weight))
+        self._fit()
+
+    def _sum_first(self) -> None:
+        """The sums anew: which of the first steps were slow shows when there are quick ones beside them."""
+        most = _FIRST_OUTLIER * median_low(seconds for _, seconds in self._first)
+        self._weight = self._tokens = self._squares = self._seconds = self._products = 0.0
+        for num_tokens, seconds in self._first:
+            self._add(num_tokens, min(seconds, most))
+
+    def _add(self, num_tokens: int, seconds: float) -> None:
         keep = 1.0 - _FORGETS
         self._weight = self._weight * keep + 1.0
         self._tokens = self._tokens * keep + num_tokens
         self._squares = self._squares * keep + num_tokens * num_tokens
         self._seconds = self._seconds * keep + seconds
         self._products = self._products * keep + num_tokens * seconds
+
+    def _fit(self) -> None:
         mean = self._tokens / self._weight
         spread = self._squares / self._weight - mean * mean
         is_spread = self._weight >= _MIN_STEPS and spread >= _MIN_SPREAD * _MIN_SPREAD

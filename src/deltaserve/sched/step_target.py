@@ -9,10 +9,8 @@ every step.
 from collections.abc import Sequence
 
 from deltaserve.sched.plan import PlanItem
+from deltaserve.sched.recent import Recent
 from deltaserve.sched.step_cost import StepCost
-
-_LEARNS = 0.1
-"""At each step with prompts: of what a token of theirs takes."""
 
 
 class StepTarget:
@@ -22,8 +20,12 @@ class StepTarget:
         """None: steps take as long as they take."""
         self.target_s = target_s
         self.cost = StepCost()
-        self._extend_s: float | None = None
-        """Of one token of a prompt. None: not known yet."""
+        self._of_prompt_token = Recent(enough=1)
+
+    @property
+    def _extend_s(self) -> float | None:
+        """Of one token of a prompt, as half of the last steps with prompts took at most. None: not known yet."""
+        return self._of_prompt_token.quick(0.5)
 
     def learn(self, items: Sequence[PlanItem], seconds: float) -> None:
         """What a step with these items took."""
@@ -31,19 +33,15 @@ class StepTarget:
             return
         decoded = sum(item.q_len for item in items if item.is_decode)
         extended = sum(item.q_len for item in items) - decoded
-        of_prompts = 0.0 if self._extend_s is None else self._extend_s * extended
+        of_prompts = (self._extend_s or 0.0) * extended
         if not extended:
             self.cost.learn(decoded, seconds)
         elif not decoded:
-            self._learn_extend(seconds / extended)
+            self._of_prompt_token.add(seconds / extended)
         elif 0.0 < of_prompts < seconds / 2:
             self.cost.learn(decoded, seconds - of_prompts)
         elif (of_rows := self.cost.seconds(decoded)) is not None:
-            self._learn_extend(max(0.0, seconds - of_rows) / extended)
-
-    def _learn_extend(self, token_s: float) -> None:
-        known = self._extend_s
-        self._extend_s = token_s if known is None else known + _LEARNS * (token_s - known)
+            self._of_prompt_token.add(max(0.0, seconds - of_rows) / extended)
 
     def most_rows(self, most: int) -> int:
         """How many requests may run, of at most `most`."""
