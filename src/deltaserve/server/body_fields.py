@@ -63,6 +63,8 @@ MAX_OTHERS = 128
 """Names in one object that are no fields of ours."""
 MAX_FIELD_NAMES = 256
 """Distinct ignored names that are remembered, for one warning each."""
+_REMEMBERED_CHARS = 80
+"""Of each."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
@@ -123,6 +125,7 @@ class UnknownFields:
     def _is_new(self, name: str) -> bool:
         """Counts the field; whether it is to be warned of."""
         self._counter.labels("messages" if name.startswith("messages[]") else "body").inc()
+        name = name[:_REMEMBERED_CHARS]  # a name may be as long as a body
         if name in self._warned or len(self._warned) >= MAX_FIELD_NAMES:
             return False
         self._warned.add(name)
