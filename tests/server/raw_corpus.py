@@ -22,7 +22,7 @@ class RawCase:
 
 def request(*headers: str, body: bytes = b"", line: str = "POST /v1/completions HTTP/1.1") -> bytes:
     """A request head as written, and its body."""
-    head = "\r\n".join([line, "Host: x", *headers])
+    head = "\r\n".join([line, "Host: localhost", *headers])
     return head.encode("latin-1") + b"\r\n\r\n" + body
 
 

@@ -31,6 +31,12 @@ def codec_of(template: str = TEMPLATE) -> TextCodec:
     return TextCodec(build_tokenizer().backend_tokenizer, 272, [EOS_ID], ChatTemplate(template, SPECIALS, {}))
 
 
+def _num_ignored(case: Served) -> float:
+    """Fields of bodies and messages."""
+    (counter,) = case.front.metrics.ignored_fields.collect()
+    return sum(sample.value for sample in counter.samples if sample.name.endswith("_total"))
+
+
 async def prompt_of(case: Served, messages: Messages) -> str:
     reply = await case.client.post("/tokenize", json={"model": MODEL, "messages": messages})
     assert reply.status_code == 200, reply.text
@@ -125,7 +131,7 @@ async def test_what_was_sent_reaches_the_template(name: str) -> None:
     messages, wanted = SAID[name]
     async with served(codec_of(), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == wanted
-        assert case.front.metrics.ignored_fields._value.get() == 0
+        assert _num_ignored(case) == 0
 
 
 REFUSED: Mapping[str, tuple[Messages, str, str]] = {
@@ -206,7 +212,7 @@ async def test_a_part_of_a_message_that_says_nothing_here_is_counted(
         with caplog.at_level(logging.WARNING, "deltaserve.server"):
             await prompt_of(case, IGNORED[name])
             await prompt_of(case, IGNORED[name])
-        assert case.front.metrics.ignored_fields._value.get() == 2
+        assert _num_ignored(case) == 2
     assert [record.message for record in caplog.records if name in record.message] != []
     assert len(caplog.records) == 1, "told once"
 
@@ -215,4 +221,4 @@ async def test_reasoning_that_no_turn_of_the_template_shows_is_counted() -> None
     messages = [ASKED, {"role": "assistant", "content": "yes", "reasoning": "hm"}, ASKED]
     async with served(codec_of(DEAF), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == "[user]hi[assistant]yes[user]hi"
-        assert case.front.metrics.ignored_fields._value.get() == 1
+        assert _num_ignored(case) == 1

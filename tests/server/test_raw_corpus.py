@@ -43,7 +43,7 @@ async def test_refused_closed_and_nothing_smuggled(codec: TextCodec, case: RawCa
 
 def _as_bytes(case: Case) -> bytes:
     framed = {} if {"content-length", "transfer-encoding"} & case.headers.keys() else {"Content-Length": len(case.body)}
-    headers = {"Host": "x", "Connection": "close", **framed, **case.headers}
+    headers = {"Host": "localhost", "Connection": "close", **framed, **case.headers}
     lines = [f"{case.method} {case.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + case.body
 

@@ -65,6 +65,13 @@ Host = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$", description="a host name or IPv4 address"),
 ]
+HostList = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}(,[A-Za-z0-9][A-Za-z0-9.-]{0,252}){0,99}$",
+        description="a list of host names such as chat.example.com,llm.lan",
+    ),
+]
 Network = Annotated[
     str,
     Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
@@ -502,6 +509,12 @@ class NetworkSettings(Group):
         use="rare",
     )
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
+    allowed_hosts: HostList | None = option(
+        None,
+        "names by which clients may reach a server on loopback without keys, beside localhost: a proxy's, for instance",
+        commands=ROUTING,
+        use="rare",
+    )
     max_connections_per_address: Count | None = option(
         None,
         "connections of one client address; by default any number, as behind a proxy",

@@ -68,6 +68,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     admin_port: int | None
     api_key_file: str | None
     max_queue: int
+    allowed_hosts: tuple[str, ...] = ()
     max_connections_per_address: int | None
     default_max_tokens: int | None
     sampling_defaults: SamplingSource
@@ -211,6 +212,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         admin_host=spec.admin_host,
         admin_port=spec.admin_port,
         api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
+        allowed_hosts=spec.allowed_hosts,
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
         max_queue=spec.max_queue,

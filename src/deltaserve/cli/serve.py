@@ -205,6 +205,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         api_key_file=settings.security.api_key_file,
         given_path=settings.model.model_path,
         max_queue=scheduling.max_queued_requests,
+        allowed_hosts=tuple(filter(None, (settings.network.allowed_hosts or "").split(","))),
         max_connections_per_address=settings.network.max_connections_per_address,
         default_max_tokens=scheduling.default_max_tokens,
         sampling_defaults=settings.model.sampling_defaults,

@@ -1,5 +1,6 @@
 """What a client is told when a request is not served: one error type, one table from engine reasons to statuses."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ class ApiError(Exception):
         }
 
 
+NOT_OURS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What ends a handler from outside. Any other BaseException is a failure of the handler: a panic of a library in Rust
+is no Exception, and says no more about the next request than one."""
+
+
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
@@ -41,6 +47,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    421: "permission_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",

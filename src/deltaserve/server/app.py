@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.request.client import Engine
+from deltaserve.server import docs_page
 from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.edge import Edge
@@ -26,7 +27,7 @@ def create_app(
 ) -> Starlette:
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
-    return _application(front, PUBLIC if settings.admin_address else PUBLIC + ADMIN, Right.API)
+    return _application(front, PAGES + (PUBLIC if settings.admin_address else PUBLIC + ADMIN), Right.API)
 
 
 def create_admin_app(app: Starlette) -> Starlette:
@@ -61,6 +62,11 @@ PUBLIC = (
     HttpRoute("GET", "/livez", info.livez, "Alive"),
     HttpRoute("GET", "/openapi.json", openapi, "This document"),
 )
+PAGES = (
+    HttpRoute("GET", "/", docs_page.home, "To the page"),
+    HttpRoute("GET", "/docs", docs_page.page, "The API, for people"),
+)
+"""For browsers; no part of the API that /openapi.json describes."""
 ADMIN = (
     HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics"),
     HttpRoute("GET", "/server_info", info.server_info, "Requests inside, workers, counters"),
@@ -94,4 +100,4 @@ def _no_route(path: str) -> str:
     """Why there is nothing at `path`."""
     if any(path == route.path for route in ADMIN):
         return "not on this listener: the admin routes have one of their own (--admin-host, --admin-port)"
-    return "there is no such route; /openapi.json lists those there are"
+    return "there is no such route; /docs and /openapi.json list those there are"

@@ -27,7 +27,7 @@ _NEVER = """
     continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
     guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
     regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids bad_words
-    use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora extra_key input_embeds
+    use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
     prompt_embeds custom_params return_tokens_as_token_ids vllm_xargs session_params thinking token_ids_logprob
     text_token_ids_logprob stop_regex
 """
@@ -44,7 +44,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Known fields this server does not honour, with the values that ask for nothing."""
 
-_HINTS = "user safety_identifier prompt_cache_key service_tier verbosity reasoning_effort rid request_id"
+_HINTS = (
+    "user safety_identifier prompt_cache_key service_tier verbosity reasoning_effort rid request_id conversation_id"
+)
 HINTS = frozenset(_HINTS.split())
 """Short texts that change no answer: by their definition, or where no field of the endpoint has their name."""
 MAX_HINT_BYTES = 256
@@ -52,6 +54,9 @@ NO_EFFECT: Mapping[str, type] = {
     "store": bool,
     "metadata": dict,
     "priority": int,
+    "no_logs": bool,
+    "log_metrics": bool,
+    "custom_labels": dict,
     "separate_reasoning": bool,
     "stream_reasoning": bool,
     "spaces_between_special_tokens": bool,

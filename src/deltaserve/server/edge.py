@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaserve.base.ids import Namespace
-from deltaserve.server.api_errors import CLIENT_CLOSED, ApiError, ClientGone
+from deltaserve.server.api_errors import CLIENT_CLOSED, NOT_OURS, ApiError, ClientGone, excerpt
 from deltaserve.server.front import Front
+from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name
 from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller
 from deltaserve.server.replies import error_reply
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
@@ -21,6 +22,8 @@ _log = logging.getLogger("deltaserve.server")
 _SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})
 """Probes need no key: they tell nothing but their state and start no work."""
+PUBLIC_PATHS = OPEN_PATHS | {"/", "/docs"}
+"""Nor does a page that is the same on every server: a browser cannot send a key with the address it opens."""
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
 
@@ -37,11 +40,13 @@ class Edge:
         self._right = right
         self._known_paths = known_paths
         self._keys = {_digest(key.secret.encode()): key for key in front.settings.api_keys}
+        self._hosts = allowed_hosts(front.settings, right)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = _Reply(send, _request_id(scope))
         try:
             headers = _checked_headers(scope, self._front.settings.http)
+            self._check_host(scope["path"], headers)
             key = self._authenticate(scope["path"], headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
             scope[CALLER] = Caller(reply.request_id, namespace, time.monotonic())
@@ -53,7 +58,9 @@ class Edge:
             await reply.refuse(ApiError(CLIENT_CLOSED, "client_closed", "client closed"), scope, receive)
         except ApiError as error:
             await reply.refuse(error, scope, receive)
-        except Exception:
+        except NOT_OURS:
+            raise
+        except BaseException:
             _log.exception("request %s met a bug", reply.request_id)
             self._front.metrics.errors.labels("internal_error").inc()
             message = f"the server failed; its log names {reply.request_id}"
@@ -62,9 +69,20 @@ class Edge:
             path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
             self._front.metrics.responses.labels(path, str(reply.status)).inc()
 
+    def _check_host(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raises ApiError 421 where only names of this machine are answered and the client used another."""
+        host = headers.get(b"host")
+        if self._hosts is None or host is None or path in OPEN_PATHS:
+            return
+        name = host_name(host.decode("latin-1"))
+        if name is None or (name not in self._hosts and not is_own_name(name)):
+            shown = excerpt(host.decode("latin-1"))
+            message = f"the Host header is {shown}: this server answers to localhost and names of --allowed-hosts"
+            raise _closing(421, "wrong_host", message)
+
     def _authenticate(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """The key of this request; None when keys are not in use. Raises ApiError 401 or 403."""
-        if not self._keys or path in OPEN_PATHS:
+        if not self._keys or path in PUBLIC_PATHS:
             return None
         scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(secret.strip())

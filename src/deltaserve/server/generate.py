@@ -25,6 +25,9 @@ DEFAULT_NEW_TOKENS = 128
 _OUTSIDE = frozenset({"model", "stream", "stream_options", "prompt", "messages"})
 """Fields of a body, which SGLang's clients do not put into sampling_params."""
 
+_RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+"""SGLang's names of fields that are called otherwise here."""
+
 
 class GenerateBody(Fields):
     """SGLang's body. `text` or `input_ids`, one prompt."""
@@ -35,6 +38,8 @@ class GenerateBody(Fields):
     stream: bool | None = None
     rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES, pattern=f"^[{ID_CHARACTERS}]+$")] | None = None
     """The request's id in the answer and in the log."""
+    extra_key: str | None = None
+    """What SGLang's clients call `cache_salt`, and put here."""
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -43,10 +48,11 @@ class GenerateBody(Fields):
 
 
 class GenerateSampling(Common):
-    """`sampling_params`: SGLang's two names for lengths, the rest as elsewhere."""
+    """`sampling_params`: SGLang's names for lengths and seed, the rest as elsewhere."""
 
     max_new_tokens: int | None = None
     min_new_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    sampling_seed: int | None = None
 
 
 def generate_job(body: GenerateBody, asker: Asker) -> Job:
@@ -64,7 +70,7 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
         raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
     input_logprobs = None if start is None else logprobs
     asked = EndpointFields(limit.resolve(prompt), logprobs, input_logprobs)
-    with _inside_sampling_params():
+    with _inside_sampling_params(body):
         return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"))
 
 
@@ -75,22 +81,28 @@ def _shown_from(body: GenerateBody) -> int | None:
 
 def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
     given = dict(body.sampling_params or {})
-    with _inside_sampling_params():
+    with _inside_sampling_params(body):
         for name in _OUTSIDE & given.keys():
             raise unsupported(name, f"{name} has no meaning inside sampling_params")
-        if "min_new_tokens" in given:
-            given["min_tokens"] = given["min_new_tokens"]
+        for name, ours in _RENAMED.items():
+            if name in given:
+                given[ours] = given[name]
+        if body.extra_key is not None:
+            given["extra_key"] = body.extra_key
         fixed = {"model": asker.settings.model_name, "stream": body.stream}
         return parse(GenerateSampling, given | fixed, asker.unknown_fields)
 
 
 @contextmanager
-def _inside_sampling_params() -> Iterator[None]:
+def _inside_sampling_params(body: GenerateBody) -> Iterator[None]:
     """Errors name the field where the client wrote it, by the client's name of it."""
     try:
         yield
     except ApiError as error:
-        name = "min_new_tokens" if error.param == "min_tokens" else error.param
+        if error.param == "extra_key" and body.extra_key is not None:
+            raise
+        used = {ours: name for name, ours in _RENAMED.items() if name in (body.sampling_params or {})}
+        name = used.get(error.param or "", error.param)
         error.param = f"sampling_params.{name}"
         raise
 

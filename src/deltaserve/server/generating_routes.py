@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.server.api_errors import ApiError, from_failure
+from deltaserve.server.api_errors import NOT_OURS, ApiError, from_failure
 from deltaserve.server.body_fields import Model
 from deltaserve.server.chat import ChatBody, chat_job
 from deltaserve.server.completions import CompletionBody, completion_job
@@ -77,7 +77,9 @@ def recorded(record: JobRecord) -> Iterator[None]:
     try:
         yield
         outcome = "ok"
-    except Exception as error:
+    except NOT_OURS:
+        raise
+    except BaseException as error:
         answer = as_api_error(record.job, error)
         outcome = answer.code
         raise answer from error
@@ -118,7 +120,7 @@ async def stream_answer(runner: Runner, record: JobRecord, form: Format, writer:
         await writer.write(event(answer.body()) + DONE)
 
 
-def as_api_error(job: Job, error: Exception) -> ApiError:
+def as_api_error(job: Job, error: BaseException) -> ApiError:
     """What the client is told about a failure; the details go to the log."""
     if isinstance(error, ApiError):
         return error

@@ -74,12 +74,12 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
-def salted(namespace: Namespace, salt: str | None) -> Namespace:
-    """The tenant's namespace, narrowed by the client's `cache_salt`. Both parts are length-prefixed: no collisions."""
+def salted(namespace: Namespace, salt: str | None, param: str = "cache_salt") -> Namespace:
+    """The tenant's namespace, narrowed by the client's salt. Both parts are length-prefixed: no collisions."""
     if salt is None:
         return namespace
     if not 0 < len(salt.encode()) <= MAX_SALT_BYTES:
-        raise invalid("cache_salt", f"cache_salt has {len(salt.encode())} bytes, allowed is 1..{MAX_SALT_BYTES}")
+        raise invalid(param, f"{param} has {len(salt.encode())} bytes, allowed is 1..{MAX_SALT_BYTES}")
     return Namespace(f"{len(namespace)}:{namespace}+{salt}")
 
 
@@ -148,6 +148,8 @@ class Common(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
+    """SGLang's name of `cache_salt`. Who gives both shares pages with those who give the same two."""
     no_cache: bool | None = None
     """Match nothing and leave nothing in any cache: warm-up, probes, benchmarks."""
     timings: bool | None = None
@@ -185,7 +187,8 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
     if body.best_of not in (None, num_each):
         raise unsupported("best_of", "best_of other than n is not supported: every sample made is returned")
     samples: list[Sample] = []
-    namespace, cache = salted(asker.namespace, body.cache_salt), CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
+    namespace = salted(salted(asker.namespace, body.cache_salt), body.extra_key or None, "extra_key")
+    cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
         first = resolve(body, each, asker.codec, asker.limits.vocab_size)

@@ -30,7 +30,7 @@ class HttpRoute:
     """Of a POST that is described."""
 
 
-_ERRORS = frozenset({401, 403, 404, 414, 431, 500, 503})
+_ERRORS = frozenset({401, 403, 404, 414, 421, 431, 500, 503})
 _BODY_ERRORS = frozenset({400, 408, 413, 415, 429})
 _NAME: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 _SECONDS: Json = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"}

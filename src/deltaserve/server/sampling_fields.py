@@ -14,9 +14,12 @@ from deltaserve.server.body_fields import Body, Items, at_most
 from deltaserve.text.text_codec import TextCodec
 
 MAX_LOGPROBS = 20
-MAX_STOPS = 32
-MAX_STOP_CHARS = 256
-MAX_STOP_IDS = 64
+MAX_STOPS = 1024
+MAX_STOP_CHARS = 1024
+"""Of each."""
+MAX_STOPS_CHARS = 16 * 1024
+"""Of all: every piece of text is compared with every beginning of theirs."""
+MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 300
 INT64 = 1 << 63
 UINT64_MASK = (1 << 64) - 1
@@ -55,13 +58,16 @@ class EndpointFields:
 
 
 def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
-    """At most 32 non-empty strings of at most 256 characters."""
+    """Non-empty strings, within the limits above. Raises ApiError 400."""
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
     for stop in stops:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             raise invalid("stop", f"a stop string has {len(stop)} characters, allowed is 1..{MAX_STOP_CHARS}")
+    num_chars = sum(map(len, stops))
+    if num_chars > MAX_STOPS_CHARS:
+        raise invalid("stop", f"stop strings have {num_chars} characters, allowed are {MAX_STOPS_CHARS} in all")
     return tuple(dict.fromkeys(stops))
 
 

@@ -74,6 +74,8 @@ class ServerSettings:
     admin_port: int | None = None
     """Of the admin routes, where they are to have a listener of their own whatever else holds; see `admin_address`."""
     api_keys: tuple[ApiKey, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in Host headers that are answered on loopback without keys, beside those of this machine."""
     http: HttpLimits = field(default_factory=HttpLimits)
     default_max_tokens: int | None = None
     """Of chat; None: what the context leaves, which is the most in any case. /v1/completions has OpenAI's 16."""

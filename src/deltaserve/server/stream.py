@@ -69,7 +69,7 @@ class Runner:
                 async with asyncio.TaskGroup() as group:
                     for sample in job.samples:
                         group.create_task(self._sample(sample, job, on_delta, sink))
-        except ExceptionGroup as failures:
+        except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         except TimeoutError as error:
             raise RequestFailed(FailReason.DEADLINE, "the engine did not end the request at its deadline") from error

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 _FIRST_MARK, _MAX_MARKS = 0xD800, 2048
 """Halves of surrogate pairs, which no decoded text holds."""
@@ -41,17 +42,20 @@ class StopFilter:
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
+        self._whole = frozenset(stops)
+        self._heads = _heads(stops)
+        self._sizes = sorted({len(stop) for stop in stops}, reverse=True)
         self._held = ""
         self.matched: str | None = None
         """The stop string found. Nothing may be pushed after it."""
 
     def push(self, text: str) -> str:
         """Take the next piece; returns what may be shown. Sets `matched` when a stop string is complete."""
-        if not self._stops:
+        if not self._sizes:
             return text
+        num_known = len(self._held)
         self._held += text
-        found = self._first_match()
+        found = self._first_match(num_known)
         if found is not None:
             start, self.matched = found
             shown, self._held = self._held[:start], ""
@@ -70,17 +74,23 @@ class StopFilter:
         shown, self._held = self._held, ""
         return shown
 
-    def _first_match(self) -> tuple[int, str] | None:
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if not matches:
-            return None
-        _, start, stop = min(matches)
-        return start, stop
+    def _first_match(self, num_known: int) -> tuple[int, str] | None:
+        """(start, stop string) of the one that is complete first. None ends within the first `num_known` characters."""
+        for end in range(num_known + 1, len(self._held) + 1):
+            for size in self._sizes:
+                if size <= end and self._held[end - size : end] in self._whole:
+                    return end - size, self._held[end - size : end]
+        return None
 
     def _tail_len(self) -> int:
         """Length of the longest suffix that is a proper prefix of a stop string."""
-        longest = min(len(self._held), max(len(stop) for stop in self._stops) - 1)
-        for size in range(longest, 0, -1):
-            if any(len(stop) > size and stop.startswith(self._held[-size:]) for stop in self._stops):
+        for size in range(min(len(self._held), self._sizes[0] - 1), 0, -1):
+            if self._held[-size:] in self._heads:
                 return size
         return 0
+
+
+@lru_cache(maxsize=16)
+def _heads(stops: tuple[str, ...]) -> frozenset[str]:
+    """Their proper prefixes: one look for each length of a tail, however many stop strings there are."""
+    return frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))

@@ -1,0 +1,40 @@
+"""Which Host headers are answered where no key is asked for.
+
+A page of another site can reach a server on loopback if its own name is made to point here after it was loaded (DNS
+rebinding): for the browser it is the page's own server then. What the browser cannot hide is the name, in the Host
+header. So a listener on loopback without keys answers to names of this machine, and to those it is told of.
+"""
+
+import ipaddress
+import re
+
+from deltaserve.base.config_rules import is_loopback
+from deltaserve.server.settings import Right, ServerSettings
+
+
+def allowed_hosts(settings: ServerSettings, right: Right) -> frozenset[str] | None:
+    """Names that the listener of this right answers to, beside this machine's own. None: to any."""
+    address = settings.admin_address if right is Right.ADMIN else None
+    host = settings.host if address is None else address[0]
+    if settings.api_keys or not is_loopback(host):
+        return None
+    return frozenset({host.lower(), *(name.lower() for name in settings.allowed_hosts)})
+
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+?)\.?)(?::[0-9]*)?")
+
+
+def host_name(header: str) -> str | None:
+    """The name in a Host header, without a port: `localhost:30000`, `[::1]:30000`. None: there is none in it."""
+    found = _HOST.fullmatch(header.strip().lower())
+    return found and (found["address"] or found["name"])
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a name means this machine wherever it is looked up: `localhost`, a name below it, a loopback address."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
