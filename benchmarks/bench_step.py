@@ -30,7 +30,7 @@ from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.models.block_matrix import Matrix
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.packing import pack, product
+from deltaserve.models.packing import pack_values, product
 from deltaserve.models.step_ops import StepOps, TorchOps
 from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
 from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
@@ -93,7 +93,7 @@ def measure_machine(watch: Stopwatch, dtype: torch.dtype, device: str) -> Machin
 @torch.inference_mode()
 def _product_s(watch: Stopwatch, a: Tensor, b: Tensor) -> float:
     """As the model computes it."""
-    packed = pack(b)
+    packed = pack_values(b)
     return watch.best_s(lambda: product(a, packed)[0, 0].item())
 
 

@@ -162,8 +162,8 @@ def test_a_long_tail_widens_no_block_but_its_own() -> None:
     plan = plan_tiles(Batch(world.queries([1] * 42), 256), world.tables.table(POOL), 16, 2)
     assert plan is not None
     blocks = make_blocks(plan, world.pool.page_arenas[0], PartTable.of(plan, 4))
-    assert blocks[0].width == 256
-    assert {block.width for block in blocks[1:]} == {32}
+    assert blocks[-1].width == 256
+    assert {block.width for block in blocks[:-1]} == {32}
 
 
 def test_a_short_extend_over_a_long_context_goes_the_way_of_long_ones() -> None:

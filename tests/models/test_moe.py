@@ -33,7 +33,7 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
     hidden = 48
     weights = random_weights(hidden)
     x = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    experts, gains = route(x, weights, SPEC)
+    experts, gains = route(x, weights, SPEC, OPS)
     got = moe_mlp(x, weights, SPEC, OPS)
     for token in range(5):
         total = torch.zeros(hidden, dtype=torch.float64)
@@ -68,10 +68,10 @@ def test_experts_are_chosen_in_the_groups_with_the_best_two() -> None:
     spec = replace(spec, num_groups=3, kept_groups=1, scale=2.5)
     scores = torch.tensor([0.9, 0.1, 0.7, 0.6, 0.5, 0.55])
     weights = MoeWeights(scores.logit()[:, None], torch.zeros(6), (), ())
-    experts, gains = route(torch.ones(1, 1), weights, spec)
+    experts, gains = route(torch.ones(1, 1), weights, spec, OPS)
     assert experts.tolist() == [[2, 3]]
     torch.testing.assert_close(gains, torch.tensor([[0.7, 0.6]]) * 2.5)
-    assert route(torch.ones(1, 1), weights, replace(spec, kept_groups=3))[0].tolist() == [[0, 2]]
+    assert route(torch.ones(1, 1), weights, replace(spec, kept_groups=3), OPS)[0].tolist() == [[0, 2]]
 
 
 @torch.inference_mode()
@@ -79,6 +79,6 @@ def test_a_correction_takes_part_in_the_choice_but_not_in_the_weights() -> None:
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=4, experts_per_token=2)
     scores = torch.tensor([0.9, 0.5, 0.4, 0.1])
     correction = torch.tensor([-1.0, 0.0, 0.0, 0.5])
-    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, (), ()), spec)
+    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, (), ()), spec, OPS)
     assert experts.tolist() == [[3, 1]]
     torch.testing.assert_close(gains, torch.tensor([[0.1, 0.5]]) / 0.6)

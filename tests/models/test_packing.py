@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from deltaserve.models.packing import pack, packed_rows, packing_pays, product
+from deltaserve.models.packing import pack_values, packed_rows, packing_pays, product
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -15,7 +15,7 @@ def test_packed_product(dtype: torch.dtype, num_tokens: int, biased: bool) -> No
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, 72, generator=generator).to(dtype) for size in (num_tokens, 200))
     bias = torch.randn(200, generator=generator).to(dtype) if biased else None
-    got = product(x, pack(weight), bias)
+    got = product(x, pack_values(weight), bias)
     assert (got.shape, got.dtype) == ((num_tokens, 200), dtype)
     torch.testing.assert_close(got, functional.linear(x, weight, bias))
 
@@ -50,4 +50,4 @@ def test_rows_that_fill_up_are_few() -> None:
 @torch.inference_mode()
 def test_rows_that_fill_up_change_nothing(num_rows: int) -> None:
     weight, x = torch.randn(24, 16), torch.randn(num_rows, 16)
-    torch.testing.assert_close(product(x, pack(weight)), functional.linear(x, weight), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(product(x, pack_values(weight)), functional.linear(x, weight), atol=1e-4, rtol=1e-4)

@@ -252,13 +252,54 @@ bool check_blocks(Random& random, const Machine& machine, int type) {
     return true;
 }
 
+bool check_delta_rule(Random& random, const Machine& machine) {
+    const int64_t key_heads = pick(random, 1, 3), heads = key_heads * pick(random, 1, 3), num_spans = pick(random, 0, 3);
+    const int64_t key_dim = pick(random, 1, 40), value_dim = pick(random, 1, 150), states = num_spans + pick(random, 0, 2);
+    std::vector<int64_t> spans;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < num_spans; i++) {
+        const int64_t count = pick(random, 0, 5);
+        spans.insert(spans.end(), {num_spans - 1 - i, tokens, count});
+        tokens += count;
+    }
+    Array q = draw(random, DS_FLOAT32, tokens * key_heads * key_dim), k = draw(random, DS_FLOAT32, q.count());
+    Array v = draw(random, DS_FLOAT32, tokens * heads * value_dim), out(DS_FLOAT32, v.count());
+    Array decay = draw(random, DS_FLOAT32, tokens * heads), beta = draw(random, DS_FLOAT32, tokens * heads);
+    for (int64_t i = 0; i < k.count(); i++) k.set(i, (float)(k[i] / sqrt((double)key_dim)));
+    for (int64_t i = 0; i < decay.count(); i++) {
+        decay.set(i, (float)(1 / (1 + exp(decay[i]))));
+        beta.set(i, (float)(1 / (1 + exp(beta[i]))));
+    }
+    Array state = draw(random, DS_FLOAT32, states * heads * key_dim * value_dim);
+    std::vector<double> kept, want(v.count());
+    for (int64_t i = 0; i < state.count(); i++) kept.push_back(state[i]);
+    const DsDeltaRule call = {tokens, states, key_heads, heads, key_dim, value_dim, (const float*)q.data(),
+                              (const float*)k.data(), (const float*)v.data(), (const float*)decay.data(),
+                              (const float*)beta.data(), (float*)out.data(), (float*)state.data(), spans.data(), num_spans};
+    if (!ds_delta_rule(machine.context, machine.isa, &call)) return false;
+    for (int64_t i = 0; i < num_spans; i++)
+        for (int64_t t = spans[3 * i + 1]; t < spans[3 * i + 1] + spans[3 * i + 2]; t++)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t c = 0; c < value_dim; c++) {
+                    double* at = &kept[(spans[3 * i] * heads + h) * key_dim * value_dim + c];
+                    const int64_t key = (t * key_heads + h / (heads / key_heads)) * key_dim;
+                    double expected = 0, read = 0;
+                    for (int64_t d = 0; d < key_dim; d++) expected += k[key + d] * (at[d * value_dim] *= decay[t * heads + h]);
+                    const double added = (v[(t * heads + h) * value_dim + c] - expected) * beta[t * heads + h];
+                    for (int64_t d = 0; d < key_dim; d++) read += q[key + d] * (at[d * value_dim] += k[key + d] * added);
+                    want[(t * heads + h) * value_dim + c] = read;
+                }
+    return is_near("delta rule", out, want, 10) && is_near("state", state, kept, 10);
+}
+
 bool check(uint64_t seed, const Machine& machine) {
     Random random(seed);
     const int type = (int)pick(random, DS_FLOAT32, DS_BFLOAT16);
     const int weight_type = pick(random, 0, 1) ? (int)DS_FLOAT32 : type;
     return check_norm(random, machine, type, weight_type) && check_turn(random, machine, type, weight_type) &&
            check_gate(random, machine, type) && check_product(random, machine, type) &&
-           check_blocks(random, machine, type) && check_peaks(random, machine);
+           check_blocks(random, machine, type) && check_peaks(random, machine) &&
+           check_delta_rule(random, machine);
 }
 
 }  // namespace

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.rounding import Rounding
-from tests.fixtures.tiny_models import VARIANTS
+from deltaserve.layout.dtype import DType
 from tests.native.native_build import compiled_library
 from tests.runner.world import Driver, distribution, drawn_distribution, extend, random_tokens
 
 PROMPT = random_tokens(150, 1)
 ONE_BY_ONE = tuple(range(151))
 CUTS = ((0, 150), (0, 16, 33, 150), (0, 5, 6, 104, 149, 150), ONE_BY_ONE)
-REFUSED = ("qwen3_moe", "deepseek_v3", "qwen3_next")
 
 
 class DeterministicDriver(Driver):
@@ -53,11 +52,19 @@ def test_chunks_and_company_change_no_bit(tiny_models: Path, name: str) -> None:
     assert torch.equal(beside, want)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if name in VARIANTS])
-def test_what_torch_would_have_to_compute_is_refused(tiny_models: Path, name: str) -> None:
+class RoundedStatesDriver(DeterministicDriver):
+    state_dtype = DType.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("make", "kv_dtype"), [(RoundedStatesDriver, DType.FLOAT32), (DeterministicDriver, DType.FP8_E4M3)]
+)
+def test_states_that_the_end_of_a_step_rounds_are_refused(
+    tiny_models: Path, make: type[Driver], kv_dtype: DType
+) -> None:
     compiled_library()
-    with pytest.raises(ConfigError, match="--enable-deterministic-inference: only for models without experts, latents"):
-        DeterministicDriver(tiny_models / name)
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference: a step's end rounds the states"):
+        make(tiny_models / "qwen3_next", kv_dtype=kv_dtype)
 
 
 def test_without_the_native_library_it_is_refused(tiny_models: Path) -> None:

@@ -144,20 +144,17 @@ def _split_blocks(indexer: _Indexer, items: SplitItems) -> Iterator[Block]:
 
 
 def _edge_blocks(indexer: _Indexer, edges: EdgeItems) -> Iterator[Block]:
-    """Each as wide as its own longest item."""
-    start = 0
-    while start < len(edges.pages):
-        num_pages = int(edges.num_pages[start])
-        width = num_pages * indexer.arena.layout.page_size
-        here = slice(start, start + indexer.items_per_block(width))
+    width = edges.pages.shape[1] * indexer.arena.layout.page_size
+    step = indexer.items_per_block(width)
+    for start in range(0, len(edges.pages), step):
+        here = slice(start, start + step)
         edges_pass = indexer.one_pass([edges.units[here]], edges.parts[here])
-        hidden, stale = edges.hidden[here, :, :width], edges.stale[here, :width]
+        hidden, stale = edges.hidden[here], edges.stale[here]
         first = int(hidden.any((0, 1)).argmax())
         yield Block(
             width,
-            indexer.kv_rows(edges.pages[here, :num_pages]),
+            indexer.kv_rows(edges.pages[here]),
             (edges_pass,),
             indexer.tensor(hidden[:, None, :, first:]) if hidden.any() else None,
             indexer.tensor(np.flatnonzero(indexer.per_head(stale))),
         )
-        start = here.stop

@@ -94,14 +94,14 @@ class _Merge:
 
 
 def _merges(table: PartTable, device: torch.device) -> list[_Merge]:
-    """Rows with 1, 2, 3 to 4, 5 to 8, ... parts."""
+    """Rows with 1, 2, 3 to 4, 5 to 8, ... parts: all of them are given as many as the most could have."""
     counts = table.counts[:-1]
     sizes = np.array([(count - 1).bit_length() for count in counts.tolist()])
     heads = np.arange(table.num_heads)[:, None]  # [Hq, 1]
     merges = []
     for size in np.unique(sizes):
         tokens = np.flatnonzero(sizes == size)[:, None, None]  # [t, 1, 1]
-        places = table.place_in_order(tokens, heads, np.arange(counts[tokens].max()))  # [t, Hq, M]
+        places = table.place_in_order(tokens, heads, np.arange(1 << size))  # [t, Hq, M]
         rows = tokens[:, :, 0] * table.num_heads + heads[:, 0]
         merges.append(_Merge(*(on_device(values.reshape(-1), device) for values in (rows, places))))
     return merges

@@ -3,9 +3,9 @@
 Short queries (decode, and up to 16 positions over a short context) are computed in *tiles* of 8 query rows, zero
 padded, against one split of `split_tokens` keys. A split shared by several queries is one item with the rows of all of
 them, a private split an item with the rows of one: the same tile shape either way, so a row's result has the same bits.
-What lies before and after the whole splits that a query sees (query_cut.py) is always private.
-Such edges of queries of about the same length go together, so that one extend of 16 positions does not give 16 rows to
-every decoding row beside it.
+What lies before and after the whole splits that a query sees (query_cut.py) is always private. Such edges are as wide,
+and have as many rows, as the next power of two of their own pages and positions: those of one shape go together, and a
+row's bits do not depend on which others there are.
 
 A *unit* is one query row of every KV head: token * group_size + GQA head in the group, tokens counted over tiled
 queries only.
@@ -14,7 +14,6 @@ queries only.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -40,10 +39,9 @@ class SplitItems:
 
 @dataclass(frozen=True, slots=True)
 class EdgeItems:
-    """Heads and tails of some tiled queries, the longest first."""
+    """Heads and tails of some tiled queries."""
 
     pages: Ints  # [B, width / page_size]; beyond an item's end its last page is repeated
-    num_pages: Ints  # [B] of each
     parts: Ints  # [B] which partial result of its query rows an item is
     units: Ints  # [B, R]; `padding` fills up
     hidden: Bools  # [B, R, width]: key that the query's position does not see
@@ -83,7 +81,11 @@ class _Edge(NamedTuple):
     num_pages: int
 
 
-_num_pages_of = attrgetter("num_pages")
+class _Shape(NamedTuple):
+    """Exponents of two: of edges that are computed together."""
+
+    positions: int
+    pages: int
 
 
 def is_tiled(query: Query, split_tokens: int, window_len: int | None = None) -> bool:
@@ -131,25 +133,24 @@ def plan_tiles(
         first_parts=np.repeat([cuts[index].first_part for index in queries], lens),
         items=_split_items(_groups(batch, cuts, units, padding), table, split // page_size),
         edges=tuple(
-            _edge_items(bucket, padding, table, page_size, window_len)
-            for bucket in _by_length(batch, cuts, units, page_size)
+            _edge_items(edges, shape, group_size, padding, table, page_size, window_len)
+            for shape, edges in _by_shape(batch, cuts, units, page_size)
         ),
     )
 
 
-def _by_length(
+def _by_shape(
     batch: Batch, cuts: Mapping[int, QueryCut], units: Mapping[int, Ints], page_size: int
-) -> list[list[_Edge]]:
-    """Edges of queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, each with the longest ones first."""
-    buckets: dict[int, list[_Edge]] = {}
+) -> list[tuple[_Shape, list[_Edge]]]:
+    """Edges of queries of 1, 2, 3 to 4, 5 to 8 and 9 to 16 positions, on 1, 2, 3 to 4, ... pages."""
+    buckets: dict[_Shape, list[_Edge]] = {}
     for index, cut in cuts.items():
         query = batch.queries[index]
-        bucket = buckets.setdefault((query.q_len - 1).bit_length(), [])
         for keys in cut.edges:
-            bucket.append(_Edge(query, units[index], keys, -(-keys.end // page_size) - keys.start // page_size))
-    for bucket in buckets.values():
-        bucket.sort(key=_num_pages_of, reverse=True)
-    return [buckets[size] for size in sorted(buckets)]
+            num_pages = -(-keys.end // page_size) - keys.start // page_size
+            shape = _Shape((query.q_len - 1).bit_length(), (num_pages - 1).bit_length())
+            buckets.setdefault(shape, []).append(_Edge(query, units[index], keys, num_pages))
+    return sorted(buckets.items())
 
 
 def _groups(batch: Batch, cuts: Mapping[int, QueryCut], units: Mapping[int, Ints], padding: int) -> list[_Group]:
@@ -201,16 +202,21 @@ def _split_items(groups: Sequence[_Group], table: Table, pages_per_split: int) -
 
 
 def _edge_items(
-    edges: Sequence[_Edge], padding: int, table: Table, page_size: int, window_len: int | None
+    edges: Sequence[_Edge],
+    shape: _Shape,
+    group_size: int,
+    padding: int,
+    table: Table,
+    page_size: int,
+    window_len: int | None,
 ) -> EdgeItems:
-    """The longest first."""
     lines, q_starts, starts, ends, parts, num_pages = np.array(
         [(e.query.line, e.query.q_start, *e.keys, e.num_pages) for e in edges]
     ).T  # [B] each
     first_pages = starts // page_size
-    offsets = np.minimum(np.arange(num_pages[0]), num_pages[:, None] - 1)
+    offsets = np.minimum(np.arange(1 << shape.pages), num_pages[:, None] - 1)
     pages = table[lines[:, None], first_pages[:, None] + offsets]
-    max_rows = max(len(edge.units) for edge in edges)
+    max_rows = group_size << shape.positions
     rows = np.full((len(edges), max_rows), padding, np.int64)
     positions = np.repeat(q_starts[:, None], max_rows, 1)  # [B, R] of each query row
     for place, edge in enumerate(edges):
@@ -225,4 +231,4 @@ def _edge_items(
         stale |= keys < starts[:, None]
         hidden |= keys[:, None] <= positions[:, :, None] - window_len
         hidden |= stale[:, None]
-    return EdgeItems(pages.astype(np.int64), num_pages, parts, rows, hidden, stale)
+    return EdgeItems(pages.astype(np.int64), parts, rows, hidden, stale)

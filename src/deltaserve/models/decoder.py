@@ -201,7 +201,7 @@ class Decoder:
         """Of each query that ended in guesses only the first `lens` tokens were right, one at least."""
         if hidden.undecided is not None:
             assert self.local.delta is not None
-            hidden.undecided.settle(lens, self.local.delta)
+            hidden.undecided.settle(lens, self.local.delta, self._ops)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary and nothing beside it, on every rank"""

@@ -2,13 +2,16 @@
 
     S = e^g S;  S = S + k (beta (v - k^T S))^T;  o = q^T S
 
-Several tokens go in chunks, cut at absolute multiples of 64: what a token gives then has the same bits however a prompt
-is cut at such multiples. Within a chunk the values that tokens add to the state solve a triangular system (Yang et al.
-2024, "Parallelizing Linear Transformers with the Delta Rule"); chunks pass the state on. All of it is in float32.
+The native library computes one token after the other (native_ops.py), so that a token's bits follow from those before
+it alone. In torch, here, several tokens go in chunks, cut at absolute multiples of 64: what a token gives then has the
+same bits however a prompt is cut at such multiples. Within a chunk the values that tokens add to the state solve a
+triangular system (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"); chunks pass the state on.
+All of it is in float32.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as functional
@@ -36,6 +39,66 @@ def joined(parts: Sequence[DeltaTokens]) -> DeltaTokens:
     fields = ([part.q for part in parts], [part.k for part in parts], [part.v for part in parts])
     gates = ([part.log_decay for part in parts], [part.beta for part in parts])
     return DeltaTokens(*map(torch.cat, (*fields, *gates)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRun:
+    """Consecutive tokens of one request."""
+
+    state: int
+    """Of a step's states."""
+    tokens: slice
+    """Of the step."""
+    start: int | None
+    """Position of the first one; None: each is computed as a single token is."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokens.stop - self.tokens.start)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRuns:
+    """Which of a step's tokens move which states: made once, used by every recurrent layer."""
+
+    ones: Tensor  # [B1] int64: states that one token moves, which are computed together
+    tokens: Tensor  # [B1] int64: those tokens
+    longer: tuple[DeltaRun, ...]
+    table: Tensor  # [B1 + runs, 3] int64 on the host, of all: state, first token, number of tokens
+
+    @classmethod
+    def of(cls, runs: Sequence[DeltaRun], device: torch.device) -> Self:
+        table = torch.tensor([(run.state, run.tokens.start, run.num_tokens) for run in runs], dtype=torch.int64)
+        table = table.view(-1, 3)
+        ones = table[table[:, 2] == 1].to(device)
+        return cls(ones[:, 0], ones[:, 1], tuple(run for run in runs if run.num_tokens > 1), table)
+
+
+def recurred(tokens: DeltaTokens, states: Tensor, runs: DeltaRuns) -> Tensor:
+    """[T, Hk, G, V]: what tokens of runs read, anything for others. `states` [B, Hk, G, K, V] move on."""
+    if len(runs.ones) == len(states) == len(tokens.q):
+        return step_states(tokens, states)
+    out = torch.empty_like(tokens.v)
+    if len(runs.ones):
+        some = states[runs.ones]
+        out[runs.tokens] = step_states(tokens.part(runs.tokens), some)
+        states[runs.ones] = some
+    _step_through(tokens, states, [run for run in runs.longer if run.start is None], out)
+    for run in runs.longer:
+        if run.start is not None:
+            out[run.tokens], state = extend_state(tokens.part(run.tokens), states[run.state], run.start)
+            states[run.state] = state
+    return out
+
+
+def _step_through(tokens: DeltaTokens, states: Tensor, runs: Sequence[DeltaRun], out: Tensor) -> None:
+    """One token of each run after the other; fills `out`."""
+    for at in range(max((run.num_tokens for run in runs), default=0)):
+        on = [run for run in runs if at < run.num_tokens]
+        places, those = [run.tokens.start + at for run in on], [run.state for run in on]
+        some = states[those]
+        out[places] = step_states(tokens.part(torch.tensor(places, device=states.device)), some)
+        states[those] = some
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
+from deltaserve.models.activations import sigmoid
 from deltaserve.models.collective import Collective
 from deltaserve.models.layers import Projected, linear
 from deltaserve.models.model_spec import ModelSpec, QkNorm
@@ -53,5 +54,5 @@ def attend(
     q, _, gate = projected
     out = attention.attend(layer, q, spec.softmax_scale, weights.sinks)  # [N, Hq, D]
     if gate is not None:
-        out = out * gate.sigmoid()
+        out = out * sigmoid(gate)
     return linear(out.view(q.shape[0], spec.num_heads * spec.head_dim), weights.out, ops)

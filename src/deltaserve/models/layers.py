@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from deltaserve.models.activations import sigmoid
 from deltaserve.models.model_spec import Activation, ClampedGlu
 from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DenseWeights, Linear
@@ -32,7 +32,7 @@ def clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
     """[T, 2 I], gate and up of a channel side by side -> [T, I]"""
     gate = gate_up[..., 0::2].clamp(max=spec.limit)
     up = gate_up[..., 1::2].clamp(-spec.limit, spec.limit)
-    return (gate * torch.sigmoid(gate * spec.alpha)).mul_(up.add_(1.0))
+    return (gate * sigmoid(gate * spec.alpha)).mul_(up.add_(1.0))
 
 
 def dense_mlp(x: Tensor, weights: DenseWeights, ops: StepOps, activation: Activation = Activation.SILU) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.device.attention import StepAttention
+from deltaserve.models.exact_rows import product_by_head
 from deltaserve.models.layers import Projected, linear
 from deltaserve.models.model_spec import ModelSpec
 from deltaserve.models.rope import halves_apart
@@ -38,7 +39,7 @@ def project_latents(
     if weights.q_norm is not None and weights.q_up is not None:
         queries = linear(ops.norm(queries, weights.q_norm, _NORM_EPS), weights.q_up, ops)
     q = queries.reshape(x.shape[0], spec.num_heads, still + turning)
-    into_latents = torch.bmm(q[..., :still].transpose(0, 1), weights.keys).transpose(0, 1)  # [T, Hq, Rkv]
+    into_latents = product_by_head(q[..., :still], weights.keys)  # [T, Hq, Rkv]
     return Projected(torch.cat((into_latents, turned(q[..., still:])), -1), (kept,))
 
 
@@ -50,5 +51,5 @@ def attend_latents(
     -> [N, hidden], a sum over these heads
     """
     latents = attention.attend(layer, q, spec.softmax_scale)  # [N, Hq, Rkv]
-    out = torch.bmm(latents.transpose(0, 1), weights.values.transpose(1, 2))  # [Hq, N, V]
-    return linear(out.transpose(0, 1).flatten(1), weights.out, ops)
+    out = product_by_head(latents, weights.values.transpose(1, 2))  # [N, Hq, V]
+    return linear(out.flatten(1), weights.out, ops)

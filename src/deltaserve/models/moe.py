@@ -1,9 +1,9 @@
 """Mixture of experts: each token goes to its best experts; tokens of one expert are computed together."""
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
+from deltaserve.models.activations import sigmoid
 from deltaserve.models.expert_group import ExpertGroup
 from deltaserve.models.layers import clamped_gated, dense_mlp
 from deltaserve.models.model_spec import Activation, MoeSpec, RouterKind
@@ -11,15 +11,15 @@ from deltaserve.models.step_ops import StepOps
 from deltaserve.models.weights import DenseWeights, MoeWeights
 
 
-def route(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, layer: MoeWeights, spec: MoeSpec, ops: StepOps) -> tuple[Tensor, Tensor]:
     """x [T, hidden] -> expert ids [T, k] and their weights [T, k] float32."""
     bias = None if layer.biases is None else layer.biases.router
-    logits = functional.linear(x.to(layer.router.dtype), layer.router, bias).float()  # [T, E]
+    logits = ops.product(x.to(layer.router.dtype), layer.router, bias).float()  # [T, E]
     if spec.router is RouterKind.SOFTMAX:
         weights, experts = logits.softmax(-1).topk(spec.experts_per_token, -1)
     else:
         assert layer.correction is not None
-        scores = logits.sigmoid()
+        scores = sigmoid(logits)
         experts = _in_best_groups(scores + layer.correction, spec).topk(spec.experts_per_token, -1).indices
         weights = scores.gather(-1, experts)
     if spec.renormalise:
@@ -43,7 +43,7 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
 def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup | None = None) -> Tensor:
     """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is; of a group, over
     those of all members"""
-    experts, gains = route(x, weights, spec)
+    experts, gains = route(x, weights, spec, ops)
     chosen = (
         _outputs(x, experts, weights, spec, ops) if group is None else _of_group(x, experts, weights, spec, ops, group)
     )
@@ -98,7 +98,10 @@ def _outputs(x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops
 def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None, ops: StepOps) -> Tensor:
     """What every token goes through: [T, hidden] -> [T, hidden]"""
     out = dense_mlp(x, weights, ops)
-    return out if gate is None else out * functional.linear(x, gate).sigmoid()
+    if gate is None:
+        return out
+    opened = (x.float() * gate.float()).sum(-1, keepdim=True).to(x.dtype)  # [T, 1]
+    return out * sigmoid(opened)
 
 
 def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:

@@ -3,6 +3,9 @@ few rows at the rate at which their matrix can be read."""
 
 import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,9 +13,12 @@ from torch import Tensor
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.base.quantization import Quantization
-from deltaserve.base.rounding import Rounding
+from deltaserve.layout.dtype import DType
+from deltaserve.layout.spec import CacheSpec, StateGroup
 from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked
-from deltaserve.models.model_spec import Activation, ModelSpec
+from deltaserve.models.delta_rule import DeltaRuns, DeltaTokens
+from deltaserve.models.exact_rows import ExactRows
+from deltaserve.models.model_spec import Activation
 from deltaserve.models.packing import product
 from deltaserve.models.step_ops import HeadNorm, Peaks, StepOps, TorchOps
 from deltaserve.native.native_library import NativeContext, NativeUnavailable
@@ -25,7 +31,7 @@ _SCALE_TYPES = {2: 2, 4: 0}
 _PANEL = 64
 """Columns of a product that lie together."""
 _MOST_ROWS = 64
-"""Of a product here: with more, oneDNN is as fast (measured)."""
+"""Of a product here: with more, oneDNN is as fast (measured), and multiplies where it has the same bits."""
 _TESTED_ROWS = 18
 """Of a product that must be oneDNN's: more than a tile register holds."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
@@ -148,6 +154,28 @@ class _BlockProduct(ctypes.Structure):
     )
 
 
+class _DeltaRule(ctypes.Structure):
+    """DsDeltaRule of native.h."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_states", ctypes.c_int64),
+        ("num_key_heads", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("decay", ctypes.c_void_p),
+        ("beta", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("spans", ctypes.c_void_p),
+        ("num_spans", ctypes.c_int64),
+    )
+
+
 class _Function(Protocol):
     """One of native.h that takes a context, an instruction set and a structure."""
 
@@ -158,8 +186,8 @@ class NativeOps:
     """StepOps for tensors on the CPU in float32 or bfloat16. For one thread at a time.
 
     Guarantee: for one instruction set a token's result has equal bits whatever else is in its batch, on any number of
-    threads. Products of many rows are oneDNN's, without it; with Rounding.OF_POSITION they are computed here, 64 at a
-    time, or where torch has to multiply, one at a time.
+    threads. oneDNN multiplies many rows where it has these bits, too (exact_rows.py); where the library does not know
+    how a matrix is packed torch multiplies, with that promise for one number of threads.
     """
 
     def __init__(self, context: NativeContext) -> None:
@@ -168,13 +196,14 @@ class NativeOps:
         self._gate = _function(context, "ds_gate", _Gate)
         self._peaks = _function(context, "ds_peaks", _Peaks)
         self._product = _function(context, "ds_product", _PackedProduct)
+        self._delta_rule = _function(context, "ds_delta_rule", _DeltaRule)
         self._block_product = _function(context, "ds_block_product", _BlockProduct)
         self._can_multiply = context.functions.ds_can_multiply
         self._can_multiply.restype = ctypes.c_bool
         self._panels: dict[_Shape, int | None] = {}
         """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
         self._isa = context.instruction_set.number
-        self._rounding = context.rounding
+        self._exact = ExactRows()
         self._context = context
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -193,14 +222,13 @@ class NativeOps:
                     out[:, rows] = self.product(x, part, own_bias)
             return out
         panel_depth = self._packed_depth(weight)
-        num_rows, most = x.shape[0], 1 if panel_depth is None else _MOST_ROWS
-        if self._rounding is Rounding.OF_POSITION and num_rows > most:
-            return torch.cat(
-                [self.product(x[start : start + most], weight, bias) for start in range(0, num_rows, most)]
-            )
-        if panel_depth is None or num_rows > most:
-            return self._by_torch(x, weight, bias)
-        return self._multiplied(x, weight, bias, panel_depth)
+        if panel_depth is None:
+            return self._exact.product(x, weight, bias)
+        if x.shape[0] > _MOST_ROWS:
+            with self._torch_threads():
+                if self._exact.may_multiply(x.shape[0], weight, bias, partial(self._multiplied, panel_depth)):
+                    return product(x, weight, bias)
+        return self._multiplied(panel_depth, x, weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
@@ -241,6 +269,27 @@ class NativeOps:
         out = gate_up.new_empty(num_rows, dim)
         of_type, kind = _TYPES[gate_up.dtype], _ACTIVATIONS[activation]
         self._do(self._gate, _Gate(of_type, kind, num_rows, dim, gate_up.data_ptr(), out.data_ptr()))
+        return out
+
+    def recurred(self, tokens: DeltaTokens, states: Tensor, runs: DeltaRuns) -> Tensor:
+        """One token after the other, whatever they are: prompts have the bits of single tokens."""
+        fields = tokens.q, tokens.k, tokens.v, tokens.log_decay.exp(), tokens.beta
+        arrays = [field.contiguous() for field in fields]
+        (num_tokens, key_heads, group, value_dim), out = tokens.v.shape, torch.empty_like(arrays[2])
+        call = _DeltaRule(
+            num_tokens,
+            len(states),
+            key_heads,
+            key_heads * group,
+            tokens.k.shape[2],
+            value_dim,
+            *(array.data_ptr() for array in arrays),
+            out.data_ptr(),
+            states.data_ptr(),
+            runs.table.data_ptr(),
+            len(runs.table),
+        )
+        self._do(self._delta_rule, call)
         return out
 
     def peaks(self, logits: Tensor) -> Peaks:
@@ -293,39 +342,44 @@ class NativeOps:
         if rest or panel_depth < depth or not is_whole or not self._can_multiply(self._isa, _TYPES[weight.dtype]):
             return None
         x = torch.randn(_TESTED_ROWS, depth, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-        want, got = product(x, weight).float(), self._multiplied(x, weight, None, panel_depth).float()
+        want, got = product(x, weight).float(), self._multiplied(panel_depth, x, weight, None).float()
         size = float(want.abs().mean())
         # Sums in another order differ by the last bits of their parts; another layout gives unrelated numbers.
         is_same = size > 0.0 and torch.allclose(want, got, rtol=2.0**-6, atol=size * 2.0**-6)
         return panel_depth if is_same else None
 
-    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None, panel_depth: int) -> Tensor:
+    def _multiplied(self, panel_depth: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Any number of rows, 64 at a time."""
         x = x if x.stride(1) == 1 else x.contiguous()
         num_rows, (num_columns, depth) = x.shape[0], weight.shape
         out = x.new_empty(num_rows, num_columns)
-        call = _PackedProduct(
-            _TYPES[x.dtype],
-            num_rows,
-            num_columns,
-            depth,
-            x.data_ptr(),
-            x.stride(0),
-            torch.ops.mkldnn.data_ptr(weight),
-            panel_depth,
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-        )
-        self._do(self._product, call)
+        panels, bias_address = torch.ops.mkldnn.data_ptr(weight), None if bias is None else bias.data_ptr()
+        for start in range(0, num_rows, _MOST_ROWS):
+            call = _PackedProduct(
+                _TYPES[x.dtype],
+                min(_MOST_ROWS, num_rows - start),
+                num_columns,
+                depth,
+                x.data_ptr() + start * x.stride(0) * x.itemsize,
+                x.stride(0),
+                panels,
+                panel_depth,
+                bias_address,
+                out.data_ptr() + start * num_columns * out.itemsize,
+            )
+            self._do(self._product, call)
         return out
 
-    def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """On its own threads and on cores that nobody else computes on, as everything here."""
+    @contextmanager
+    def _torch_threads(self) -> Iterator[None]:
+        """Within, torch computes on its own threads and on cores that nobody else computes on, as everything here."""
         if self._context.own_threads == self._context.num_threads:
-            return product(x, weight, bias)
+            yield
+            return
         with self._context.borrowed_threads() as num_threads:
             torch.set_num_threads(num_threads)
             try:
-                return product(x, weight, bias)
+                yield
             finally:
                 torch.set_num_threads(self._context.own_threads)
 
@@ -390,13 +444,18 @@ def usable_quantization(asked: Quantization, ops: StepOps) -> Quantization:
     return "none"
 
 
-def check_deterministic(spec: ModelSpec, ops: StepOps) -> None:
-    """Raises ConfigError for a model of which torch computes something whose rounding follows from a whole step."""
+def check_deterministic(cache: CacheSpec, dtype: DType, ops: StepOps) -> None:
+    """Raises ConfigError where something is rounded by what a step computes. `dtype`: of the model."""
     problem = None
+    kept = {group.name: group.dtype for group in cache.groups if isinstance(group, StateGroup)}
+    exact = {"conv": (DType.FLOAT32, dtype), "ssm": (DType.FLOAT32,)}
     if not isinstance(ops, NativeOps):
         problem = "only the native library rounds so, in float32 and bfloat16, and it does not compute here"
-    elif spec.moe is not None or spec.mla is not None or spec.delta is not None:
-        problem = "only for models without experts, latents (MLA) and recurrent layers, and this one has such"
+    elif any(kept_as not in exact[name] for name, kept_as in kept.items()):
+        problem = (
+            "a step's end rounds the states of this model: keep them in float32 (--mamba-ssm-dtype), and KV in no type "
+            "narrower than the model's (--kv-cache-dtype)"
+        )
     if problem is not None:
         raise ConfigError(f"--enable-deterministic-inference: {problem}")
 

@@ -8,7 +8,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.models.block_forms import WHOLE_LEN
-from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, block_values, round_matrix, rounded_inputs
+from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, round_matrix
 from deltaserve.models.code_plan import CODE_RULES, CodeRules
 from deltaserve.models.weights import (
     AttentionWeights,
@@ -24,6 +24,10 @@ from deltaserve.models.weights import (
 _log = logging.getLogger(__name__)
 _PAYS = {torch.bfloat16: frozenset({"AVX512"}), torch.float32: frozenset({"AVX2", "AVX512"})}
 """Type |-> instruction sets with which packed products are faster (measured)."""
+
+_LAID_OUT_FOR = {torch.bfloat16: 1, torch.float32: None}
+"""Type |-> rows that oneDNN lays a matrix out for. For one row of bfloat16 in panels of 64 columns, which the native
+library reads; for more, where there are tile registers, in panels of 32."""
 
 
 def packing_pays(dtype: torch.dtype, capability: str) -> bool:
@@ -50,19 +54,13 @@ def pack_values(weight: Tensor) -> Tensor:
     """[out, in] -> the same for `product`: opaque where packing pays, else `weight`."""
     if weight.device.type != "cpu" or not packing_pays(weight.dtype, torch.backends.cpu.get_cpu_capability()):
         return weight
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _LAID_OUT_FOR[weight.dtype])
     return packed
 
 
-def product(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times weight [out, in], plain, packed or codes -> [T, out]; codes become values each time"""
-    if isinstance(weight, Stacked):
-        slices = weight.slices()
-        return torch.cat([product(x, part, None if bias is None else bias[rows]) for part, rows in slices], 1)
-    if isinstance(weight, BlockMatrix):
-        inputs = rounded_inputs(x) if weight.rounds_inputs else x.float()
-        out = functional.linear(inputs, block_values(weight), None if bias is None else bias.float())
-        return out.to(x.dtype)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times weight [out, in], plain or packed -> [T, out], all rows at once: a row's bits may follow from how
+    many they are (exact_rows.py)."""
     if not weight.is_mkldnn:
         return functional.linear(x, weight, bias)
     num_rows = x.shape[0]
@@ -84,7 +82,7 @@ def packed_rows(num_rows: int) -> int:
 
 
 def pack_layer(layer: LayerWeights, rules: CodeRules = CODE_RULES["none"]) -> LayerWeights:
-    """All matrices of a layer but routers and those of which there is one per head."""
+    """All matrices of a layer but those of which there is one per head."""
     mlp = layer.mlp
     packed = _pack_dense(mlp, rules) if isinstance(mlp, DenseWeights) else _pack_experts(mlp, rules)
     return replace(layer, attention=_pack_attention(layer.attention, rules), mlp=packed)
@@ -114,7 +112,7 @@ def _pack_dense(mlp: DenseWeights, rules: CodeRules) -> DenseWeights:
 def _pack_experts(mlp: MoeWeights, rules: CodeRules) -> MoeWeights:
     shared = None if mlp.shared is None else _pack_dense(mlp.shared, rules)
     gate_up, down = (tuple(pack(weight, rules) for weight in weights) for weights in (mlp.gate_up, mlp.down))
-    return replace(mlp, gate_up=gate_up, down=down, shared=shared)
+    return replace(mlp, router=pack_values(mlp.router), gate_up=gate_up, down=down, shared=shared)
 
 
 def _pack_linear(linear: Linear, rules: CodeRules) -> Linear:

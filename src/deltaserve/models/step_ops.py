@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.models.block_matrix import Matrix
+from deltaserve.models.activations import gelu_tanh, silu
+from deltaserve.models.block_matrix import BlockMatrix, Matrix, Stacked, block_values, rounded_inputs
+from deltaserve.models.delta_rule import DeltaRuns, DeltaTokens, recurred
+from deltaserve.models.exact_rows import ExactRows
 from deltaserve.models.model_spec import Activation
-from deltaserve.models.packing import product
 from deltaserve.models.rope import rotate
 
 
@@ -61,16 +63,34 @@ class StepOps(Protocol):
         """[T, 2 I] -> activation(gate) * up, [T, I]"""
         ...
 
+    def recurred(self, tokens: DeltaTokens, states: Tensor, runs: DeltaRuns) -> Tensor:
+        """The gated delta rule: [T, Hk, G, V] float32, what tokens of `runs` read, anything for others.
+
+        `states` [B, Hk, G, K, V] float32, which move on
+        """
+        ...
+
     def peaks(self, logits: Tensor) -> Peaks:
         """[N, V] float32"""
         ...
 
 
 class TorchOps:
-    """Works everywhere; what other forms are compared with."""
+    """Works everywhere; what other forms are compared with. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._exact = ExactRows()
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        return product(x, weight, bias)
+        """Codes become values each time."""
+        if isinstance(weight, Stacked):
+            slices = weight.slices()
+            return torch.cat([self.product(x, part, None if bias is None else bias[rows]) for part, rows in slices], 1)
+        if isinstance(weight, BlockMatrix):
+            inputs = rounded_inputs(x) if weight.rounds_inputs else x.float()
+            out = self._exact.product(inputs, block_values(weight), None if bias is None else bias.float())
+            return out.to(x.dtype)
+        return self._exact.product(x, weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype == weight.dtype:
@@ -91,9 +111,10 @@ class TorchOps:
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
-        if activation is Activation.SILU:
-            return functional.silu(gate).mul_(up)
-        return functional.gelu(gate, approximate="tanh").mul_(up)
+        return (silu(gate) if activation is Activation.SILU else gelu_tanh(gate)).mul_(up)
+
+    def recurred(self, tokens: DeltaTokens, states: Tensor, runs: DeltaRuns) -> Tensor:
+        return recurred(tokens, states, runs)
 
     def peaks(self, logits: Tensor) -> Peaks:
         finite, indexes = unread_peaks(logits)

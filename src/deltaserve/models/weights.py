@@ -75,7 +75,7 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    router: Tensor  # [E, hidden], float32 where each score counts alone
+    router: Tensor  # [E, hidden], plain or packed; float32 where each score counts alone
     correction: Tensor | None  # [E] float32, added to the scores of the choice
     gate_up: tuple[Matrix, ...]  # of each expert held, plain or packed: [2 I, hidden]
     down: tuple[Matrix, ...]  # of each expert held: [hidden, I]

@@ -40,6 +40,7 @@ KERNEL_FLAGS: Mapping[str, Mapping[str, Sequence[str]]] = {
 LEFT_OUT: Mapping[str, Sequence[str]] = {
     "attention_kernel": ("avx512_vnni",),
     "blocks_kernel": ("avx512_bf16", "amx_bf16"),
+    "delta_rule_kernel": ("avx512_vnni", "avx512_bf16", "amx_bf16"),
     "product_kernel": ("avx512_vnni",),
     "step_ops_kernel": ("avx512_vnni", "amx_bf16"),
 }

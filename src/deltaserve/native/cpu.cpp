@@ -52,18 +52,24 @@ bool has_tiles() {
 
 // From the most general; where a set brings nothing for an idea, its row names the kernels of a former one.
 constexpr Kernels kTable[] = {
-    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic},
-    {"avx2", has_avx2, &attention_avx2, &step_ops_avx2, &product_avx2, &blocks_avx2},
-    {"avx512", has_avx512, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512},
-    {"avx512_vnni", has_vnni, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512_vnni},
-    {"avx512_bf16", has_bf16, &attention_avx512_bf16, &step_ops_avx512_bf16, &product_avx512_bf16, &blocks_avx512_vnni},
-    {"amx_bf16", has_tiles, &attention_amx_bf16, &step_ops_avx512_bf16, &product_amx_bf16, &blocks_avx512_vnni},
+    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic,
+     &delta_rule_generic},
+    {"avx2", has_avx2, &attention_avx2, &step_ops_avx2, &product_avx2, &blocks_avx2, &delta_rule_avx2},
+    {"avx512", has_avx512, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512,
+     &delta_rule_avx512},
+    {"avx512_vnni", has_vnni, &attention_avx512, &step_ops_avx512, &product_avx512, &blocks_avx512_vnni,
+     &delta_rule_avx512},
+    {"avx512_bf16", has_bf16, &attention_avx512_bf16, &step_ops_avx512_bf16, &product_avx512_bf16, &blocks_avx512_vnni,
+     &delta_rule_avx512},
+    {"amx_bf16", has_tiles, &attention_amx_bf16, &step_ops_avx512_bf16, &product_amx_bf16, &blocks_avx512_vnni,
+     &delta_rule_avx512},
 };
 
 #else
 
 constexpr Kernels kTable[] = {
-    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic},
+    {"generic", always, &attention_generic, &step_ops_generic, &product_generic, &blocks_generic,
+     &delta_rule_generic},
 };
 
 #endif

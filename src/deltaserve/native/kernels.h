@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_kernel.h"
 #include "blocks_kernel.h"
+#include "delta_rule_kernel.h"
 #include "product_kernel.h"
 #include "step_ops_kernel.h"
 
@@ -14,6 +15,7 @@ struct Kernels {
     const StepOpsKernel* step_ops;
     const ProductKernel* product;
     const BlocksKernel* blocks;
+    const DeltaRuleKernel* delta_rule;
 };
 
 // Null for a number that is none, or that this machine cannot run.

@@ -179,4 +179,19 @@ struct DsBlockProduct {
 };
 DS_API bool ds_block_product(DsContext* context, int isa, const DsBlockProduct* call);
 
+// The gated delta rule (models/delta_rule.py), token by token. All of it is float32. The tokens of a span are those of one
+// request, one after the other; no two spans have a state or a token in common. A token's result depends on its request's
+// tokens up to it alone. False, with nothing computed, for a span outside of the arrays.
+struct DsDeltaRule {
+    int64_t num_tokens, num_states, num_key_heads, num_heads, key_dim, value_dim;  // num_heads: a multiple of num_key_heads
+    const float *q, *k;  // [token][key head][key_dim]
+    const float* v;      // [token][head][value_dim]
+    const float *decay, *beta;  // [token][head]: what a state is multiplied by, and how much of what is missing it takes in
+    float* out;                 // [token][head][value_dim]
+    float* states;              // [state][head][key_dim][value_dim], which change
+    const int64_t* spans;       // [span][3]: state, first token, number of tokens
+    int64_t num_spans;
+};
+DS_API bool ds_delta_rule(DsContext* context, int isa, const DsDeltaRule* call);
+
 }  // extern "C"

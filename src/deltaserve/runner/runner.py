@@ -170,7 +170,7 @@ class TorchExecutor:
             sizes = _with_shared_cores(sizes, sizes.core_share, native)
         ops = make_step_ops(native, of_weights)
         if sizes.rounding is Rounding.OF_POSITION:
-            check_deterministic(spec, ops)
+            check_deterministic(cache, dtype or spec.dtype, ops)
         quantization = usable_quantization(sizes.quantization, ops)
         weights = load_weights(model_path, spec, of_weights, where, collective.shard, quantization)
         decoder = Decoder(spec, weights, ops, collective, partners.group)

@@ -110,9 +110,9 @@ def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
     results = 3 * parts * spec.num_heads * (spec.head_dim + 1) * _FLOAT
     rows, pages = max(TILE_ROWS, spec.num_heads // spec.num_kv_heads), sizes.split_tokens // sizes.page_size
     indexes = parts * spec.num_kv_heads * (2 * rows + pages) * 8
-    item = spec.num_kv_heads * sizes.split_tokens * spec.head_dim * _FLOAT
+    item = 2 * spec.num_kv_heads * sizes.split_tokens * spec.head_dim * _FLOAT  # as wide as the next power of two
     if len(spec.windows) > 1:  # a tail may be all that a window holds, if that is no whole split
-        item = 2 * item + spec.num_kv_heads * 2 * MAX_TILED_LEN * spec.head_dim * _FLOAT
+        item = 2 * item + spec.num_kv_heads * 4 * MAX_TILED_LEN * spec.head_dim * _FLOAT
     return results + indexes + 6 * max(BLOCK_BYTES[sizes.device], item)
 
 
