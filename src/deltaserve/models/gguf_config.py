@@ -35,6 +35,8 @@ TURN_ENDS = frozenset(
 others of them ordinary. They are control tokens, as for llama.cpp."""
 _CONTROL_ENDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|EOT|>"})
 """The same, but ordinary text in other models: `</s>` is an HTML tag in Gemma's vocabulary."""
+_MESSAGE_END, _AFTER_MESSAGES = "<|end|>", frozenset({"<|return|>", "<|call|>"})
+"""Where a vocabulary has the others too, the first ends a message of several (gpt-oss), as for llama.cpp."""
 _NO_TOKEN = (-1, 2**32 - 1)
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -212,11 +214,12 @@ def end_ids(metadata: Fields, vocab_size: int) -> list[int]:
     tokens, kinds = metadata.values.get("tokenizer.ggml.tokens"), metadata.values.get("tokenizer.ggml.token_type")
     if isinstance(tokens, list):
         given = kinds if isinstance(kinds, list) else []
+        ends = TURN_ENDS - {_MESSAGE_END} if set(tokens) >= _AFTER_MESSAGES else TURN_ENDS
         pairs = enumerate(zip_longest(tokens[:vocab_size], given[:vocab_size]))
         ids |= {
             index
             for index, (token, kind) in pairs
-            if (token in TURN_ENDS and kind != UNUSED) or (token in _CONTROL_ENDS and kind == CONTROL)
+            if (token in ends and kind != UNUSED) or (token in _CONTROL_ENDS and kind == CONTROL)
         }
     return sorted(ids)
 
