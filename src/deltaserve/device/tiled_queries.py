@@ -31,15 +31,14 @@ class TiledQueries:
         self._queries = parts.queries[:-1].view(len(self.tokens), -1, group.head_dim)  # [Tt, Hq, D]
         self._merges = _merges(table, device)
         blocks = make_blocks(plan, arena, table)
-        self._split_keys = blocks[0].width  # splits stand first and have one width
         self._blocks = [_BlockRun(arena, block, parts, scratch) for block in blocks]
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
         """q [Tt, Hq, D] -> [Tt, Hq, Dv] float32"""
         self._parts.begin(sinks)
         self._queries.copy_(q).mul_(scale)
-        with rounded_products() if may_round(q.dtype, self._split_keys, q.shape[-1]) else nullcontext():
-            for block in self._blocks:
+        for block in self._blocks:  # each by itself: which there are follows from the step's other queries
+            with rounded_products() if may_round(q.dtype, block.width, q.shape[-1]) else nullcontext():
                 block.run(layer)
         out = self._parts.outs.new_empty(len(self._parts.queries) - 1, self._parts.outs.shape[1])
         for merge in self._merges:
@@ -112,6 +111,8 @@ class _BlockRun:
 
     def __init__(self, arena: KvArena, block: Block, parts: _Parts, scratch: Workspace) -> None:
         layout, group = arena.layout, arena.layout.group
+        self.width = block.width
+        """Keys per item."""
         self._arena = arena
         self._scratch = scratch
         self._kv_rows, self._stale = block.kv_rows, block.stale
