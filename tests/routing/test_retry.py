@@ -4,6 +4,7 @@ import pytest
 
 from deltaserve.base.errors import FailReason
 from deltaserve.routing.retry import (
+    MAX_ENDED,
     REMEDIES,
     Cause,
     Remedy,
@@ -13,18 +14,48 @@ from deltaserve.routing.retry import (
     waits_for_workers,
 )
 
+ENDLESS = {Cause.SILENT}
+WAITED_OUT = {Cause.FENCED, Cause.CAPACITY, Cause.LEAVING}
+BOUNDED = [cause for cause in Cause if cause not in ENDLESS]
 
-def test_every_cause_has_a_remedy_and_a_bound() -> None:
-    assert REMEDIES.keys() == set(Cause)
+
+def test_every_cause_has_a_remedy_and_a_bound_or_needs_none() -> None:
+    assert REMEDIES.keys() == set(Cause) - ENDLESS
     assert all(remedies and Remedy.GIVE_UP not in remedies for remedies in REMEDIES.values())
 
 
-@pytest.mark.parametrize("cause", Cause)
-def test_so_often_per_cause(cause: Cause) -> None:
+@pytest.mark.parametrize("is_started", [False, True])
+@pytest.mark.parametrize("cause", BOUNDED)
+def test_so_often_per_cause(cause: Cause, is_started: bool) -> None:
     retries = Retries()
-    assert tuple(retries.next(cause) for _ in REMEDIES[cause]) == REMEDIES[cause]
-    assert retries.next(cause) is Remedy.GIVE_UP
-    assert all(retries.next(other) is not Remedy.GIVE_UP for other in Cause if other is not cause)
+    assert tuple(retries.next(cause, is_started) for _ in REMEDIES[cause]) == REMEDIES[cause]
+    last = Remedy.LATER if is_started and cause in WAITED_OUT else Remedy.GIVE_UP
+    assert [retries.next(cause, is_started) for _ in range(3)] == [last] * 3
+    assert all(retries.next(other, is_started) is not Remedy.GIVE_UP for other in Cause if other is not cause)
+
+
+@pytest.mark.parametrize("cause", BOUNDED)
+def test_bounds_count_from_the_last_new_token(cause: Cause) -> None:
+    retries = Retries()
+    found = []
+    for _ in range(5):
+        found.append(retries.next(cause, True))
+        retries.progressed()
+    is_for_life = cause is Cause.NUMERICAL
+    assert (Remedy.GIVE_UP in found) is is_for_life
+
+
+def test_a_worker_that_is_only_silent_is_left_as_often_as_it_takes() -> None:
+    retries = Retries()
+    assert {retries.next(Cause.SILENT, False) for _ in range(100)} == {Remedy.OTHER_DECODE}
+
+
+def test_a_request_that_ends_a_worker_with_each_token_is_stopped() -> None:
+    retries = Retries()
+    for _ in range(MAX_ENDED):
+        assert retries.next(Cause.DECODE, True) is Remedy.OTHER_DECODE
+        retries.progressed()
+    assert retries.next(Cause.DECODE, True) is Remedy.GIVE_UP
 
 
 @pytest.mark.parametrize("cause", Cause)

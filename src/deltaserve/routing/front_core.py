@@ -47,6 +47,8 @@ from deltaserve.wire.messages import (
 
 _REST_S = 1.0
 """Before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it later."""
+_AT_ONCE = frozenset({Cause.DECODE, Cause.SILENT, Cause.GAP})
+"""Causes that say nothing of the workers that are left."""
 
 
 class FrontCore:
@@ -88,7 +90,7 @@ class FrontCore:
                 if worker is not None:
                     self.workers.died(worker, now)
                     self._strays.take(worker.name)
-                    self._on_gone(worker, now)
+                    self._on_gone(worker, Cause.DECODE, now)
             case LinkBroken(peer):
                 self.workers.broke(peer, now)
             case FrameIn(envelope):
@@ -98,10 +100,12 @@ class FrontCore:
     def tick(self, now: float) -> list[FrontAction]:
         """Heartbeats, losses, deadlines, repeats."""
         for worker in self.workers.beat(now):
+            # A process that ends closes its connection; one that is stopped or cut off is silent.
+            cause = Cause.SILENT if worker.peer.broken_since is None else Cause.DECODE
             self.workers.lose(worker, now)
             for live in self.rooms.on(worker.name):
                 self._strays.left(worker.name, live.room)
-            self._on_gone(worker, now)
+            self._on_gone(worker, cause, now)
         for live in self.rooms.overdue(now):
             self._cancel_at_decode(live, FailReason.DEADLINE, now)
             self._end(live, FailReason.DEADLINE, f"no complete answer after {live.deadline - live.submitted_at:g} s")
@@ -217,7 +221,7 @@ class FrontCore:
             return
         if heard.is_gone:
             self._strays.take(heard.worker.name)
-            self._on_gone(heard.worker, now)
+            self._on_gone(heard.worker, Cause.DECODE, now)
         if heard.is_back:
             self._on_back(heard.worker, now)
         if heard.message is not None:
@@ -279,6 +283,7 @@ class FrontCore:
             self.placer.succeeded(live.placement)
         self._release_prefill(live)
         self.rooms.move(live, RoomEvent.TOKENS)
+        live.retries.progressed()
         live.output += tokens
         usage = None if usage is None else live.timed(usage)
         live.held.append(OutputDelta(tokens=tuple(tokens), logprobs=logprobs, usage=usage))
@@ -332,12 +337,13 @@ class FrontCore:
         if cause is None or not self._retry(live, cause, now):
             self._end(live, told(reason), message.message or reason.value)
 
-    def _on_gone(self, worker: Worker, now: float) -> None:
+    def _on_gone(self, worker: Worker, cause: Cause, now: float) -> None:
         """What a lost decode worker had goes elsewhere. A lost prefill worker is decode's matter."""
         self.placer.residency.forget(worker.name)
         for live in self.rooms.on(worker.name):
-            if not self._retry(live, Cause.DECODE, now):
-                self._end(live, FailReason.PEER_LOST, "the worker that generated the answer was lost")
+            if not self._retry(live, cause, now):
+                text = "the workers that computed it ended, one after the other, without a token between them"
+                self._end(live, FailReason.PEER_LOST, text)
 
     def _on_back(self, worker: Worker, now: float) -> None:
         """The connection to it was interrupted: whatever was said in the meantime is asked for again."""
@@ -351,7 +357,7 @@ class FrontCore:
         placement = live.placement
         if self._is_complete(live):
             return True
-        remedy = live.retries.next(cause)
+        remedy = live.retries.next(cause, live.is_started)
         if remedy is Remedy.GIVE_UP or placement is None:
             return False
         if cause is Cause.NUMERICAL:
@@ -366,7 +372,7 @@ class FrontCore:
         self.counts[f"retried_{cause.value}"] += 1
         self._unplace(live, now)
         if choice is None:
-            live.rests_until = now if cause is Cause.DECODE else now + _REST_S
+            live.rests_until = now if cause in _AT_ONCE else now + _REST_S
         else:
             self._place(live, choice, now)
         return True
@@ -473,7 +479,7 @@ class FrontCore:
     def _start_over(self, live: LiveRoom, text: str, now: float) -> None:
         """Prompt logprobs were lost, which nobody tells again: nothing was delivered behind them."""
         self._cancel_at_decode(live, FailReason.CANCELLED, now)
-        if not self._retry(live, Cause.DECODE, now):
+        if not self._retry(live, Cause.GAP, now):
             self._end(live, FailReason.PEER_LOST, text)
 
     def _give_up(self, live: LiveRoom, reason: FailReason, text: str, now: float) -> None:

@@ -6,6 +6,12 @@ goes to another decode worker, and when a worker has no capacity, to another pai
 were delivered: they are part of the new Submit, and the random bits of a position do not depend on who draws it.
 
 Where there is nobody else, a room waits for a worker that comes back, up to its deadline.
+
+A room that goes forward is tried again for as long as its deadline allows: bounds count from its last new token. What
+they are for is a request that ends whoever computes it. It brings no token where it does so, or it would need a token
+for each worker that it ends; so three worker processes that end in a row, without a token of the room between them, or
+`MAX_ENDED` in all, are taken for its doing. Processes, not connections: a worker that is merely silent or cut off may
+be well, and the room goes elsewhere without a bound.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +29,11 @@ class Cause(Enum):
     FENCED = "fenced"
     """Nobody's that is known: the room's transfer ended with a fence that another one needed."""
     DECODE = "decode"
+    """Its process ended, as far as is known."""
+    SILENT = "silent"
+    """Decode is not heard of; nothing says that its process ended."""
+    GAP = "gap"
+    """What decode told is not complete, and nobody tells the rest again."""
     CAPACITY = "capacity"
     """Nobody's: a worker is full."""
     LEAVING = "leaving"
@@ -50,11 +61,22 @@ REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     Cause.PREFILL_LOST: (Remedy.OTHER_PREFILL,) * 2,
     Cause.FENCED: (Remedy.NEXT_PREFILL, *(Remedy.LATER,) * 4),
     Cause.DECODE: (Remedy.OTHER_DECODE,) * 2,
+    Cause.GAP: (Remedy.OTHER_DECODE,) * 2,
     Cause.CAPACITY: (Remedy.OTHER_PAIR,),
     Cause.LEAVING: (Remedy.OTHER_PAIR, *(Remedy.LATER,) * 5),
     Cause.NUMERICAL: (Remedy.NEXT_PREFILL,),
 }
-"""In order, for each room. Few: a request that kills the workers it comes to must not go through all of them."""
+"""In order, from a room's last new token on. Few: a request that kills the workers it comes to must not go through all
+of them."""
+
+MAX_ENDED = 16
+"""Decode processes that may end under one room in all."""
+
+_ENDLESS = {Cause.SILENT: Remedy.OTHER_DECODE}
+_NOBODYS = frozenset({Cause.FENCED, Cause.CAPACITY, Cause.LEAVING})
+"""A stream that has begun waits these out; what has not may as well be sent again by its client."""
+_FOR_LIFE = frozenset({Cause.NUMERICAL})
+"""Counted whatever tokens came: it is about the request's own numbers."""
 
 _PREFILL_LOST = frozenset({FailReason.PEER_LOST, FailReason.NO_PEER})
 
@@ -108,11 +130,22 @@ class Retries:
     """How often a room was submitted again, by cause."""
 
     used: dict[Cause, int] = field(default_factory=dict)
+    """Since the last new token."""
+    num_ended: int = 0
+    """Decode processes that ended under it."""
 
-    def next(self, cause: Cause) -> Remedy:
+    def progressed(self) -> None:
+        """A new token came."""
+        if self.used:
+            self.used = {cause: count for cause, count in self.used.items() if cause in _FOR_LIFE}
+
+    def next(self, cause: Cause, is_started: bool) -> Remedy:
         """The remedy to try now; it counts as used."""
+        if cause in _ENDLESS:
+            return _ENDLESS[cause]
+        self.num_ended += cause is Cause.DECODE
         num_used = self.used.get(cause, 0)
-        if num_used >= len(REMEDIES[cause]):
-            return Remedy.GIVE_UP
+        if num_used >= len(REMEDIES[cause]) or self.num_ended > MAX_ENDED:
+            return Remedy.LATER if is_started and cause in _NOBODYS else Remedy.GIVE_UP
         self.used[cause] = num_used + 1
         return REMEDIES[cause][num_used]
