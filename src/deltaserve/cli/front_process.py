@@ -29,6 +29,7 @@ from deltaserve.link.security import LinkSecurity
 from deltaserve.router.engine import RouterEngine
 from deltaserve.routing.events import FrontConfig, Member
 from deltaserve.server.app import create_app
+from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.text.text_codec import TextCodec
@@ -125,6 +126,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     if parent is not None:
         by_name = {member.name: member for member in members}
         loop.add_reader(parent.fileno(), _hear, parent, engine, by_name, stop)
+    return_large_blocks()
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
 

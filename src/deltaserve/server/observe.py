@@ -16,23 +16,29 @@ from deltaserve.wire.messages import Usage
 
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000
+MAX_REMEMBERED_SAMPLES = 10_000
+"""Of all remembered requests: one may have a thousand, each with its times."""
 
 
 class Recorder:
-    """Writes down every job of a front; remembers the last thousand lines."""
+    """Writes down every job of a front; remembers the last ones."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self.metrics = metrics
-        self._lines: deque[tuple[str, Mapping[str, object]]] = deque(maxlen=MAX_REMEMBERED)
+        self._lines: deque[tuple[str, int, Mapping[str, object]]] = deque()
+        self._num_samples = 0
 
-    def remember(self, job_id: str, line: Mapping[str, object]) -> None:
+    def remember(self, job_id: str, num_samples: int, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
-        self._lines.append((job_id, line))
+        self._lines.append((job_id, num_samples, line))
+        self._num_samples += num_samples
+        while len(self._lines) > MAX_REMEMBERED or self._num_samples > MAX_REMEMBERED_SAMPLES:
+            self._num_samples -= self._lines.popleft()[1]
         _log.info(json.dumps(line), extra={"fields": line})
 
     def find(self, job_id: str) -> Mapping[str, object] | None:
         """The line of a job that ended not long ago."""
-        return next((line for known, line in reversed(self._lines) if known == job_id), None)
+        return next((line for known, _, line in reversed(self._lines) if known == job_id), None)
 
 
 @dataclass(slots=True)
@@ -93,7 +99,7 @@ class JobRecord:
             metrics.e2e_s.observe(elapsed)
         else:
             metrics.errors.labels(outcome).inc()
-        self.recorder.remember(self.job.id, self._line(outcome, elapsed))
+        self.recorder.remember(self.job.id, len(self.job.samples), self._line(outcome, elapsed))
 
     def _line(self, outcome: str, elapsed: float) -> dict[str, object]:
         return {

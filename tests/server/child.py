@@ -1,0 +1,92 @@
+"""A front over the oracle engine in a process of its own: `python -m tests.server.child FOLDER [OPEN_FILES]`.
+
+Prints its port when it listens.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltaserve.server.app import create_app
+from deltaserve.server.heap import return_large_blocks
+from deltaserve.server.listening import Listening, serve
+from deltaserve.server.settings import ServerSettings
+from deltaserve.text.text_codec import TextCodec
+from tests.server.oracle import OracleEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running one."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def resident_mib(self) -> float:
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / (1 << 20)
+
+
+@contextmanager
+def child(model_folder: Path, folder: Path, num_files: int | None = None) -> Iterator[Child]:
+    """One that listens, killed afterwards. `num_files`: descriptors it may open."""
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.server.child",
+        str(model_folder),
+        *([] if num_files is None else [str(num_files)]),
+    ]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    log = folder / "stderr.log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, cwd=folder)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, log.read_text()
+        yield Child(process, int(line), log)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def _main(model_folder: Path) -> None:
+    engine = OracleEngine()
+    settings = ServerSettings("tiny", port=0)
+    app = create_app(engine, TextCodec.load(model_folder), settings)
+
+    def tell(where: Listening) -> None:
+        print(where.api[1], flush=True)
+
+    async def forget() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            for kept in (engine.opened, engine.ended, engine.cancelled):
+                kept.clear()
+
+    forgetting = asyncio.create_task(forget())
+    with contextlib.suppress(asyncio.CancelledError):
+        await serve(app, settings, stop=asyncio.Event(), hurry=asyncio.Event(), on_listening=tell)
+    forgetting.cancel()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+    return_large_blocks()
+    asyncio.run(_main(Path(sys.argv[1])))
