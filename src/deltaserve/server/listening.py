@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvicorn
 from starlette.applications import Starlette
@@ -13,11 +15,17 @@ from starlette.applications import Starlette
 from deltaserve.base.errors import ConfigError
 from deltaserve.server.app import create_admin_app
 from deltaserve.server.front import Front
-from deltaserve.server.protocol import MAX_HEAD_BYTES, protocol_factory
+from deltaserve.server.protocol import MAX_HEAD_BYTES, PROBE_CONNECTIONS, protocol_factory
 from deltaserve.server.settings import ServerSettings
 
 _POLL_S = 0.05
 _OTHER_FILES = 1024
+_ACCEPTS_AT_ONCE = 16
+"""Connections that are taken before any of them is looked at: asyncio's accepts as many as the backlog is long."""
+_BACKLOG = 1024
+_RESERVED_FILES = PROBE_CONNECTIONS + 3 * _ACCEPTS_AT_ONCE
+"""Of each listener beside its connections: for probes, what is accepted and not counted yet, links and logs."""
+_log = logging.getLogger("deltaserve.server")
 _HURRIED_S = 0.5
 """How long cut requests may take to say so when the server must end at once."""
 
@@ -61,7 +69,7 @@ async def serve(
     """
     front = app.state.front
     assert isinstance(front, Front)
-    _allow_files(settings.http.max_connections)
+    settings = _allow_files(settings)
     sockets = [_bind(settings.host, settings.port, settings.http.send_buffer_bytes)]
     servers = [_server(app, settings)]
     if settings.admin_address is not None:
@@ -69,8 +77,9 @@ async def serve(
         servers.append(_server(create_admin_app(app), settings))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
-        for server in servers:
+        for server, sock in zip(servers, sockets, strict=True):
             await _unless_ended(runs, server.listens)
+            sock.listen(_BACKLOG)  # uvicorn has set what it was told of, which bounds more than the queue
         names = [sock.getsockname()[:2] for sock in sockets]
         on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
         await _unless_ended(runs, stop)
@@ -81,13 +90,24 @@ async def serve(
         await asyncio.gather(*runs)
 
 
-def _allow_files(num_connections: int) -> None:
-    """Each connection is an open file. Shells and services usually allow 1,024; a process may raise that by itself."""
+def _allow_files(settings: ServerSettings) -> ServerSettings:
+    """Each connection is an open file. Shells and services usually allow 1,024; a process may raise that by itself, up
+    to its hard limit. The settings with as many connections as that leaves. Raises ConfigError where it leaves none."""
+    wanted = settings.http.max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allowed = wanted + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        allowed = min(allowed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    num_listeners = 1 if settings.admin_address is None else 2
+    most = allowed - len(os.listdir("/proc/self/fd")) - _RESERVED_FILES * num_listeners
+    if most < 1:
+        raise ConfigError(f"this process may open {allowed} files, too few to serve: raise its hard limit (ulimit -Hn)")
+    if most >= wanted:
+        return settings
+    _log.warning("at most %d connections at a time: this process may open %d files (ulimit -Hn)", most, allowed)
+    return replace(settings, http=replace(settings.http, max_connections=most))
 
 
 async def _unless_ended(runs: list[asyncio.Task[None]], event: asyncio.Event) -> None:
@@ -126,6 +146,7 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
             http=protocol_factory(http),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
+            backlog=_ACCEPTS_AT_ONCE,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -140,7 +161,7 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
 def _bind(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.create_server((host, port), family=family, backlog=1024)
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from deltaserve.server.api_errors import ApiError, retry_after
-from deltaserve.server.replies import ABORT_EXTENSION
+from deltaserve.server.edge import OPEN_PATHS
+from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -29,12 +30,37 @@ REQUEST_TIMEOUT = 408
 """A client that was too slow with its body is not given more time for it."""
 
 
+PROBE_CONNECTIONS = 16
+"""Beyond the limit on connections, of each listener: whoever watches the server reaches it when it is crowded, too."""
+_PROBE_S = 1.0
+"""How long such a connection may take to say what it wants."""
+
+
+class Extras:
+    """The connections of one listener that are beyond its limit, in the order in which they came. The one that has been
+    there longest makes room for the next, so that nobody can hold all of them."""
+
+    def __init__(self) -> None:
+        self._open: dict[GuardedProtocol, None] = {}
+
+    def add(self, connection: "GuardedProtocol") -> None:
+        self._open[connection] = None
+        if len(self._open) > PROBE_CONNECTIONS:
+            oldest = next(iter(self._open))
+            self.discard(oldest)
+            oldest.transport.abort()
+
+    def discard(self, connection: "GuardedProtocol") -> None:
+        self._open.pop(connection, None)
+
+
 class GuardedProtocol(H11Protocol):
     """One connection. What goes wrong before the application is called is answered here."""
 
     def __init__(
         self,
         limits: HttpLimits,
+        extras: Extras,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -43,6 +69,8 @@ class GuardedProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logging.getLogger(_UVICORN_LOG)
         self._limits = limits
+        self._extras = extras
+        self._is_extra = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -55,6 +83,8 @@ class GuardedProtocol(H11Protocol):
             async def send_and_drop_rest(message: Message) -> None:
                 nonlocal is_waited_for
                 if message["type"] == "http.response.start":
+                    if self._is_extra:
+                        message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
                     is_waited_for = message["status"] != REQUEST_TIMEOUT
                 elif is_waited_for and self._has_rest(message):
                     await send({**message, "more_body": True})
@@ -63,21 +93,25 @@ class GuardedProtocol(H11Protocol):
                 await send(message)
 
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.transport.abort
-            await inner(scope, receive, send_and_drop_rest)
+            if self._is_extra and scope["path"] not in OPEN_PATHS:
+                await error_reply(_too_many())(scope, receive, send_and_drop_rest)
+            else:
+                await inner(scope, receive, send_and_drop_rest)
 
         self.app = guarded
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection; too many are refused with 503."""
+        """Count the connection; one too many is there for a probe only."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         if self._is_one_too_many():
-            self._refuse(ApiError(503, "too_many_connections", "too many connections", headers=retry_after()))
-            return
+            self._is_extra = True
+            self._extras.add(self)
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
+        self._extras.discard(self)
         self._disarm_head_timer()
         for timer in (self._linger_timer, self._rest_timer):
             if timer is not None:
@@ -156,7 +190,10 @@ class GuardedProtocol(H11Protocol):
             self._arm_head_timer()
 
     def _arm_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self._limits.header_timeout_s, self._head_too_slow)
+        most_s = self._limits.header_timeout_s
+        self._head_timer = self.loop.call_later(
+            min(most_s, _PROBE_S) if self._is_extra else most_s, self._head_too_slow
+        )
 
     def _disarm_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -165,6 +202,9 @@ class GuardedProtocol(H11Protocol):
 
     def _head_too_slow(self) -> None:
         self._head_timer = None
+        if self._is_extra:
+            self._refuse(_too_many())
+            return
         self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
 
     def _has_rest(self, message: Message) -> bool:
@@ -206,7 +246,11 @@ class GuardedProtocol(H11Protocol):
         return True
 
 
+def _too_many() -> ApiError:
+    return ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
+
+
 def protocol_factory(limits: HttpLimits) -> Callable[..., GuardedProtocol]:
     """What uvicorn calls for each connection. Its own warnings about one are off: they do not say whose it is."""
     logging.getLogger(_UVICORN_LOG).setLevel(logging.ERROR)
-    return partial(GuardedProtocol, limits)
+    return partial(GuardedProtocol, limits, Extras())

@@ -1,0 +1,44 @@
+"""Few descriptors: connections are counted before they run out, and probes are answered when all are taken."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.server.child import Child, child
+from tests.server.corpus import COMPLETIONS, JSON
+from tests.server.raw_corpus import BODY
+
+NUM_IDLE = 400
+
+
+@contextlib.contextmanager
+def crowd(front: Child) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
+        for _ in range(NUM_IDLE):
+            held.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=PATIENCE_S))
+        yield
+
+
+@pytest.mark.parametrize("num_files", [160, 256])
+def test_a_crowd_of_idle_connections_hides_no_probe(model_folder: Path, tmp_path: Path, num_files: int) -> None:
+    with child(model_folder, tmp_path, num_files) as front:
+        assert f"this process may open {num_files} files (ulimit -Hn)" in front.log.read_text()
+        with crowd(front):
+            for path in ("/livez", "/readyz", "/health") * 3:
+                assert httpx.get(front.url + path, timeout=PATIENCE_S).status_code == 200
+            refused = httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON, timeout=PATIENCE_S)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
+            pass
+        assert reply.status_code == 200
+        assert "out of system resource" not in front.log.read_text()
+
+
+def test_too_few_to_serve_is_one_clear_line(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="may open 64 files, too few to serve"), child(model_folder, tmp_path, 64):
+        pass
