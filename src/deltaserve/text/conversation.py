@@ -24,7 +24,7 @@ def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
 
 def _shaped(message: Message, needs: TemplateNeeds) -> Message:
     calls = _list_of(message.get("tool_calls"))
-    role = "system" if message["role"] == "developer" else str(message["role"])  # OpenAI's newer name of it
+    role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name of it
     content = _content(message.get("content"), role, bool(calls), needs)
     shown = {"role": message["role"] if needs.knows_developer else role, "content": content}
     reasoning = next((message[name] for name in REASONING_NAMES if message.get(name) is not None), None)
@@ -45,7 +45,7 @@ def _list_of(value: object) -> list[Mapping[str, object]]:
     return value if isinstance(value, list) else []
 
 
-def _content(content: object, role: str, has_calls: bool, needs: TemplateNeeds) -> object:
+def _content(content: object, role: object, has_calls: bool, needs: TemplateNeeds) -> object:
     if not content:
         is_null = content is None and has_calls
         if has_calls and not (needs.takes_null if is_null else needs.takes_empty):
