@@ -4,10 +4,10 @@ import json
 import re
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 from rich.table import Table
@@ -18,13 +18,21 @@ from deltaserve.bench.load_client import Measurement
 from deltaserve.bench.record import Arrival, RequestRecord
 from deltaserve.bench.report import summarize
 from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_spec
-from deltaserve.cli.demo import NO_LANGUAGE_MODEL, NUM_ASKERS, NUM_ASKERS_QUICK, find_model, make_console
+from deltaserve.cli.demo import (
+    NO_LANGUAGE_MODEL,
+    NUM_ASKERS,
+    NUM_ASKERS_QUICK,
+    Ending,
+    find_model,
+    make_console,
+    tell_ending,
+)
 from deltaserve.cli.demo_chat import ChatExample, commands, make_example
 from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name
-from deltaserve.cli.demo_report import Comparison, cells_of, factor, in_words, make_table
+from deltaserve.cli.demo_report import ROWS, Comparison, cells_of, change, in_words, make_table
 from deltaserve.cli.demo_server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
 from deltaserve.cli.demo_talk import Turn, WrappedText, cells_of_turn, make_talk_table, talk_commands, talk_in_words
-from deltaserve.cli.demo_traffic import Figures, Sight, ask_all, make_figures, scenes, warm_up
+from deltaserve.cli.demo_traffic import Figures, Sight, answered_at_once, ask_all, make_figures, scenes, warm_up
 from deltaserve.cli.main import main
 from tests.bench.answering_server import AnsweringServer, Manners, serving
 
@@ -40,8 +48,7 @@ FIGURES = Figures(
     bytes_moved=8 << 20,
     ttft_p50_s=0.2,
     tpot_p50_s=0.01,
-    running_peak=6,
-    pages_peak=240,
+    answered_at_once=6,
     wall_s=2.0,
     tokens_read=1000,
     shared_tokens_read=0,
@@ -108,31 +115,32 @@ def test_the_model_is_found_beside_the_sources_only(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- figures
 
 
-def worker(name: str, running: int, free: int, evictable: int, read: int) -> dict[str, object]:
+def worker(name: str, running: int, evictable: int, read: int) -> dict[str, object]:
     metrics = {
         "deltaserve_attention_tokens_read_total": float(read),
         "deltaserve_attention_shared_tokens_read_total": read / 2,
     }
-    status = {
-        "num_running": running,
-        "leases": running,
-        "free_pages": [free],
-        "evictable_pages": [evictable],
-        "num_pages": [100],
-        "metrics": metrics,
-    }
+    status = {"num_running": running, "leases": running, "evictable_pages": [evictable], "metrics": metrics}
     return {"name": name, "status": status}
 
 
-def test_peaks_are_kept_and_counters_are_the_last_ones() -> None:
+def test_what_is_known_of_the_workers_is_what_they_told_last() -> None:
     sight = Sight()
     sight.take({"engine": {"workers": [{"name": "decode-0", "status": None}]}})
     assert sight == Sight()
-    for running, free, evictable, read in ((3, 50, 10, 100), (9, 5, 15, 200), (0, 10, 90, 300)):
-        prefill = worker("prefill-0", 99, 0, 0, 10**6)
-        sight.take({"engine": {"workers": [prefill, worker("decode-0", running, free, evictable, read)]}})
-    assert (sight.running_peak, sight.pages_peak, sight.num_running, sight.leases) == (9, 80, 0, 0)
-    assert (sight.tokens_read, sight.shared_tokens_read) == (300, 150)
+    for running, evictable, read in ((3, 10, 100), (0, 90, 300)):
+        prefill = worker("prefill-0", 99, 5, 10**6)
+        sight.take({"engine": {"workers": [prefill, worker("decode-0", running, evictable, read)]}})
+    assert sight == Sight(num_running=0, leases=0, tokens_read=300, shared_tokens_read=150, evictable_pages=95)
+
+
+@pytest.mark.parametrize(
+    ("spans", "most"),
+    [([], 0), ([(0, 1)], 1), ([(0, 4), (1, 2), (3, 5)], 2), ([(0, 2), (1, 3), (1.5, 4)], 3), ([(0, 1), (1, 2)], 1)],
+)
+def test_requests_answered_at_once_are_counted_from_their_tokens(spans: list[tuple[float, float]], most: int) -> None:
+    answers = [replace(record(0, 2), sent_s=0.0, arrivals=(Arrival(a, 1), Arrival(b, 1))) for a, b in spans]
+    assert answered_at_once([*answers, replace(record(0, 2), arrivals=())]) == most
 
 
 def record(turn: int, right: int, error: str | None = None) -> RequestRecord:
@@ -155,11 +163,11 @@ def record(turn: int, right: int, error: str | None = None) -> RequestRecord:
 
 def test_figures_are_sums_over_requests_and_differences_of_counters() -> None:
     measurement = Measurement((record(0, 2), record(1, 2)), 1.5)
-    figures = make_figures(measurement, 2, Sight(tokens_read=10), Sight(4, 80, 0, 0, 110, 60))
+    figures = make_figures(measurement, 2, Sight(tokens_read=10), Sight(0, 0, 110, 60))
     assert figures.is_right
     assert (figures.prompt_tokens, figures.cached_on_prefill, figures.cached_on_decode) == (100, 64, 32)
     assert (figures.bytes_moved, figures.tokens_read, figures.shared_tokens_read) == (2000, 100, 60)
-    assert (figures.running_peak, figures.pages_peak, figures.wall_s) == (4, 80, 1.5)
+    assert (figures.answered_at_once, figures.wall_s) == (1, 1.5)
     assert (figures.ttft_p50_s, figures.tpot_p50_s) == (0.25, 0.25)
 
 
@@ -196,16 +204,19 @@ def test_a_server_that_tells_nothing_of_itself_is_judged_by_its_answers(fail_at:
 def test_a_wrong_answer_fails_the_demo_after_its_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve_while(settings: object, adjust: object, work: Callable[[str, Event], object], say: object) -> object:
-        with serving(AnsweringServer(Manners(fail_at=9))) as url:  # number 9 follows the warm-up
-            return work(url, Event())
+    @contextmanager
+    def own_server(module: str, argv: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
+        tell("cpu, weights float32, pages move by pigeon")
+        yield
 
-    monkeypatch.setattr("deltaserve.cli.demo.serve_while", serve_while)
-    monkeypatch.setattr("deltaserve.cli.demo.ask", lambda url, model, example: " ".join(example.answer))
-    assert main(["demo", "--quick"]) == 1
+    with serving(AnsweringServer(Manners(fail_at=9))) as url:  # number 9 follows the warm-up of both
+        monkeypatch.setattr("deltaserve.cli.demo.own_server", own_server)
+        monkeypatch.setattr("deltaserve.cli.demo._url", lambda port: url)
+        monkeypatch.setattr("deltaserve.cli.demo.ask", lambda url, model, example: " ".join(example.answer))
+        assert main(["demo", "--quick", "--no-talk"]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"answers right +23 of 24 +23 of 24 *\n", out)
-    assert re.search(r"answers right +24 of 24 +24 of 24 *\n", out)
+    assert "Pages move from prefill to decode by pigeon." in out
+    assert re.search(r"answers right +24 +24 *\n", out)
     assert "(right)" in out
 
 
@@ -215,38 +226,63 @@ def test_a_wrong_answer_fails_the_demo_after_its_table(
 @pytest.mark.parametrize(
     ("off", "on", "words"),
     [
-        (100, 50, "2.0x less"),
-        (50, 100, "2.0x more"),
-        (100, 101, "same"),
-        (100, 100, "same"),
-        (0, 5, ""),
-        (5, 0, ""),
-        (None, 5, ""),
-        (5, None, ""),
+        ([100], [50], "2.0x less"),
+        ([50], [100], "2.0x more"),
+        ([100, 100], [100, 100], "the same"),
+        ([2.0, 4.0, 3.0], [1.0, 2.5, 0.5], "about the same"),
+        ([2.0, 4.0, 3.0], [1.0, 1.9, 0.5], "3.0x less"),
+        ([1.0, 0.5], [10.0, 0.9], "about the same"),
+        ([0.0], [5], ""),
+        ([5], [0], ""),
+        ([], [5], ""),
+        ([5], [], ""),
     ],
 )
-def test_factor(off: float | None, on: float | None, words: str) -> None:
-    assert factor(off, on) == words
+def test_a_change_within_the_spread_is_no_number(off: list[float], on: list[float], words: str) -> None:
+    assert change(off, on) == words
 
 
 def test_the_table_compares_row_by_row() -> None:
-    on = replace(FIGURES, bytes_moved=1 << 20, running_peak=24, shared_tokens_read=640, ttft_p50_s=None)
-    cells = {label.strip(): rest for label, *rest in cells_of(Comparison("questions", FIGURES, on))}
-    assert cells["answers right"] == ["4 of 4", "4 of 4", ""]
+    off = (FIGURES, replace(FIGURES, wall_s=4.0), replace(FIGURES, wall_s=3.0))
+    on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640, ttft_p50_s=None)
+    comparison = Comparison("questions", off, (on, replace(on, wall_s=2.5), replace(on, wall_s=1.5)))
+    cells = {label.strip(): rest for label, *rest in cells_of(comparison)}
+    assert cells["answers right"] == ["4", "4", ""]
     assert cells["moved from prefill to decode"] == ["8.0 MiB", "1.0 MiB", "8.0x less"]
-    assert cells["running on decode at once, peak"] == ["6", "24", "4.0x more"]
+    assert cells["answered at once, at most"] == ["6", "24", "4.0x more"]
     assert cells["not read again, being shared"] == ["0", "640", ""]
-    assert cells["time to first token, p50"] == ["200.0 ms", "-", ""]
-    assert make_table((Comparison("questions", FIGURES, on),)).row_count == 1 + len(cells)
+    assert cells["time to first token, p50"] == ["0.20 s (0.20-0.20)", "-", ""]
+    assert cells["time per output token, p50"] == ["10.0 ms (10.0-10.0)", "10.0 ms (10.0-10.0)", "the same"]
+    assert cells["all of it"] == ["3.0 s (2.0-4.0)", "2.0 s (1.5-2.5)", "about the same"]
+    assert make_table((comparison,)).row_count == 1 + len(cells)
+
+
+def test_the_table_fits_a_page_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = replace(FIGURES, wall_s=62.8, ttft_p50_s=31.0, tpot_p50_s=0.0634)
+    make_console().print(make_table((Comparison("144 questions about 3 documents", (slow,) * 3, (slow,) * 3),)))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "…" in line] == []
+    assert sum(row.label.strip() in line for line in lines for row in ROWS[:1]) == 1
 
 
 def test_the_paragraph_holds_the_measured_figures() -> None:
-    on = replace(FIGURES, bytes_moved=1 << 20, running_peak=24, shared_tokens_read=640)
-    words = in_words(Comparison("a", FIGURES, on), Comparison("b", FIGURES, on))
+    on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640)
+    words = in_words(Comparison("a", (FIGURES,), (on,)), Comparison("b", (FIGURES,), (on,)))
     for part in ("16 MiB in all", "6 requests filled", "lacked, 2 MiB", "24 requests ran", "64%"):
         assert part in words
     nothing = replace(FIGURES, tokens_read=0)
-    assert "0%" in in_words(Comparison("a", nothing, nothing), Comparison("b", nothing, nothing))
+    assert "0%" in in_words(Comparison("a", (nothing,), (nothing,)), Comparison("b", (nothing,), (nothing,)))
+
+
+def test_what_next_names_a_server_and_the_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    for ending, expected in ((Ending.STOP, "make demo KEEP=1"), (Ending.KEEP, "curl X")):
+        tell_ending(make_console(), ending, "deltaserve serve M", ["curl X"])
+        out = capsys.readouterr().out
+        assert "deltaserve serve M" in out
+        assert "deltaserve chat" in out
+        assert expected in out
+    tell_ending(make_console(), Ending.GO_ON, "deltaserve serve M", ["curl X"])
+    assert capsys.readouterr().out == ""
 
 
 # ---------------------------------------------------------------- the chat
@@ -271,8 +307,9 @@ def test_commands_survive_a_shell() -> None:
     example = make_example(MODEL)
     chat, completion, metrics = (shlex.split(line) for line in commands("http://h:1", "m", example))
     assert chat[:3] == ["curl", "-s", "http://h:1/v1/chat/completions"]
-    assert json.loads(chat[-1])["messages"] == [{"role": "user", "content": example.content}]
-    assert json.loads(completion[-1])["prompt"] == example.facts + example.question
+    assert chat[-4:] == completion[-4:] == ["|", "python3", "-m", "json.tool"]
+    assert json.loads(chat[-5])["messages"] == [{"role": "user", "content": example.content}]
+    assert json.loads(completion[-5])["prompt"] == example.facts + example.question
     assert metrics == ["curl", "-s", "http://h:1/metrics"]
 
 
@@ -325,8 +362,8 @@ def test_a_talk_is_told_in_figures() -> None:
 
 def test_the_commands_to_talk_on_name_the_model_as_the_server_does(tmp_path: Path) -> None:
     name = language_model_name(tmp_path / "Small.Q4_1.gguf")
-    body = json.loads(shlex.split(talk_commands("http://here", name)[0])[-1])
-    assert (body["model"], body["stream"]) == ("Small.Q4_1", True)
+    body = json.loads(shlex.split(talk_commands("http://here", name)[0])[-5])
+    assert (body["model"], body["timings"]) == ("Small.Q4_1", True)
 
 
 def test_plain_output_keeps_blanks_within_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,4 +147,5 @@ def test_the_demos_talk(server: Server) -> None:
         assert turn.bytes_moved < cold.bytes_moved / 10
     command = talk_commands(server.base_url, server.model)[0]
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert "data: [DONE]" in done.stdout
+    assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert '    "usage": {' in done.stdout.splitlines()

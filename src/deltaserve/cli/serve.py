@@ -59,11 +59,16 @@ class Deployment:
 
 def run(settings: Settings) -> int:
     """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
+    return run_adjusted(settings, as_resolved)
+
+
+def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec]) -> int:
+    """As `run`, with a last word about each worker."""
     with private_folder(settings.process.state_dir) as folder:
         logging = settings.logging
         tell = speaker(settings)
         log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
-        cluster = compose(settings, folder)
+        cluster = compose(settings, folder, adjust)
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
         tell_sampling(cluster.sampling, tell)
