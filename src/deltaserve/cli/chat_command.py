@@ -25,7 +25,7 @@ from deltaserve.base.urls import DEFAULT_URL, server_root
 from deltaserve.bench.bearer_key import authorization
 from deltaserve.bench.chat_stream import ChatAnswer, ServedModel, chat, find_model
 from deltaserve.bench.completion_stream import ServerError
-from deltaserve.bench.http_client import async_http_client
+from deltaserve.bench.http_client import async_http_client, fault
 from deltaserve.cli.chat_dialogue import (
     HELP,
     ChatHistory,
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         with ExitStack() as stack:
             url = _open_target(arguments, screen, stack)
             return talk(url, headers, Wishes(arguments.model, arguments.system, fields), screen)
-    except (OwnServerError, ServerError, httpx.HTTPError) as error:
+    except (OwnServerError, ServerError) as error:
         print(f"chat: {one_line(error)}", file=sys.stderr)
         return 1
 
@@ -201,8 +201,7 @@ class Wishes:
 def talk(url: str, headers: Mapping[str, str], wishes: Wishes, screen: Screen) -> int:
     """A conversation until the user ends it; 1 if a message of a script failed.
 
-    Raises ConfigError for a URL that is none, ServerError, httpx.HTTPError where no model is found, KeyboardInterrupt
-    where nobody types.
+    Raises ServerError where no model is found, KeyboardInterrupt where nobody types, ConfigError.
     """
     timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
     limits = httpx.Limits(max_keepalive_connections=0)  # people pause for longer than servers keep connections
@@ -212,9 +211,8 @@ def talk(url: str, headers: Mapping[str, str], wishes: Wishes, screen: Screen) -
             model = runner.run(find_model(http, wishes.model))
             screen.note(f"{model.name} at {url}; /help lists commands, Ctrl-D ends")
             return _Talk(runner, http, model, wishes, screen).run()
-        except httpx.ConnectError as error:
-            advice = "is a server running there? `deltaserve serve MODEL` starts one, `deltaserve chat MODEL` too"
-            raise ServerError(f"{url}: {error} ({advice})") from None
+        except httpx.HTTPError as error:
+            raise ServerError(fault(url, error)) from None
         finally:
             runner.run(http.aclose())
 
@@ -296,7 +294,8 @@ class _Talk:
             self._was_interrupted = True
         except (ServerError, httpx.HTTPError) as error:
             screen.end_answer()
-            self._fail(f"{error or type(error).__name__}: this message is not kept; /reset begins anew")
+            said = fault(str(self._http.base_url), error) if isinstance(error, httpx.HTTPError) else error
+            self._fail(f"{said}: this message is not kept; /reset begins anew")
             return
         screen.end_answer()
         if answer.text:
