@@ -95,7 +95,7 @@ def test_it_counts_what_is_saved_and_can_be_talked_to(folder: Path) -> None:
 
 def test_an_interrupt_ends_it_at_once_and_cleanly(folder: Path) -> None:
     with demo(folder) as process:
-        read_until(process, "ready")
+        read_until(process, "Ready")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
     assert_nothing_is_left(folder)
