@@ -36,13 +36,13 @@ def _scaled(seconds: float | None, per_second: float) -> float | None:
 ROWS = (
     ReportRow("moved from prefill to decode", lambda f: f.bytes_moved, _mebibytes, is_compared=True),
     ReportRow("prompt tokens", lambda f: f.prompt_tokens),
-    ReportRow("  not computed again by prefill", lambda f: f.cached_on_prefill),
-    ReportRow("  not moved again to decode", lambda f: f.cached_on_decode),
+    ReportRow("  not computed again", lambda f: f.cached_on_prefill),
+    ReportRow("  not moved again", lambda f: f.cached_on_decode),
     ReportRow("KV positions attention needed", lambda f: f.tokens_read),
     ReportRow("  not read again, being shared", lambda f: f.shared_tokens_read),
     ReportRow("answered at once, at most", lambda f: f.answered_at_once, is_compared=True),
     ReportRow("answers right", lambda f: f.answers_right),
-    ReportRow("time to first token, p50", lambda f: f.ttft_p50_s, "{:.2f}".format, True, "s"),
+    ReportRow("time to first token, p50", lambda f: f.ttft_p50_s, "{:.1f}".format, True, "s"),
     ReportRow("time per output token, p50", lambda f: _scaled(f.tpot_p50_s, 1e3), "{:.1f}".format, True, "ms"),
     ReportRow("all of it", lambda f: f.wall_s, "{:.1f}".format, True, "s"),
 )
