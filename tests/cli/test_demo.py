@@ -250,7 +250,7 @@ def test_the_table_compares_row_by_row() -> None:
     assert cells["answers right"] == ["4", "4", ""]
     assert cells["moved from prefill to decode"] == ["8.0 MiB", "1.0 MiB", "8.0x less"]
     assert cells["answered at once, at most"] == ["6", "24", "4.0x more"]
-    assert cells["not read again, being shared"] == ["0", "640", ""]
+    assert cells["not read again"] == ["0", "640", ""]
     assert cells["time to first token, p50"] == ["0.2 s (0.2-0.2)", "-", ""]
     assert cells["time per output token, p50"] == ["10.0 ms (10.0-10.0)", "10.0 ms (10.0-10.0)", "the same"]
     assert cells["all of it"] == ["3.0 s (2.0-4.0)", "2.0 s (1.5-2.5)", "about the same"]

@@ -82,7 +82,7 @@ def test_it_counts_what_is_saved_and_can_be_talked_to(folder: Path) -> None:
         assert off == "0" != on
     for off, on in row(seen, "moved from prefill to decode"):
         assert float(on.removesuffix(" MiB")) < float(off.removesuffix(" MiB"))
-    off, on = row(seen, "not read again, being shared")[0]
+    off, on = row(seen, "not read again")[0]
     assert off == "0" != on
     chat = answers[0]["choices"][0]["message"]["content"].split()
     completion = answers[1]["choices"][0]["text"].split()

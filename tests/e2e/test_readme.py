@@ -104,7 +104,7 @@ def test_every_flag_that_pages_name_exists() -> None:
     """Of the commands in their blocks; what follows a flag is its value."""
     for document in ("README.md", "docs/quickstart.md"):
         for line in "".join(text for language, text in blocks(document) if not language).splitlines():
-            found = re.match(r"\.venv/bin/deltaserve (\w+)(.*?)(?:#.*)?$", line)
+            found = re.match(r"\.venv/bin/deltaserve (?:doctor (?=prefill|decode|router))?(\w+)(.*?)(?:#.*)?$", line)
             if found:
                 known = output_help(found[1])
                 assert [flag for flag in re.findall(r"(?<= )--[a-z-]+", found[2]) if flag not in known] == [], line

@@ -39,7 +39,7 @@ ROWS = (
     ReportRow("  not computed again", lambda f: f.cached_on_prefill),
     ReportRow("  not moved again", lambda f: f.cached_on_decode),
     ReportRow("KV positions attention needed", lambda f: f.tokens_read),
-    ReportRow("  not read again, being shared", lambda f: f.shared_tokens_read),
+    ReportRow("  not read again", lambda f: f.shared_tokens_read),
     ReportRow("answered at once, at most", lambda f: f.answered_at_once, is_compared=True),
     ReportRow("answers right", lambda f: f.answers_right),
     ReportRow("time to first token, p50", lambda f: f.ttft_p50_s, "{:.1f}".format, True, "s"),
@@ -75,7 +75,7 @@ def change(off: Sequence[float], on: Sequence[float]) -> str:
 def make_table(comparisons: tuple[Comparison, ...]) -> Table:
     rounds = len(comparisons[0].on)
     title = f"the same traffic {rounds} times to each server in turns, decode's prefix cache off and on: medians"
-    table = Table(box=SIMPLE, title=title, title_justify="left")
+    table = Table(box=SIMPLE, title=title, title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("off", "on", "on is"):
         table.add_column(heading, justify="right", no_wrap=True)
