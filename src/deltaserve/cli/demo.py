@@ -129,7 +129,7 @@ class Demo:
         """The exit code."""
         off_port, on_url = free_port(), _url(self._port)
         with ExitStack() as stack:
-            heard = _Heard()
+            heard = _StartLines()
             self._say("Starting two servers on this machine, decode's prefix cache on and off: front, prefill, decode.")
             on = stack.enter_context(own_server(_SERVER, self._argv(self._port, DecodeCache.ON), heard))
             with own_server(_SERVER, self._argv(off_port, DecodeCache.OFF), heard):
@@ -183,7 +183,7 @@ class Demo:
         self._console.print(text, markup=False)
 
 
-class _Heard:
+class _StartLines:
     """Lines of servers that start; of them one fact is kept."""
 
     def __init__(self) -> None:
