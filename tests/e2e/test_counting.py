@@ -135,7 +135,7 @@ def test_what_an_operator_ends_is_counted_when_it_is_computed(folder: Path) -> N
     flags = ("--shutdown-grace-s", "0.1", "--log-dir", str(folder / "logs"))
     with serving(folder, MODEL, *FLAGS, *flags, deaths=None) as server:
         asked = body(server, 1, max_tokens=LONG, stream=True, n=2)
-        client = Thread(target=lambda: httpx.post(f"{server.base_url}/v1/completions", json=asked, timeout=120))
+        client = Thread(target=lambda: httpx.post(f"{server.base_url}/v1/completions", json=asked, timeout=PATIENCE_S))
         client.start()
         wait_until(lambda: counted(server).get("num_requests_running") == 2, "two answers under way", server)
         seen = counted(server)
