@@ -53,14 +53,15 @@ def test_unified(tiny_models: Path, folder: Path) -> None:
         assert second.cached_len == (len(turn) - 2) // 16 * 16
 
 
-def test_deterministic_inference(tiny_models: Path, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_next"])
+def test_deterministic_inference(tiny_models: Path, folder: Path, name: str) -> None:
     """The same to the last bit cold, behind a cached prefix, in other chunks, beside others and on workers of another
     shape."""
     prompts, seen = [random_prompt(130 + row, seed=row) for row in range(4)], []
     shapes = (("--chunked-prefill-size", "96"), ("--chunked-prefill-size", "32", "--disaggregation-mode", "null"))
     for shape in shapes:
         flags = (*PAGES, "--num-pages", "256", *shape, "--enable-deterministic-inference")
-        with serving(folder, tiny_models / "qwen3", *flags) as server, ThreadPoolExecutor(4) as pool:
+        with serving(folder, tiny_models / name, *flags) as server, ThreadPoolExecutor(4) as pool:
             seen.append([server.complete(prompt, 20) for prompt in prompts])
             seen.append(list(pool.map(lambda prompt: server.complete(prompt, 20), prompts)))
             turns = [[*prompt, *answer.tokens[:10]] for prompt, answer in zip(prompts, seen[0], strict=True)]
