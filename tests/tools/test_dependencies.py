@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVING = [Requirement(text) for text in PROJECT["dependencies"]]
 VERIFY = [Requirement(text) for text in PROJECT["optional-dependencies"]["verify"]]
+ON_GPU_MACHINES = {"torch"}
+"""Their floor is what a GPU machine ran: no build of it for CPUs can be installed for scripts/test-lowest."""
 ONLY_FOR_TESTS = {"transformers", "triton", "pytest", "hypothesis", "mypy", "ruff", "openai", "matplotlib"}
 
 
@@ -32,7 +34,8 @@ def test_the_floor_is_the_version_tested_as_the_lowest(requirement: Requirement)
     lowest = pins("constraints-lowest.txt")[canonicalize_name(requirement.name)]
     wanted = floor(requirement)
     assert lowest >= wanted
-    assert lowest.release[: len(wanted.release)] == wanted.release, "the tested version is newer than the floor"
+    is_floor = lowest.release[: len(wanted.release)] == wanted.release
+    assert is_floor or requirement.name in ON_GPU_MACHINES, "the tested version is newer than the floor"
 
 
 @pytest.mark.parametrize("requirement", [*SERVING, *VERIFY], ids=lambda r: r.name)
