@@ -26,7 +26,7 @@ class StepRecorder(Protocol):
 
 class GraphRecorder:
     """By CUDA graphs. What one leaves is valid until any of them is replayed: their intermediate tensors lie in one
-    pool, since only one is computed at a time. No GPU has run this yet."""
+    pool, since only one is computed at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
