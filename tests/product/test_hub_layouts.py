@@ -15,23 +15,12 @@ from torch import Tensor
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.checkpoint_config import load_spec
 from deltaserve.text.text_codec import SamplingDefaults, TextCodec
+from tests.fixtures.families import FAMILIES
 from tests.fixtures.tiny_models import VARIANTS, write_shards
 from tests.fixtures.tiny_tokenizer import CHAT_TEMPLATE, SPECIALS
 from tests.runner.world import Driver, drawn, extend
 
 WEIGHTS = "model.safetensors"
-FAMILIES = (
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-    "minimax_m2",
-    "deepseek_v3",
-    "gemma3_text",
-    "gpt_oss",
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_moe",
-)
 MULTIMODAL = ("qwen3_5", "qwen3_5_moe")
 TEXT = "The sky is<|im_end|>\nblue <tool_call>"
 CHAT = [

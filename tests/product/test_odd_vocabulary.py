@@ -8,6 +8,7 @@ import pytest
 
 from deltaserve.base.ids import Role
 from deltaserve.transfer.staging import StagingMode
+from tests.fixtures.families import FAMILIES
 from tests.fixtures.tiny_models import (
     DRAFTED,
     EAGLE3_HEAD,
@@ -24,17 +25,6 @@ VOCAB = 341
 """11 * 31. That of the EAGLE-3 head is 155."""
 BOTH = (Role.PREFILL, Role.DECODE)
 QUICK = {("llama", 2, 4), ("gemma3_text", 4, 2), ("deepseek_v3", 2, 1), ("qwen3_next", 1, 2)}
-FAMILIES = (
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-    "minimax_m2",
-    "deepseek_v3",
-    "gemma3_text",
-    "gpt_oss",
-    "qwen3_next",
-    "qwen3_5",
-)
 
 
 def odd(variant: Variant, folder: Path) -> Path:

@@ -18,21 +18,10 @@ from deltaserve.base.sampling import SamplingParams
 from deltaserve.device.attention_choice import AttentionChoice
 from deltaserve.layout.dtype import DType
 from deltaserve.sched.plan import PlanItem, StepResult
+from tests.fixtures.families import FAMILIES
 from tests.native.native_build import compiled_library
 from tests.runner.world import Driver, distribution, drawn_distribution, extend, random_tokens
 
-FAMILIES = (
-    "llama",
-    "qwen3",
-    "gemma3_text",
-    "qwen3_moe",
-    "minimax_m2",
-    "deepseek_v3",
-    "gpt_oss",
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_moe",
-)
 PROMPT = random_tokens(75, 1)
 CUT = 32
 """Where the prompt is cut in the runs that find its beginning cached."""

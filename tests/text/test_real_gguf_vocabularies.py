@@ -1,11 +1,13 @@
 """GGUF vocabularies of real models with llama.cpp's test vectors."""
 
+from pathlib import Path
+
 import pytest
 
 from deltaserve.models.fields import Fields
 from deltaserve.models.gguf_header import read_header
 from deltaserve.text.gguf_text import Vocabulary, build_tokenizer
-from tests.fixtures.llama_cpp_sdist import llama_cpp_models
+from tests.fixtures.source_archives import published_files
 
 pytestmark = pytest.mark.slow
 NAMES = (
@@ -24,9 +26,19 @@ NAMES = (
 )
 
 
+@pytest.fixture(scope="module")
+def models(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """llama.cpp's folder `models`: a vocabulary is a file, with texts in `.inp` and their ids in `.out`."""
+    assert pytestconfig.cache is not None
+    folder = tmp_path_factory.mktemp("models")
+    archives = pytestconfig.cache.mkdir("source_archives")
+    for name, content in published_files("llama-cpp-python", archives, "/ggml-vocab-"):
+        (folder / name).write_bytes(content)
+    return folder
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_are_those_of_llama_cpp(request: pytest.FixtureRequest, name: str) -> None:
-    models = llama_cpp_models(request.config.rootpath / ".pytest_cache")
+def test_ids_are_those_of_llama_cpp(models: Path, name: str) -> None:
     file = models / f"ggml-vocab-{name}.gguf"
     header = read_header(file)
     metadata = Fields(dict(header.metadata), file.name)
