@@ -99,6 +99,7 @@ EXAMPLES: dict[str, str] = {
     "log-dir": "logs",
     "admin-host": "localhost",
     "admin-port": "9100",
+    "allowed-hosts": "llm.example",
     "advertise": "worker-0.example:9000",
     "start-timeout-s": "900",
     "shutdown-grace-s": "20",

@@ -47,7 +47,8 @@ def _yarn(**changes: object) -> dict[str, Any]:
 def _deepseek(**changes: Any) -> dict[str, Any]:
     latents = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
-    return {"architectures": ["DeepseekV3ForCausalLM"], **latents, **experts, **changes}
+    choice = {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+    return {"architectures": ["DeepseekV3ForCausalLM"], **latents, **experts, **choice, **changes}
 
 
 def spec_of(folder: Path, **changes: Any) -> ModelSpec:

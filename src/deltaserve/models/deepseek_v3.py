@@ -45,7 +45,7 @@ def _build(fields: Fields) -> ModelSpec:
     mla = _latent_attention(fields, rope_dim)
     if mla.q_rank is None and spec.attention_bias:
         raise fields.error("attention_bias", "false where q_lora_rank is null")
-    first = fields.integer("first_k_dense_replace", 0, spec.num_layers, default=0)
+    first = fields.integer("first_k_dense_replace", 0, MAX_LAYERS, default=0)  # as transformers: of more than there are
     spec = with_experts(with_rotary_dim(spec, rope_dim), _experts(fields), range(first, spec.num_layers))
     drafts = "num_nextn_predict_layers" if fields.has("num_nextn_predict_layers") else "num_mtp_layers"
     return replace(
