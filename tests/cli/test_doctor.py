@@ -94,8 +94,11 @@ def test_a_wrong_port_is_exit_code_2(port: str, capsys: pytest.CaptureFixture[st
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_machine, "_LIBRARIES", ("no-such-library",))
-    monkeypatch.setattr(doctor_machine, "_FOR_VERIFY", "nor-this-one")
-    assert levels(check_software()) == [Level.OK, Level.FAIL, Level.WARN, Level.OK]
+    monkeypatch.setattr(doctor_machine, "_FOR_NIXL", "nor-this-one")
+    monkeypatch.setattr(doctor_machine, "_FOR_VERIFY", "and-not-that")
+    lines = list(check_software())
+    assert levels(lines) == [Level.OK, Level.FAIL, Level.WARN, Level.OK, Level.OK]
+    assert lines[3].text.endswith("pip install 'deltaserve[verify]'")
 
 
 def test_device() -> None:

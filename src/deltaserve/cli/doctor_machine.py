@@ -22,8 +22,8 @@ from deltaserve.cli.net_devices import interface_addresses, net_devices
 from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 _MIN_PYTHON = (3, 11)
-_LIBRARIES = ("torch", "nixl-cu12", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
-_FOR_VERIFY = "transformers"
+_LIBRARIES = ("torch", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
+_FOR_NIXL, _FOR_VERIFY = "nixl-cu12", "transformers"
 _LITTLE_MEMORY = 2 << 30
 _ASK_S = 2.0
 _REQUEST_ID = re.compile("req-[0-9a-f]{24}")
@@ -38,6 +38,7 @@ def check_software() -> Iterator[Line]:
     yield Line(Level.OK if is_new else Level.FAIL, "python", text)
     for name in _LIBRARIES:
         yield _library(name, Level.FAIL, "a server needs it")
+    yield _library(_FOR_NIXL, Level.WARN, "workers between which pages move by nixl need it, on several machines all")
     yield _library(_FOR_VERIFY, Level.OK, "only `deltaserve verify MODEL` needs it: pip install 'deltaserve[verify]'")
     yield _native_library()
 
