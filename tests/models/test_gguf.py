@@ -215,6 +215,44 @@ def test_a_damaged_header(file: Path, damage: Callable[[bytearray], None], text:
     refused(file, "m.gguf: ", text)
 
 
+@pytest.mark.parametrize(
+    "offset",
+    [
+        pytest.param(lambda offsets: 0, id="within the first tensor's bytes: overlaps"),
+        pytest.param(lambda offsets: offsets[3] + 3, id="unaligned"),
+        pytest.param(lambda offsets: offsets[3] + 1, id="unaligned by one"),
+        pytest.param(lambda offsets: offsets[3] - 32, id="the end of the one before"),
+        pytest.param(lambda offsets: offsets[4], id="the next tensor's"),
+        pytest.param(lambda offsets: offsets[3] + 32, id="a gap, and the beginning of the next"),
+    ],
+)
+def test_an_offset_that_would_bring_other_values(file: Path, offset: Callable[[list[int]], int]) -> None:
+    """Each of these lies within the file."""
+    tensors = read_header(file).tensors
+    offsets = [tensor.start - tensors[0].start for tensor in tensors]
+    data = bytearray(file.read_bytes())
+    name = tensors[3].name.encode()
+    found = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+    (num_dimensions,) = struct.unpack_from("<I", data, found)
+    _put(found + 4 + 8 * num_dimensions + 4, "Q", offset(offsets))(data)
+    file.write_bytes(data)
+    refused(file, f"m.gguf: tensor '{tensors[3].name}' of shape", f"but {offsets[3]} follows in steps of 32: damaged")
+
+
+def test_two_tensors_whose_offsets_changed_places(file: Path) -> None:
+    """Neither overlaps; both are of one size, and each would have the values of the other."""
+    data = file.read_bytes()
+    (first, second) = (struct.pack("<Q", 19) + f"blk.0.{name}.weight".encode() for name in ("attn_q", "attn_k"))
+    assert data.count(first) == data.count(second) == 1
+    at = [data.index(each) + len(each) + 4 + 16 + 4 for each in (first, second)]
+    offsets = [struct.unpack_from("<Q", data, each)[0] for each in at]
+    changed = bytearray(data)
+    for place, value in zip(at, reversed(offsets), strict=True):
+        _put(place, "Q", value)(changed)
+    file.write_bytes(changed)
+    refused(file, "has offset", "follows in steps of 32: damaged")
+
+
 def test_a_tensor_given_twice(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"blk.0.attn_k.weight", b"blk.0.attn_q.weight"))
     refused(file, "tensor 'blk.0.attn_q.weight' is given twice")

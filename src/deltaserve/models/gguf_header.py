@@ -11,7 +11,7 @@ import stat
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,7 @@ class _Walk:
                 raise self._error(f"metadata key {key[:80]!r} is given twice")
             metadata[key] = self._value(key, self._number("I"))
         entries = [self._tensor() for _ in range(num_tensors)]
-        start = self._at + -self._at % self._alignment(metadata)
-        tensors = tuple(self._placed(entry, start) for entry in entries)
+        tensors = self._placed(entries, self._alignment(metadata))
         twice = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
         if twice:
             raise self._error(f"tensor {twice[0][:80]!r} is given twice")
@@ -212,13 +211,25 @@ class _Walk:
             raise self._error(f"tensor {name[:80]!r} has shape {list(shape)}, but {rows}")
         return GgufTensor(name, shape, quantisation, start)
 
-    def _placed(self, tensor: GgufTensor, data_start: int) -> GgufTensor:
-        placed = GgufTensor(tensor.name, tensor.shape, tensor.quantisation, data_start + tensor.start)
-        end, size = placed.start + placed.num_bytes, len(self._data)
-        if end > size:
-            where = f"tensor {tensor.name[:80]!r} of shape {list(tensor.shape)} ends at byte {end}"
-            raise self._error(f"{where} of a file of {size}: cut off, or damaged")
-        return placed
+    def _placed(self, entries: list[GgufTensor], alignment: int) -> tuple[GgufTensor, ...]:
+        """With `start` in the file. Tensors follow each other in the order of the header, padded to the alignment.
+
+        llama.cpp asks for the same. Any other offset would read the values of another tensor, and no name would tell.
+        """
+        data_start, size = self._at + -self._at % alignment, len(self._data)
+        placed, expected = [], 0
+        for entry in entries:
+            which = f"tensor {entry.name[:80]!r} of shape {list(entry.shape)}"
+            tensor = replace(entry, start=data_start + entry.start)
+            end = tensor.start + tensor.num_bytes
+            if end > size:
+                raise self._error(f"{which} ends at byte {end} of a file of {size}: cut off, or damaged")
+            if entry.start != expected:
+                found = f"has offset {entry.start}, but {expected} follows in steps of {alignment}"
+                raise self._error(f"{which} {found}: damaged")
+            placed.append(tensor)
+            expected += tensor.num_bytes + -tensor.num_bytes % alignment
+        return tuple(placed)
 
     # ---------------------------------------------------------------- bytes
 
