@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -36,7 +36,7 @@ def settings_of(folder: Path) -> Settings:
     return load("serve", "", [str(folder)], {}).settings
 
 
-def levels(lines: Iterator[Line]) -> list[Level]:
+def levels(lines: Iterable[Line]) -> list[Level]:
     return [line.level for line in lines]
 
 
