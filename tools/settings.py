@@ -17,7 +17,8 @@ is equal.
 Flags of the launch lines of SGLang, its router, vLLM, Dynamo and llama.cpp are understood by every command, as keys
 and as variables too (`cli/foreign.py`). What means the same is another word for a flag here: see the last table. What
 changes nothing is accepted, with a line that says why. What asks for something that is not there is refused with the
-reason and what to write instead; all that is wrong with a line is told in one message. `--disaggregation-mode prefill`
+reason and what to write instead; all that is wrong with a line
+itself is told in one message, then what does not fit the model or the machine. `--disaggregation-mode prefill`
 or `decode` makes a line of `serve` one of `deltaserve prefill` or `decode`.
 
 This page is made: `python -m tools.settings > docs/settings.md`.

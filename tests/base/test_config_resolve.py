@@ -97,6 +97,12 @@ def test_matrices_are_codes_where_the_native_library_computes() -> None:
     assert MODEL.weight_bytes("bfloat16", "int8") == 50 * MIB
 
 
+@pytest.mark.parametrize(("backend", "told"), [("auto", "not compiled"), ("torch", None), ("native", None)])
+def test_a_missing_native_library_is_told_where_nobody_chose(backend: str, told: str | None) -> None:
+    missing = dataclasses.replace(MACHINE, native_problem="not compiled")
+    assert resolved(machine=missing, scheduling={"attention_backend": backend}).native_problem == told
+
+
 @pytest.mark.parametrize(
     ("machine", "groups", "why"),
     [

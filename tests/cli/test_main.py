@@ -66,7 +66,7 @@ def test_a_command_gets_its_own_arguments(capsys: pytest.CaptureFixture[str]) ->
     [
         (("prob",), ("'prob'", "unknown command", "did you mean probe?")),
         (("absent",), ("'absent'", "unknown command")),
-        (("--page-size", "16"), ("'--page-size'", "unknown command")),
+        (("--page-size", "16"), ("--page-size: a command comes first",)),
         (("probe", MODEL, "--page-size", "17"), ("--page-size 17", "power of two")),
         (("probe", MODEL, "--page-size", "128"), ("the model folder has no config.json",)),
         (("count", "--count", "x"), ("--count", "invalid int value")),

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from deltaserve.cli.serve import (
     describe_groups,
     describe_staging,
     prepare,
+    tell_native,
     tell_pair,
     tell_resolved,
     tell_sampling,
@@ -84,6 +86,15 @@ def test_sampling_that_a_request_need_not_ask_for_is_told(
     assert words is None or words in said[0]
     front = msgspec.json.decode((tmp_path / "front.json").read_bytes(), type=FrontSpec)
     assert front.sampling_defaults == source
+
+
+def test_missing_native_kernels_are_told_once_for_all_workers(tiny_models: Path) -> None:
+    settings = Settings.model_validate({"model": {"model_path": str(tiny_models / "llama"), "device": "cpu"}})
+    lacking = [replace(config, native_problem="not compiled") for config in prepare(settings).resolved.values()]
+    said: list[str] = []
+    tell_native(lacking, lambda line: said.append(str(line)))
+    tell_native([replace(config, native_problem=None) for config in lacking], lambda line: said.append(str(line)))
+    assert said == ["warning: no native kernels, torch computes in their place, more slowly: not compiled"]
 
 
 def test_the_line_at_the_start_names_the_pages_of_each_pool(tiny_models: Path) -> None:

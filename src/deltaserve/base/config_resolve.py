@@ -130,6 +130,8 @@ class ResolvedConfig:
     """False: a worker computes whole answers and opens no transport."""
     widened_from: str | None = None
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
+    native_problem: str | None = None
+    """Why torch computes on this CPU where the native library was to."""
 
 
 _LEAST_CONTEXT = 2
@@ -256,6 +258,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         shortened_from=wanted_len if context_len < wanted_len else None,
         moves_pages=settings.disaggregation.disaggregation_mode != "null",
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
+        native_problem=_native_problem(settings, machine),
     )
 
 
@@ -439,6 +442,12 @@ def _own_threads(settings: Settings, machine: MachineFacts) -> int:
     own_cores = _compute_cores(machine) * own // (of_all or machine.num_ranks)
     most = own_cores if machine.counts_waits or machine.num_cores >= _MANY_CORES else 1
     return _or_auto(settings.scheduling.num_threads, max(1, most))
+
+
+def _native_problem(settings: Settings, machine: MachineFacts) -> str | None:
+    """By name the library is needed: a worker without it ends, and says so itself."""
+    is_auto = settings.scheduling.attention_backend == "auto"
+    return machine.native_problem if machine.device == "cpu" and is_auto else None
 
 
 def _borrows_cores(settings: Settings, machine: MachineFacts) -> bool:

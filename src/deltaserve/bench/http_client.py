@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from ssl import SSLContext
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -54,8 +55,9 @@ def _route(url: str) -> tuple[SSLContext | bool, bool]:
     that is named wrongly is no concern of a server here: it is not even looked at.
     """
     try:
+        urlsplit(url)  # httpx takes half an IPv6 address for a name
         parts = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (ValueError, httpx.InvalidURL) as error:
         raise ConfigError(f"{url[:200]}: {error}") from None
     if not is_loopback(parts.host) and not (parts.host and is_any(parts.host)):
         return True, True

@@ -157,10 +157,10 @@ class Demo:
             ask_all(url, self._model.name, warm_up(), lambda record: None)
         for number in range(1, NUM_ROUNDS + 1):
             for cache, url in ((DecodeCache.OFF, off_url), (DecodeCache.ON, on_url)):
-                title = f"round {number} of {NUM_ROUNDS}, decode's cache {cache.value:<3}"
+                title = f"round {number} of {NUM_ROUNDS}, decode's cache {cache.value}"
                 for seen, scene in zip(rounds[url], self._acts, strict=True):
                     seen.append(self._act(url, scene, title))
-                self._say(f"  {title}  {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[url])}")
+                self._say(f"  {title:<32} {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[url])}")
         first, second = (
             Comparison(scene.title, tuple(off), tuple(on))
             for scene, off, on in zip(self._acts, rounds[off_url], rounds[on_url], strict=True)

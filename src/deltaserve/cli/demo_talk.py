@@ -1,7 +1,6 @@
 """The demo's conversation with a language model: a long system prompt, computed once, then found in the caches."""
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +77,6 @@ VISITORS = (
         "visitor 1",
         (
             "What is the name of the restaurant?",
-            "How many steps does the lighthouse have?",
             "What is the capital of France?",
         ),
     ),
@@ -200,19 +198,14 @@ def cells_of_turn(turn: Turn) -> tuple[str, ...]:
 def talk_in_words(turns: Sequence[Turn]) -> str:
     """What the caches saved, in one paragraph of measured figures."""
     cold, cached = turns[0], turns[1:]
-    slowest = _rounded_up(max(turn.first_token_s for turn in cached))
-    most_mib = _rounded_up(max(turn.bytes_moved for turn in cached) / 2**20)
+    slowest_s = max(turn.first_token_s for turn in cached)
+    most_mib = max(turn.bytes_moved for turn in cached) / 2**20
     return (
         f"The handbook was computed and moved once: {cold.prompt_len:,} tokens, {cold.bytes_moved / 2**20:.0f} MiB, "
         f"{cold.first_token_s:.1f} s to the first token. After that prefill computed, and decode was sent, only what "
         f"was new: at most {most_mib:.1f} MiB, and the first token came within "
-        f"{slowest:.1f} s, for the second visitor too, who never spoke before."
+        f"{slowest_s:.2f} s, for the second visitor too, who never spoke before."
     )
-
-
-def _rounded_up(figure: float) -> float:
-    """To tenths."""
-    return math.ceil(figure * 10) / 10
 
 
 def talk_commands(base_url: str, model: str) -> list[str]:

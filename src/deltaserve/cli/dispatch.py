@@ -173,6 +173,8 @@ def _dispatch(argv: Sequence[str], before_run: Callable[[], None]) -> int:
         print(f"deltaserve {deltaserve.__version__}")
         return 0
     name = argv[0]
+    if name.startswith("-"):
+        raise ConfigError(f"{name[:80]}: a command comes first, such as `deltaserve serve MODEL` (--help lists them)")
     if name not in commands:
         raise ConfigError(f"{name[:80]!r}: unknown command{nearest(name, commands)} (deltaserve --help lists them)")
     command = commands[name]

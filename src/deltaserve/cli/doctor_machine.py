@@ -47,7 +47,7 @@ def _native_library() -> Line:
     try:
         sets = ", ".join(found.name for found in NativeLibrary().instruction_sets)
     except NativeUnavailable as error:
-        return Line(Level.OK, "library", f"no native kernels, torch computes in their place: {error}")
+        return Line(Level.WARN, "library", f"no native kernels, torch computes in their place, more slowly: {error}")
     return Line(Level.OK, "library", f"native kernels for {sets}")
 
 

@@ -93,7 +93,7 @@ _MACHINES = (
 _KERNELS = "which kernels compute is not a choice beyond --attention-backend"
 _EXPERTS = "how experts are exchanged is not a choice, and none is held twice"
 _GROUP = "a member of a group of workers that share experts has all else whole"
-_PARSE = "leave it out: the answer's text carries them"
+_PARSE = "leave it out: answers are given as the model writes them"
 
 _IDLE = {
     "the prefix cache is always on; --disable-radix-cache turns it off": (

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -71,6 +71,7 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         cluster = compose(settings, folder, adjust)
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
+        tell_native(cluster.resolved.values(), tell)
         tell_sampling(cluster.sampling, tell)
         tell_pair(settings, cluster.resolved, tell)
         if settings.parallelism.dp_size > 1:
@@ -288,6 +289,12 @@ def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
             f"of {r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
             "--mem-fraction-static; --context-length says how much is wanted)"
         )
+
+
+def tell_native(resolved: Iterable[ResolvedConfig], tell: Say) -> None:
+    """That something is missing which makes a CPU several times as fast: one line for all workers."""
+    for problem in sorted({config.native_problem for config in resolved if config.native_problem is not None}):
+        tell(f"warning: no native kernels, torch computes in their place, more slowly: {problem}")
 
 
 def tell_sampling(sampling: SamplingDefaults, tell: Say) -> None:

@@ -62,5 +62,5 @@ _SOURCES = f"""
 Every flag is also a key of the YAML file (page-size: 64) and a variable ({ENV_PREFIX}PAGE_SIZE=64).
 A flag wins over a variable, a variable over the file, the file over the default.
 Flags of SGLang, vLLM, Dynamo and llama.cpp that mean the same are taken as they are.
-Secrets are read from files only. Wrong input ends with a line for each thing that is wrong, and exit code 2.
+Secrets are read from files only. Wrong options end with a line for each, and exit code 2.
 """

@@ -18,7 +18,7 @@ from deltaserve.base.ids import Role
 from deltaserve.cli.compose import Checkpoint, divided, has_staging, machine_facts, open_checkpoint, worker_spec
 from deltaserve.cli.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.cli.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.cli.serve import describe_staging, require_free_port, tell_resolved
+from deltaserve.cli.serve import describe_staging, require_free_port, tell_native, tell_resolved
 from deltaserve.engine.happenings import ChildStarts
 from deltaserve.engine.interrupts import hold_for_successor
 from deltaserve.engine.terminal import say, say_in_json
@@ -43,6 +43,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     tell_resolved(prepared.resolved, tell)
+    tell_native([prepared.resolved], tell)
     if has_staging(settings):
         tell(describe_staging(settings))
     tell(ChildStarts(name, os.getpid()))

@@ -42,7 +42,9 @@ class NativeLibrary:
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(f"{path.name} does not load: {error}") from None
         if sources_digest() not in (None, made_of):
-            raise NativeUnavailable("made of other sources: run `python -m deltaserve.native.compile_library`")
+            raise NativeUnavailable(
+                "made of other sources: run `make venv`, or `python -m deltaserve.native.compile_library`"
+            )
 
     @property
     def instruction_sets(self) -> tuple[InstructionSet, ...]:
