@@ -279,6 +279,15 @@ def _replaced(**changes: object) -> Vocabulary:
         (_replaced(kinds=(1, 2)), "272 tokens, but 2 values of token_type"),
         (_replaced(tokens=("a", "a", *byte_vocabulary().tokens[2:])), "tokenizer.ggml.tokens has 'a' twice"),
         (_replaced(scores=(0.5,)), "272 tokens, but 1 scores"),
+        (
+            _replaced(extra={"bos_token_id": 271, "add_bos_token": True}),
+            "m.gguf: tokenizer.ggml.bos_token_id is 271, expected a token of text to add to prompts, not the unused '[",
+        ),
+        (_replaced(extra={"eos_token_id": 271, "add_eos_token": True}), "tokenizer.ggml.eos_token_id is 271, expected"),
+        (
+            _replaced(extra={"bos_token_id": 271}, pre="llama-bpe"),
+            "tokenizer.ggml.bos_token_id is 271, expected a token",
+        ),
         (_replaced(extra={"eos_token_id": 272}), "tokenizer.ggml.eos_token_id is 272, expected 0 .. 271"),
     ],
 )

@@ -11,6 +11,9 @@ class ConfigError(DeltaserveError):
     """A flag, key, environment value or model folder is wrong. The command line exits 2 with the message."""
 
 
+ENDS_THE_CALLER = (GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What ends a caller from outside. Any other BaseException is a failure: a library in Rust panics with one."""
+
 _HEAD, _TAIL = 240, 140
 
 

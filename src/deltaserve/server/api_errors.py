@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deltaserve.base.errors import DeadlineTooShort, FailReason, RequestFailed
+from deltaserve.base.errors import ENDS_THE_CALLER, DeadlineTooShort, FailReason, RequestFailed
 
 MAX_MESSAGE_CHARS = 400
 CLIENT_CLOSED = 499
@@ -34,7 +34,7 @@ class ApiError(Exception):
         }
 
 
-NOT_OURS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+NOT_OURS = (asyncio.CancelledError, *ENDS_THE_CALLER)
 """What ends a handler from outside. Any other BaseException is a failure of the handler: a panic of a library in Rust
 is no Exception, and says no more about the next request than one."""
 

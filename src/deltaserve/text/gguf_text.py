@@ -11,6 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.fields import Fields
 from deltaserve.models.gguf_config import CONTROL, TURN_ENDS, UNUSED, token_id
 from deltaserve.models.gguf_model import GgufModel
+from deltaserve.text.library_errors import library_errors
 from deltaserve.text.pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 from deltaserve.text.text_files import TextFiles
 
@@ -82,15 +83,11 @@ def build_tokenizer(metadata: Fields, vocabulary: Vocabulary) -> Tokenizer:
     kind = metadata.text("tokenizer.ggml.model")
     if kind not in kinds:
         raise metadata.error("tokenizer.ggml.model", "one of " + ", ".join(kinds))
-    try:
+    with library_errors(f"{metadata.where}: not a usable tokenizer"):
         tokenizer, adds_bos = kinds[kind](metadata, vocabulary)
         _add_special_tokens(tokenizer, vocabulary)
+        _add_ends(tokenizer, metadata, vocabulary, adds_bos)
         tokenizer.encode("hello")
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises plain Exception for every kind of damage
-        raise ConfigError(f"{metadata.where}: not a usable tokenizer: {str(error)[:200]}") from error
-    _add_ends(tokenizer, metadata, vocabulary, adds_bos)
     return tokenizer
 
 
@@ -104,14 +101,24 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 def _add_ends(tokenizer: Tokenizer, metadata: Fields, vocabulary: Vocabulary, adds_bos: bool) -> None:
     """The tokens that the file wants before and after a prompt."""
-    bos, eos = (vocabulary.named(metadata, f"{name}_token_id") for name in ("bos", "eos"))
-    before = [bos] if bos and metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) else []
-    after = [eos] if eos and metadata.flag("tokenizer.ggml.add_eos_token", False) else []
+    before = _end(metadata, vocabulary, "bos", adds_bos)
+    after = _end(metadata, vocabulary, "eos", False)
     if not before and not after:
         return
     ends = [(token, tokenizer.token_to_id(token)) for token in {*before, *after}]
     single = [*before, "$A", *after]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=ends)
+
+
+def _end(metadata: Fields, vocabulary: Vocabulary, name: str, default: bool) -> list[str]:
+    """The token, if it is to be added. Raises ConfigError for one that a prompt cannot hold."""
+    token = vocabulary.named(metadata, f"{name}_token_id")
+    if token is None or not metadata.flag(f"tokenizer.ggml.add_{name}_token", default):
+        return []
+    if token not in vocabulary.ids(metadata):
+        key = f"tokenizer.ggml.{name}_token_id"
+        raise metadata.error(key, f"a token of text to add to prompts, not the unused {token[:60]!r}")
+    return [token]
 
 
 def _byte_level(metadata: Fields, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:

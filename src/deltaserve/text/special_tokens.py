@@ -4,6 +4,7 @@ Folders have them as strings or objects, in tokenizer_config.json, special_token
 added_tokens.json (older still); a tokenizer.json need not say all of it.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from deltaserve.models.fields import shown
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_ID = re.compile(r"[0-9]{1,9}")
 _Values = Mapping[str, Any]
 
 
@@ -45,46 +47,51 @@ class TokenMaps:
 
         Raises ConfigError for one that would get another id than its file says.
         """
-        for token_id, token in self._stated():
+        for token_id, token, file in self._stated():
             if tokenizer.token_to_id(token.content) is None:
                 (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
                 found = tokenizer.token_to_id(token.content)
                 if found != token_id:
-                    name = token.content[:60]
-                    raise ConfigError(
-                        f"tokenizer_config.json: {name!r} has id {token_id}, but {found} follows in tokenizer.json"
-                    )
+                    stated = f"{file}: {token.content[:60]!r} has id {shown(token_id)}"
+                    raise ConfigError(f"{stated}, but {found} follows in tokenizer.json")
             elif token.special:
                 tokenizer.add_special_tokens([token])
         lacking = [name for name in self._listed() if tokenizer.token_to_id(name) is None]
         tokenizer.add_special_tokens([_token(name) for name in (*self.names().values(), *lacking)])
 
-    def _stated(self) -> list[tuple[int, AddedToken]]:
-        """Tokens with their ids, in the order of those."""
-        found: dict[int, AddedToken] = {}
+    def _stated(self) -> list[tuple[int, AddedToken, str]]:
+        """Tokens with their ids, in the order of those, and the file that says so."""
+        found: dict[int, tuple[AddedToken, str]] = {}
         for name, token_id in self.added.items():
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise ConfigError(f"added_tokens.json: {name[:60]!r} is {shown(token_id)}, expected an id")
-            found[token_id] = AddedToken(name, special=False, normalized=False)
+            token = AddedToken(whole(name, f"added_tokens.json: {shown(name)}"), special=False, normalized=False)
+            found[token_id] = token, "added_tokens.json"
+        where = "tokenizer_config.json: added_tokens_decoder"
         stated = self.config.get("added_tokens_decoder") or {}
-        for key, value in stated.items() if isinstance(stated, dict) else ():
-            if not key.isascii() or not key.isdigit() or not isinstance(value, dict):
-                raise ConfigError(f"tokenizer_config.json: added_tokens_decoder has {shown(key)}: {shown(value)}")
+        if not isinstance(stated, dict):
+            raise ConfigError(f"{where} is {shown(stated)}, expected an object")
+        for key, value in stated.items():
+            if not _ID.fullmatch(key) or not isinstance(value, dict):
+                raise ConfigError(f"{where} has {shown(key)}: {shown(value)}, expected an id and its token")
             content = value.get("content")
             if not isinstance(content, str):
-                raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {key[:20]} has no content")
+                raise ConfigError(f"{where}: {key} has no content")
             flags = {flag: bool(value[flag]) for flag in _FLAGS if flag in value}
-            found[int(key)] = AddedToken(content, special=bool(value.get("special")), **flags)
-        return sorted(found.items(), key=lambda entry: entry[0])
+            token = AddedToken(whole(content, f"{where}: {key}"), special=bool(value.get("special")), **flags)
+            found[int(key)] = token, "tokenizer_config.json"
+        return [(token_id, *found[token_id]) for token_id in sorted(found)]
 
     def _listed(self) -> Iterator[str]:
-        for values in (self.special, self.config):
+        for file, values in (("special_tokens_map.json", self.special), ("tokenizer_config.json", self.config)):
             for name in _LISTS:
-                tokens = values.get(name) or ()
+                tokens = values.get(name) or []
+                if not isinstance(tokens, dict | list):
+                    raise ConfigError(f"{file}: {name} is {shown(tokens)}, expected a list of tokens")
                 for token in tokens.values() if isinstance(tokens, dict) else tokens:
                     content = token.get("content") if isinstance(token, dict) else token
                     if isinstance(content, str):
-                        yield whole(content, name)
+                        yield whole(content, f"{file}: {name}")
 
 
 def _token(content: str) -> AddedToken:

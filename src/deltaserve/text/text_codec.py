@@ -19,6 +19,7 @@ from deltaserve.text.conversation import LeftOut, left_out, shaped
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.text.end_tokens import answered_chat, control_ids, end_ids
 from deltaserve.text.gguf_text import read_gguf
+from deltaserve.text.library_errors import library_errors
 from deltaserve.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.text.stop_filter import HiddenStops
 from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
@@ -96,13 +97,16 @@ class TextCodec:
         source = open_source(model)
         spec = spec_of(source, overrides)
         files = read_gguf(source) if isinstance(source, GgufModel) else read_folder(model)
-        fit = fitted(files.tokenizer, spec.vocab_size)
+        unusable = f"{model.name}: not a usable tokenizer"
+        with library_errors(unusable):
+            fit = fitted(files.tokenizer, spec.vocab_size)
         files = replace(files, tokenizer=fit.tokenizer)
         template = _load_template(files, broken_template)
         recommended = _sampling_defaults(files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
         ends = end_ids(spec.eos_token_ids, files, template)
-        codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
+        with library_errors(unusable):
+            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
         _check_chat(codec, fit.left_out)
         return codec
 
@@ -170,11 +174,9 @@ def _check_chat(codec: TextCodec, left_out: Sequence[str]) -> None:
     """A template may render what the tokenizer cannot take. `left_out`: tokens that the model has no embedding of."""
     if codec._template is None:
         return
-    try:
+    with library_errors("chat template fails on one plain message"):
         rendered = codec._template.render(shaped(PLAIN_CHAT, codec._template.needs), {}).text
         codec.encode_chat(PLAIN_CHAT, {})
-    except Exception as error:  # the tokenizer raises plain Exception
-        raise ConfigError(f"chat template fails on one plain message: {str(error)[:200]}") from error
     unknown = next((token for token in left_out if token in rendered), None)
     if unknown is not None:
         raise ConfigError(f"chat template writes {unknown[:60]!r}, of which the model has no embedding")

@@ -11,6 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.fingerprint import MAX_FILE_BYTES
 from deltaserve.models.folder_files import read_in_folder
 from deltaserve.models.json_object import read_json_if_there
+from deltaserve.text.library_errors import library_errors
 from deltaserve.text.special_tokens import TokenMaps, whole
 
 
@@ -46,16 +47,12 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     content = read_in_folder(path, MAX_FILE_BYTES)
     if content is None:
         raise ConfigError(f"{path.name} is missing in {path.parent}; only fast tokenizers are supported")
-    try:
+    with library_errors(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises plain Exception for every kind of damage
-        raise ConfigError(f"{path}: not a tokenizer: {str(error)[:200]}") from error
-    try:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    with library_errors(f"{path}: cannot encode a plain word"):
         tokenizer.encode("hello", add_special_tokens=True)
-    except Exception as error:
-        raise ConfigError(f"{path}: cannot encode a plain word: {str(error)[:200]}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return tokenizer
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.text.library_errors import library_errors
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +48,9 @@ def _without(tokenizer: Tokenizer, beyond: dict[str, int]) -> Tokenizer | None:
     if isinstance(vocab, dict):
         parts["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
     try:
-        return Tokenizer.from_str(json.dumps(parts))
-    except Exception:  # the library raises plain Exception, here where merges or the post-processor need one of them
+        with library_errors("tokenizer.json"):
+            return Tokenizer.from_str(json.dumps(parts))
+    except ConfigError:  # merges or the post-processor need one of them
         return None
 
 
