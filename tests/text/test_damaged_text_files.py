@@ -65,6 +65,24 @@ def test_special_tokens_that_are_none(folder: Path, file: str, changes: dict[str
     refused(folder, text)
 
 
+def test_a_vocabulary_without_a_letter_is_refused_unless_there_is_a_token_for_the_unknown(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    model["vocab"] = {token if token not in "eE" else f"<{token}>": at for token, at in model["vocab"].items()}
+    edit(folder / "tokenizer.json", {"model": model})
+    refused(folder, "model: the vocabulary has no token of the characters 'Ee', and there is no token for the unknown")
+    edit(folder / "tokenizer.json", {"model": {**model, "unk_token": "!"}})
+    assert TextCodec.load(folder).encode("hey") == tuple(b"h!y")
+
+
+def test_letters_that_the_normalizer_never_asks_for_may_be_lacking(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    model["vocab"] = {f"<{token}>" if at in range(65, 91) else token: at for token, at in model["vocab"].items()}
+    edit(folder / "tokenizer.json", {"model": model, "normalizer": {"type": "Lowercase"}})
+    assert TextCodec.load(folder).encode("Hey") == tuple(b"hey")
+    edit(folder / "tokenizer.json", {"normalizer": None})
+    refused(folder, "the vocabulary has no token of the characters 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'")
+
+
 TRUNCATION = {"max_length": 1, "stride": 5, "strategy": "LongestFirst", "direction": "Right"}
 PADDING = {
     "strategy": "BatchLongest",

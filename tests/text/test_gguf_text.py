@@ -295,6 +295,43 @@ def test_a_vocabulary_that_cannot_be_used(tmp_path: Path, vocabulary: Vocabulary
     refused(write_text_only(tmp_path / "m.gguf", vocabulary), text)
 
 
+def _lacking(*lost: int) -> Vocabulary:
+    tokens = [f"<lost{at}>" if at in lost else token for at, token in enumerate(byte_vocabulary().tokens)]
+    return _replaced(tokens=tuple(tokens))
+
+
+def _pieces_only() -> Vocabulary:
+    """Neither bytes nor a token for the unknown."""
+    whole = _sentence_piece()
+    kinds = tuple(5 if kind in (2, 6) else kind for kind in whole.kinds)
+    ends = {name: token for name, token in whole.extra.items() if name != "unknown_token_id"}
+    return replace(whole, kinds=kinds, extra=ends)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lost"),
+    [
+        (_lacking(ord("h")), "'h'"),
+        (_lacking(ord(" ")), "' '"),
+        (_lacking(ord("\n")), "'\\n'"),
+        (_lacking(*range(256)), "'\\n !\"#$%&"),
+        (_pieces_only(), "'\\n!"),
+    ],
+    ids=["a letter", "the space", "the end of line", "all", "SentencePiece without bytes"],
+)
+def test_a_vocabulary_that_plain_text_would_vanish_from(tmp_path: Path, vocabulary: Vocabulary, lost: str) -> None:
+    file = write_text_only(tmp_path / "m.gguf", vocabulary)
+    refused(file, f"m.gguf: the vocabulary has no token of the characters {lost[:-1]}")
+    refused(file, "and there is no token for the unknown: they would vanish from prompts")
+
+
+def test_bytes_of_other_scripts_that_are_lost_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TextCodec.load(write_text_only(tmp_path / "m.gguf", _lacking(0xC3, 0xE4, 0x01, 0xC0, 0xF1)))
+    assert [message.partition(", and")[0] for message in caplog.messages] == [
+        "m.gguf: the vocabulary has no token of 2 bytes of UTF-8 (c3 e4)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -15,6 +15,7 @@ from deltaserve.models.fields import shown
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.models.open_source import open_source
 from deltaserve.text.answer_channels import find_channels
+from deltaserve.text.byte_coverage import check_coverage
 from deltaserve.text.conversation import LeftOut, left_out, shaped
 from deltaserve.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.text.end_tokens import answered_chat, control_ids, end_ids
@@ -107,6 +108,7 @@ class TextCodec:
         ends = end_ids(spec.eos_token_ids, files, template)
         with library_errors(unusable):
             codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
+            check_coverage(fit.tokenizer, codec._table, spec.vocab_size, model.name)
         _check_chat(codec, fit.left_out)
         return codec
 
