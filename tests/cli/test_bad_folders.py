@@ -203,7 +203,12 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "only .pth": (_rename(WEIGHTS, "consolidated.00.pth"), ("consolidated.00.pth", "only safetensors")),
     "weights a folder": (_new_folder(WEIGHTS), ("model.safetensors: not found",)),
     "weights empty": (_write(WEIGHTS, b""), (WEIGHTS, "header")),
-    "weights text": (_write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), (WEIGHTS, "header")),
+    "weights text": (_write(WEIGHTS, "a text, longer than eight bytes\n"), (WEIGHTS, "header")),
+    "weights a pointer": (
+        _write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"),
+        (f"{WEIGHTS}: a Git LFS pointer, not the file: `git lfs pull` gets it",),
+    ),
+    "weights a page": (_write(WEIGHTS, "<!DOCTYPE html>\n<html>"), (f"{WEIGHTS}: an HTML page, not the file",)),
     "header huge": (_write(WEIGHTS, (1 << 40).to_bytes(8, "little")), (WEIGHTS, "header of 1099511627776 bytes")),
     "header cut": (_write(WEIGHTS, (1000).to_bytes(8, "little") + b"{}"), (WEIGHTS, "ends within its header")),
     "header not JSON": (_write(WEIGHTS, (4).to_bytes(8, "little") + b"{{{{"), (WEIGHTS, "not a valid")),

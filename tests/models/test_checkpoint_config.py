@@ -354,6 +354,33 @@ def test_wrong_overrides_are_named(tiny_models: Path, overrides: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 5000.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"partial_rotary_factor": 0.5},
+        {"rope_theta": 5000.0, "rope_parameters": {"rope_theta": 7.0}},
+    ],
+    ids=str,
+)
+def test_an_override_that_a_table_would_win_over_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    table = {"rope_type": "default", "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "rope_parameters": table}))
+    with pytest.raises(ConfigError, match=r"no effect beside rope_parameters; replace that whole, now \{") as caught:
+        load_spec(tmp_path, json.dumps(changes))
+    assert f"--json-model-override-args: {next(iter(changes))} has" in str(caught.value)
+    spec = load_spec(tmp_path, json.dumps({"rope_parameters": {**table, "rope_theta": 5000.0}}))
+    assert spec.layers[0].rope.theta == 5000.0
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_an_override_that_is_no_number(tmp_path: Path, number: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    with pytest.raises(ConfigError, match=r"--json-model-override-args .*: must be a JSON object"):
+        load_spec(tmp_path, f'{{"unused": {number}}}')
+
+
+@pytest.mark.parametrize(
     ("rope", "expected"),
     [
         ({}, 512),

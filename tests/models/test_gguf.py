@@ -155,6 +155,15 @@ def test_other_metadata_is_another_model(good: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- damaged files
 
+STAND_INS = [
+    (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+        "a Git LFS pointer, not the file: `g",
+    ),
+    (b"<!DOCTYPE html>\n<html><body>Not found</body></html>", "an HTML page, not the file: download it again"),
+    (b"\n<HTML>Sign in</HTML>", "an HTML page, not the file"),
+]
+
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 8, 20, 23, 24, 31, 60, 400, 3000, -1, -5000])
 def test_a_cut_file(file: Path, keep: int) -> None:
@@ -251,6 +260,12 @@ def test_two_tensors_whose_offsets_changed_places(file: Path) -> None:
         _put(place, "Q", value)(changed)
     file.write_bytes(changed)
     refused(file, "has offset", "follows in steps of 32: damaged")
+
+
+@pytest.mark.parametrize(("head", "text"), STAND_INS)
+def test_a_file_that_was_never_downloaded(file: Path, head: bytes, text: str) -> None:
+    file.write_bytes(head)
+    refused(file, f"m.gguf: {text}")
 
 
 def test_a_tensor_given_twice(file: Path) -> None:

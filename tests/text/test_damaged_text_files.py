@@ -74,6 +74,17 @@ def test_a_vocabulary_without_a_letter_is_refused_unless_there_is_a_token_for_th
     assert TextCodec.load(folder).encode("hey") == tuple(b"h!y")
 
 
+def test_an_id_far_beyond_every_vocabulary_is_refused_at_once(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    edit(folder / "tokenizer.json", {"model": {**model, "vocab": {**model["vocab"], "far": 4_000_000_000}}})
+    refused(folder, "tokenizer.json: id 4000000000 is outside the model's vocabulary of")
+
+
+def test_a_tokenizer_that_was_never_downloaded(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n")
+    refused(folder, "tokenizer.json: a Git LFS pointer, not the file: `git lfs pull` gets it")
+
+
 def test_letters_that_the_normalizer_never_asks_for_may_be_lacking(folder: Path) -> None:
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     model["vocab"] = {f"<{token}>" if at in range(65, 91) else token: at for token, at in model["vocab"].items()}

@@ -325,6 +325,13 @@ def test_a_vocabulary_that_plain_text_would_vanish_from(tmp_path: Path, vocabula
     refused(file, "and there is no token for the unknown: they would vanish from prompts")
 
 
+@pytest.mark.parametrize("vocabulary", [byte_vocabulary(), _sentence_piece()], ids=["bytes", "SentencePiece"])
+def test_a_token_too_long_to_be_cut_everywhere(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    tokens = (*vocabulary.tokens[:-1], "a" * 400_000)
+    file = write_text_only(tmp_path / "m.gguf", replace(vocabulary, tokens=tokens))
+    refused(file, "m.gguf: tokenizer.ggml.tokens has a token of 400000 characters, at most 1024 are read")
+
+
 def test_bytes_of_other_scripts_that_are_lost_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     TextCodec.load(write_text_only(tmp_path / "m.gguf", _lacking(0xC3, 0xE4, 0x01, 0xC0, 0xF1)))
     assert [message.partition(", and")[0] for message in caplog.messages] == [

@@ -1,8 +1,10 @@
 """What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.models.deepseek_v3 import DEEPSEEK_V3
@@ -90,7 +92,7 @@ def _override(fields: Fields, overrides: str | None) -> Fields:
     if not overrides:
         return fields
     try:
-        changes = json.loads(overrides)
+        changes = json.loads(overrides, parse_constant=_no_number)
     except (ValueError, RecursionError):
         changes = None
     if not isinstance(changes, dict):
@@ -101,8 +103,30 @@ def _override(fields: Fields, overrides: str | None) -> Fields:
     values, nested = {**fields.values}, fields.values.get(_NESTED)
     if isinstance(nested, dict):  # what the wrapper of a text model does not have is meant for that
         inner = {name: changes.pop(name) for name in list(changes) if name not in values}
+        _refuse_without_effect(inner, values[_NESTED] | inner)
         values[_NESTED] = nested | inner
+    _refuse_without_effect(changes, values | changes)
     return Fields({**values, **changes}, fields.where)
+
+
+def _no_number(name: str) -> None:
+    """NaN and the infinities are no JSON, and no setting of a model."""
+    raise ValueError(name)
+
+
+_IN_TABLE = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
+"""Older names of what `rope_parameters` holds, which wins where a file has both."""
+
+
+def _refuse_without_effect(changes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """`values`: what the changes would make."""
+    table = values.get("rope_parameters")
+    name = next((name for name in _IN_TABLE if name in changes), None)
+    if name is not None and isinstance(table, dict) and table:
+        whole = json.dumps({"rope_parameters": table})[:200]
+        raise ConfigError(
+            f"--json-model-override-args: {name} has no effect beside rope_parameters; replace that whole, now {whole}"
+        )
 
 
 def load_family(model_path: Path) -> Family:

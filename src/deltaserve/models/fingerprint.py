@@ -7,6 +7,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.files import find_gguf, weight_files
 from deltaserve.models.folder_files import read_in_folder
 from deltaserve.models.gguf_header import read_header
+from deltaserve.models.stand_ins import HEAD_BYTES, stand_in
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -52,6 +53,10 @@ def tokenizer_hash(model_path: Path) -> str:
 
 def _header(shard: Path) -> bytes:
     with shard.open("rb") as file:
+        instead = stand_in(file.read(HEAD_BYTES))
+        if instead is not None:
+            raise ConfigError(f"{shard.name}: {instead}")
+        file.seek(0)
         num_bytes = int.from_bytes(file.read(8), "little")
         if not 2 <= num_bytes <= _MAX_HEADER_BYTES:
             raise ConfigError(f"{shard.name}: header of {num_bytes} bytes, expected 2 .. {_MAX_HEADER_BYTES}")

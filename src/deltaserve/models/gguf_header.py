@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.stand_ins import HEAD_BYTES, stand_in
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -126,8 +127,9 @@ def read_header(path: Path) -> GgufHeader:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(f"{path.name}: not a regular file")
-        if file.read(4) != MAGIC:
-            raise ConfigError(f"{path.name}: not a GGUF file")
+        head = file.read(HEAD_BYTES)
+        if not head.startswith(MAGIC):
+            raise ConfigError(f"{path.name}: {stand_in(head) or 'not a GGUF file'}")
         with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
             return _Walk(path.name, data).header()
 

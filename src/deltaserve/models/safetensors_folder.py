@@ -12,6 +12,7 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.files import weight_files
 from deltaserve.models.json_object import read_json, read_json_if_there
 from deltaserve.models.source import TensorHeader
+from deltaserve.models.stand_ins import HEAD_BYTES, stand_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +58,12 @@ def valid_file(path: Path) -> Iterator[None]:
         yield
     except (SafetensorError, OSError) as error:
         found = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path.name}: not a valid safetensors file: {found}") from None
+        raise ConfigError(f"{path.name}: {_stand_in(path) or f'not a valid safetensors file: {found}'}") from None
+
+
+def _stand_in(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return stand_in(file.read(HEAD_BYTES))
+    except OSError:
+        return None

@@ -18,6 +18,8 @@ from deltaserve.text.text_files import TextFiles
 _log = logging.getLogger(__name__)
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
 """Values of tokenizer.ggml.token_type, besides those of gguf_config.py."""
+_MAX_TOKEN_LEN = 1024
+"""Every cut of a token is looked at: work that grows with the square of its length. Published ones have up to 256."""
 _SPECIAL_NAMES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -54,6 +56,10 @@ class Vocabulary:
     @classmethod
     def of(cls, metadata: Fields) -> "Vocabulary":
         tokens = _list_of(metadata, "tokens", str)
+        longest = max(map(len, tokens))
+        if longest > _MAX_TOKEN_LEN:
+            length = f"a token of {longest} characters, at most {_MAX_TOKEN_LEN} are read"
+            raise ConfigError(f"{metadata.where}: tokenizer.ggml.tokens has {length}")
         kinds = [_NORMAL] * len(tokens)
         if metadata.has("tokenizer.ggml.token_type"):
             kinds = _list_of(metadata, "token_type", int)

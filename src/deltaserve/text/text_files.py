@@ -11,6 +11,7 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.models.fingerprint import MAX_FILE_BYTES
 from deltaserve.models.folder_files import read_in_folder
 from deltaserve.models.json_object import read_json_if_there
+from deltaserve.models.stand_ins import stand_in
 from deltaserve.text.library_errors import library_errors
 from deltaserve.text.special_tokens import TokenMaps, whole
 
@@ -47,6 +48,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     content = read_in_folder(path, MAX_FILE_BYTES)
     if content is None:
         raise ConfigError(f"{path.name} is missing in {path.parent}; only fast tokenizers are supported")
+    instead = stand_in(content)
+    if instead is not None:
+        raise ConfigError(f"{path}: {instead}")
     with library_errors(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()

@@ -14,6 +14,8 @@ from deltaserve.base.errors import ConfigError
 from deltaserve.text.library_errors import library_errors
 
 _log = logging.getLogger(__name__)
+_MAX_ID = 1 << 24
+"""The library counts up to the largest id to write a vocabulary: 15 s and more for one of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,10 @@ def fitted(tokenizer: Tokenizer, vocab_size: int) -> Fitted:
     beyond = {token: i for token, i in tokenizer.get_vocab(with_added_tokens=True).items() if i >= vocab_size}
     if not beyond:
         return Fitted(tokenizer, ())
-    smaller = _without(tokenizer, beyond)
+    largest = max(beyond.values())
+    smaller = _without(tokenizer, beyond) if largest < _MAX_ID else None
     vocab = {} if smaller is None else smaller.get_vocab(with_added_tokens=True)
     if smaller is None or max(vocab.values(), default=-1) >= vocab_size or _first_id(smaller) >= vocab_size:
-        largest = max(beyond.values())
         raise ConfigError(f"tokenizer.json: id {largest} is outside the model's vocabulary of {vocab_size}")
     names = ", ".join(sorted(beyond)[:8])
     _log.warning("tokenizer.json: %d added tokens are text, for the model has no embedding: %s", len(beyond), names)
