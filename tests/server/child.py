@@ -21,6 +21,8 @@ from deltaserve.server.settings import ServerSettings
 from deltaserve.text.text_codec import TextCodec
 from tests.server.oracle import OracleEngine
 
+NUM_LATER_FILES = 16
+"""Opened once it listens, where descriptors are few: a front's links to its workers are."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,12 +67,16 @@ def child(model_folder: Path, folder: Path, num_files: int | None = None) -> Ite
         process.communicate()
 
 
-async def _main(model_folder: Path) -> None:
+async def _main(model_folder: Path, num_later_files: int) -> None:
     engine = OracleEngine()
     settings = ServerSettings("tiny", port=0)
     app = create_app(engine, TextCodec.load(model_folder), settings)
 
+    later = contextlib.ExitStack()
+
     def tell(where: Listening) -> None:
+        for _ in range(num_later_files):
+            later.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         print(where.api[1], flush=True)
 
     async def forget() -> None:
@@ -80,7 +86,7 @@ async def _main(model_folder: Path) -> None:
                 kept.clear()
 
     forgetting = asyncio.create_task(forget())
-    with contextlib.suppress(asyncio.CancelledError):
+    with later, contextlib.suppress(asyncio.CancelledError):
         await serve(app, settings, stop=asyncio.Event(), hurry=asyncio.Event(), on_listening=tell)
     forgetting.cancel()
 
@@ -89,4 +95,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
     return_large_blocks()
-    asyncio.run(_main(Path(sys.argv[1])))
+    asyncio.run(_main(Path(sys.argv[1]), NUM_LATER_FILES if len(sys.argv) > 2 else 0))

@@ -1,6 +1,7 @@
 """Few descriptors: connections are counted before they run out, and probes are answered when all are taken."""
 
 import contextlib
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,13 @@ NUM_IDLE = 400
 
 
 @contextlib.contextmanager
-def crowd(front: Child) -> Iterator[None]:
+def crowd(front: Child, begun: bytes = b"") -> Iterator[None]:
+    """Connections that stay; every third has sent `begun`."""
     with contextlib.ExitStack() as held:
-        for _ in range(NUM_IDLE):
-            held.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=PATIENCE_S))
+        for number in range(NUM_IDLE):
+            one = held.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=PATIENCE_S))
+            if number % 3 == 0:
+                one.sendall(begun)
         yield
 
 
@@ -33,6 +37,23 @@ def test_a_crowd_of_idle_connections_hides_no_probe(model_folder: Path, tmp_path
                 assert httpx.get(front.url + path, timeout=PATIENCE_S).status_code == 200
             refused = httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON, timeout=PATIENCE_S)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
+            pass
+        assert reply.status_code == 200
+        assert "out of system resource" not in front.log.read_text()
+
+
+@pytest.mark.parametrize("num_files", [160, 256])
+def test_a_crowd_that_comes_at_once_takes_no_more_than_there_are(
+    model_folder: Path, tmp_path: Path, num_files: int
+) -> None:
+    """All of it waits in the kernel when the server looks; every third has begun a request."""
+    with child(model_folder, tmp_path, num_files) as front:
+        front.process.send_signal(signal.SIGSTOP)
+        with crowd(front, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"):
+            front.process.send_signal(signal.SIGCONT)
+            for path in ("/livez", "/readyz") * 3:
+                assert httpx.get(front.url + path, timeout=PATIENCE_S).status_code == 200
         while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
             pass
         assert reply.status_code == 200

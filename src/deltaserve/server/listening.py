@@ -23,8 +23,12 @@ _OTHER_FILES = 1024
 _ACCEPTS_AT_ONCE = 16
 """Connections that are taken before any of them is looked at: asyncio's accepts as many as the backlog is long."""
 _BACKLOG = 1024
-_RESERVED_FILES = PROBE_CONNECTIONS + 3 * _ACCEPTS_AT_ONCE
-"""Of each listener beside its connections: for probes, what is accepted and not counted yet, links and logs."""
+_LATER_FILES = 32
+"""Links to workers, logs and what libraries open once the server listens."""
+_TURNS_TO_CLOSE = 4
+"""Of the event loop, from a connection's accept until one too many is closed; each of them accepts others."""
+_RESERVED_FILES = PROBE_CONNECTIONS + _TURNS_TO_CLOSE * _ACCEPTS_AT_ONCE + _LATER_FILES
+"""Of each listener beside its connections."""
 _log = logging.getLogger("deltaserve.server")
 _HURRIED_S = 0.5
 """How long cut requests may take to say so when the server must end at once."""
