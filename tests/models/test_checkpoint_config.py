@@ -353,24 +353,46 @@ def test_wrong_overrides_are_named(tiny_models: Path, overrides: str) -> None:
         load_spec(tiny_models / "llama", overrides)
 
 
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "rope"),
     [
-        {"rope_theta": 5000.0},
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-        {"partial_rotary_factor": 0.5},
-        {"rope_theta": 5000.0, "rope_parameters": {"rope_theta": 7.0}},
+        ({"rope_theta": 5000.0}, (RopeKind.LINEAR, 5000.0, 4.0)),
+        ({"rope_scaling": _LINEAR}, (RopeKind.LINEAR, 1e6, 2.0)),
+        ({"rope_scaling": _LINEAR, "rope_theta": 5000.0}, (RopeKind.LINEAR, 5000.0, 2.0)),
+        ({"rope_scaling": {"rope_type": "default"}}, (RopeKind.DEFAULT, 1e6, 1.0)),
+        ({"rope_parameters": {**_LINEAR, "rope_theta": 7.0}}, (RopeKind.LINEAR, 7.0, 2.0)),
     ],
     ids=str,
 )
-def test_an_override_that_a_table_would_win_over_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    table = {"rope_type": "default", "rope_theta": 1e6}
+def test_an_override_by_an_older_name_reaches_the_table(
+    tmp_path: Path, changes: dict[str, Any], rope: tuple[RopeKind, float, float]
+) -> None:
+    table = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "rope_parameters": table}))
+    found = load_spec(tmp_path, json.dumps(changes)).layers[0].rope
+    assert (found.kind, found.theta, found.factor) == rope
+
+
+@pytest.mark.parametrize(
+    ("table", "changes"),
+    [
+        ({"rope_theta": 1e6}, {"rope_theta": 5000.0, "rope_parameters": {"rope_theta": 7.0}}),
+        ({"rope_theta": 1e6}, {"rope_scaling": None}),
+        ({"rope_theta": 1e6}, {"rope_local_base_freq": 7.0}),
+        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, {"rope_theta": 5000.0}),
+    ],
+    ids=str,
+)
+def test_an_override_that_a_table_would_win_over_is_refused(
+    tmp_path: Path, table: dict[str, Any], changes: dict[str, Any]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**BASE, "rope_parameters": table}))
     with pytest.raises(ConfigError, match=r"no effect beside rope_parameters; replace that whole, now \{") as caught:
         load_spec(tmp_path, json.dumps(changes))
     assert f"--json-model-override-args: {next(iter(changes))} has" in str(caught.value)
-    spec = load_spec(tmp_path, json.dumps({"rope_parameters": {**table, "rope_theta": 5000.0}}))
-    assert spec.layers[0].rope.theta == 5000.0
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])

@@ -103,10 +103,8 @@ def _override(fields: Fields, overrides: str | None) -> Fields:
     values, nested = {**fields.values}, fields.values.get(_NESTED)
     if isinstance(nested, dict):  # what the wrapper of a text model does not have is meant for that
         inner = {name: changes.pop(name) for name in list(changes) if name not in values}
-        _refuse_without_effect(inner, values[_NESTED] | inner)
-        values[_NESTED] = nested | inner
-    _refuse_without_effect(changes, values | changes)
-    return Fields({**values, **changes}, fields.where)
+        values[_NESTED] = _into_table(inner, nested | inner)
+    return Fields(_into_table(changes, values | changes), fields.where)
 
 
 def _no_number(name: str) -> None:
@@ -114,19 +112,26 @@ def _no_number(name: str) -> None:
     raise ValueError(name)
 
 
-_IN_TABLE = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
+_IN_TABLE = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_local_base_freq")
 """Older names of what `rope_parameters` holds, which wins where a file has both."""
 
 
-def _refuse_without_effect(changes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """`values`: what the changes would make."""
+def _into_table(changes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, the changes among them, with those by an older name in `rope_parameters`, too, where that is there."""
     table = values.get("rope_parameters")
-    name = next((name for name in _IN_TABLE if name in changes), None)
-    if name is not None and isinstance(table, dict) and table:
+    given = {name: changes[name] for name in _IN_TABLE if name in changes}
+    if not given or not isinstance(table, dict) or not table:
+        return values
+    scaling = given.pop("rope_scaling", table)
+    per_layer = any(isinstance(value, dict) for value in table.values())
+    if per_layer or "rope_parameters" in changes or "rope_local_base_freq" in given or not isinstance(scaling, dict):
+        name = next(name for name in _IN_TABLE if name in changes)
         whole = json.dumps({"rope_parameters": table})[:200]
         raise ConfigError(
             f"--json-model-override-args: {name} has no effect beside rope_parameters; replace that whole, now {whole}"
         )
+    kept = {name: table[name] for name in ("rope_theta", "partial_rotary_factor") if name in table}
+    return {**values, "rope_parameters": {**kept, **scaling, **given}}
 
 
 def load_family(model_path: Path) -> Family:
