@@ -92,12 +92,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    detail = _no_route(request.url.path) if error.status_code == 404 else error.detail
+    detail = _no_route(request) if error.status_code == 404 else error.detail
     return error_reply(ApiError(error.status_code, code, detail, headers=error.headers or {}))
 
 
-def _no_route(path: str) -> str:
-    """Why there is nothing at `path`."""
-    if any(path == route.path for route in ADMIN):
-        return "not on this listener: the admin routes have one of their own (--admin-host, --admin-port)"
+def _no_route(request: Request) -> str:
+    """Why there is nothing at the path of `request`."""
+    if any(request.url.path == route.path for route in ADMIN):
+        address = request.app.state.front.settings.admin_address
+        where = f", port {address[1]}" if address and address[1] else ""
+        return f"not on this listener: the admin routes have one of their own{where} (--admin-host, --admin-port)"
     return "there is no such route; /docs and /openapi.json list those there are"
