@@ -64,6 +64,9 @@ TEMPLATES = {
         "{% if m.role == 'developer' %}(from its developer){% endif %}{{ m.content or '' }}" + CALLS_AS_JSON
     ),
     "no calls": each("{{ m.content or '' }}"),
+    "all in capitals": "{% filter upper %}"
+    + each("<{{ m.thinking }}>{% for p in m.content or [] %}{{ p['text'] }}|{% endfor %}" + CALLS_AS_JSON)
+    + "{% endfilter %}",
 }
 COMMON = TemplateNeeds()
 NEEDS: Mapping[str, Mapping[str, object]] = {
@@ -82,6 +85,11 @@ NEEDS: Mapping[str, Mapping[str, object]] = {
     "names": {"shows_name": True},
     "short ids": {"short_ids": True},
     "developer": {"knows_developer": True},
+    "all in capitals": {
+        "text_roles": set(),
+        "part_roles": {"system", "user", "assistant", "tool"},
+        "reasoning": "thinking",
+    },
 }
 FIELDS = list(TemplateNeeds.__slots__)
 
@@ -135,19 +143,19 @@ def rendered(template: ChatTemplate, messages: Messages) -> str:
 def test_a_conversation_comes_out_whole(name: str, conversation: str) -> None:
     """Whichever way an agent writes it: its words are there, and nothing of Python's or JSON's spelling of a list."""
     template, messages = ChatTemplate(TEMPLATES[name], (), {}), CONVERSATIONS[conversation]
-    text = rendered(template, messages)
+    text = rendered(template, messages).casefold()
     lost = {part.field for part in left_out(messages, template.needs, lambda shown: template.render(shown, {}).text)}
     has_calls, has_reasoning = "tool" in str(messages), "hm" in str(messages)
     if has_calls and name == "no calls":
         assert "tool_calls[0]" in lost
     elif has_calls:
-        assert "look" in text and ("Rome" in text) == (conversation != "arguments empty")
-        assert text.replace("|", "").endswith("20C[assistant]")
+        assert "look" in text and ("rome" in text) == (conversation != "arguments empty")
+        assert text.replace("|", "").endswith("20c[assistant]")
     elif name == "names":
-        assert "=We" in text
+        assert "=we" in text
     assert ("hm" in text) == (has_reasoning and template.needs.reasoning is not None)
     assert ("reasoning" in lost) == (has_reasoning and template.needs.reasoning is None)
-    assert not any(sign in text for sign in ("None", "'text'", '"text"', "{'", '\\"'))
+    assert not any(sign in text for sign in ("none", "'text'", '"text"', "{'", '\\"'))
     if conversation == "developer":
         assert text.startswith("[developer](from its developer)" if name == "developer" else "[system]")
 
@@ -193,6 +201,29 @@ LOSSES: Mapping[str, tuple[str, Messages, Sequence[tuple[int, str, bool]]]] = {
         each("{% if m.content %}{{ m.content }}{% else %}" + CALLS_AS_JSON + "{% endif %}"),
         [ASKED, {"role": "assistant", "content": "Let me look.", "tool_calls": [call()]}, told()],
         [(1, "tool_calls[0]", True)],
+    ),
+    "what an assistant has begun": (
+        "{% for m in messages %}{% if not loop.last or m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+        [ASKED, {"role": "assistant", "content": "Sunny"}],
+        [(1, "content", True)],
+    ),
+    "an only turn of an assistant": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+        [{"role": "assistant", "content": "Sunny"}],
+        [(0, "content", True)],
+    ),
+    **{
+        f"nothing by |{change}": (
+            each(f"{{{{ m.content | {change} }}}}"),
+            [ASKED, {"role": "assistant", "content": "Sunny", "reasoning_content": "hm"}, ASKED],
+            [(1, "reasoning", False)],
+        )
+        for change in ("upper", "title", "capitalize", "lower", "trim")
+    },
+    "nothing of calls by |upper": (
+        each("{{ (m.content or '') | upper }}" + CALLS_AS_JSON.replace(".name", ".name | upper")),
+        [ASKED, {"role": "assistant", "content": "Look", "tool_calls": [call()]}, told()],
+        [],
     ),
     "a name": (each("{{ m.content }}"), [{**ASKED, "name": "ann"}], [(0, "name", False)]),
     "nothing": (

@@ -108,19 +108,20 @@ def left_out(messages: Sequence[Message], needs: TemplateNeeds, render: Shown) -
 
 
 def _is_plain(messages: Sequence[Message], needs: TemplateNeeds) -> bool:
-    """Turns that every template shows: a first word of the system, then user and assistant in turn, all with text."""
+    """Turns that every template shows: a first word of the system, then user and assistant in turn, all with text, the
+    last of them the user's: some templates drop what an assistant has begun."""
     turns = messages[1:] if messages and messages[0]["role"] in ("system", "developer") else messages
     roles = [message["role"] for message in turns]
     in_turn = all(role == ("assistant" if index % 2 else "user") for index, role in enumerate(roles))
     unsure = ("tool_calls",) if needs.reasoning else ("tool_calls", *REASONING_NAMES)
-    return in_turn and not any(message.get(name) for message in turns for name in unsure)
+    return in_turn and len(turns) % 2 == 1 and not any(message.get(name) for message in turns for name in unsure)
 
 
 def _lost_words(messages: Sequence[Message], needs: TemplateNeeds, render: Shown) -> list[LeftOut]:
     words: dict[str, LeftOut] = {}
     copies = [_copy(index, message, needs, words) for index, message in enumerate(messages)]
     try:
-        text = render(copies)
+        text = render(copies).casefold()  # a template may write all in capitals
     except TemplateError:  # it looks into the texts; those that came, it has taken
         return []
     return [lost for word, lost in words.items() if word not in text]

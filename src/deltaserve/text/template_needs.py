@@ -112,6 +112,12 @@ _LIST_SIGNS = ("'text':", '"text":', 'text\\"')
 """How Python and JSON spell a part of a list."""
 
 
+def _has(text: str, *words: str) -> bool:
+    """In whichever case: a template may write a text in capitals."""
+    text = text.casefold()
+    return all(word in text for word in words)
+
+
 class _Probe:
     """Renders, and looks for words in what comes out."""
 
@@ -129,14 +135,14 @@ class _Probe:
 
     def shows(self, messages: Sequence[Message], *words: str) -> bool:
         text = self.text(messages)
-        return text is not None and all(word in text for word in words)
+        return text is not None and _has(text, *words)
 
     def shows_parts(self, messages: Sequence[Message]) -> bool:
         """Whether two parts are shown as their texts, not as Python or JSON would spell a list."""
         text = self.text(messages)
         if text is None:
             return False
-        return _WORD in text and _SECOND in text and not any(sign in text for sign in _LIST_SIGNS)
+        return _has(text, _WORD, _SECOND) and not any(_has(text, sign) for sign in _LIST_SIGNS)
 
     def _wrapped(self, message: Message) -> Message:
         if message["role"] in self._needs_parts and isinstance(message["content"], str):
@@ -180,10 +186,10 @@ def _find_calls(probe: _Probe) -> _Calls:
 
 def _shows_call(probe: _Probe, form: ArgumentForm, call_id: str, content: object, plain: str) -> bool:
     text = probe.text([*_called_and_told(form, call_id, content)])
-    if text is None or not all(word in text for word in (_CALLED, _KEY, _VALUE)):
+    if text is None or not _has(text, _CALLED, _KEY, _VALUE):
         return False
-    as_python = f"'{_KEY}':" in text
-    as_json_of_json = f'\\"{_KEY}' in text
+    as_python = _has(text, f"'{_KEY}':")
+    as_json_of_json = _has(text, f'\\"{_KEY}')
     shows_null = content is None and text.count("None") > plain.count("None")
     return not (as_python or as_json_of_json or shows_null)
 
@@ -201,6 +207,6 @@ def _knows_developer(probe: _Probe) -> bool:
     """A template that prints any role's name prints this one as well, and its model has never seen it."""
     texts = [probe.text([{"role": role, "content": _WORD}, _ASKED]) for role in ("developer", _SECOND)]
     known, unheard = texts
-    if known is None or _WORD not in known:
+    if known is None or not _has(known, _WORD):
         return False
-    return unheard is None or known != unheard.replace(_SECOND, "developer")
+    return unheard is None or known.casefold() != unheard.casefold().replace(_SECOND, "developer")
