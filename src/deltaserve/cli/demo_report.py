@@ -125,7 +125,7 @@ def in_words(documents: Comparison, turns: Comparison) -> str:
         f"the cache it kept one copy and was sent only the pages it lacked, {moved_on / 2**20:.0f} MiB; "
         f"{_median(documents.on, lambda f: f.answered_at_once):.0f} requests ran at once in the same memory, and "
         f"{shared:.0%} of the KV they needed at each step was not read again, since one of them had just read it. "
-        f"Every answer was checked token by token against its document. What was moved, computed and read repeats "
-        f"within a percent or two, as small pools evict in another order; "
+        f"Every answer was checked token by token against its document. Counts repeat from run to run, but for "
+        f"those of conversations that depend on the pages that a small pool evicts; "
         f"times are those of a machine on which client, fronts and workers share the cores."
     )
