@@ -25,6 +25,7 @@ TEMPLATE = (
 ASKED = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 TOLD = {"role": "tool", "content": "2", "tool_call_id": "c1"}
+NO_ARGUMENTS: tuple[object, ...] = (None, "", " \n", {}, "{}")
 
 
 def codec_of(template: str = TEMPLATE) -> TextCodec:
@@ -99,6 +100,28 @@ SAID: Mapping[str, tuple[Messages, str]] = {
         ],
         "[user]hi[assistant]<hm>yes[user]hi",
     ),
+    "parts of OpenAI's responses": (
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "reasoning", "text": "hm"}, {"type": "output_text", "text": "yes"}],
+            },
+            ASKED,
+        ],
+        "[user]hi[assistant]<hm>yes[user]hi",
+    ),
+    **{
+        f"no arguments as {arguments!r}": (
+            [
+                ASKED,
+                {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": arguments}}]},
+                TOLD,
+            ],
+            "[user]hi[assistant]#add{}[tool]2",
+        )
+        for arguments in NO_ARGUMENTS
+    },
     "a refusal": (
         [ASKED, {"role": "assistant", "content": None, "refusal": "I will not"}, ASKED],
         "[user]hi[assistant]I will not[user]hi",
@@ -187,6 +210,7 @@ async def test_a_turn_that_the_template_leaves_out_is_refused() -> None:
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "messages[1].tool_calls[0]"
     assert "leaves out this part" in reply.json()["error"]["message"]
+    assert "write it as text, or serve a model whose template shows it" in reply.json()["error"]["message"]
 
 
 IGNORED: Mapping[str, Messages] = {

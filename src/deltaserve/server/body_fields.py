@@ -112,8 +112,9 @@ class UnknownFields:
     def ignore(self, name: str, known: Collection[str]) -> None:
         """`known`: the names that would be known there."""
         if self._is_new(name):
-            near = get_close_matches(name[:80], known, n=1, cutoff=0.75)
-            hint = f"; did the client mean {near[0]!r}?" if near else ""
+            by_last = {each.rpartition(".")[2]: each for each in known}
+            near = get_close_matches(name.rpartition(".")[2][:80], by_last, n=1, cutoff=0.75)
+            hint = f"; did the client mean {by_last[near[0]]!r}?" if near else ""
             _log.warning("request field %r is unknown and ignored%s", name[:80], hint)
 
     def leave_out(self, name: str) -> None:

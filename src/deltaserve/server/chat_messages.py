@@ -22,10 +22,10 @@ Content = str | Items[dict[str, object]] | None
 
 
 class FunctionCall(BodyPart):
-    """What an earlier assistant turn called. `arguments` is a JSON object, or one in a string."""
+    """What an earlier assistant turn called. `arguments`: a JSON object, or one in a string; null is an empty one."""
 
     name: str
-    arguments: str | dict[str, object]
+    arguments: str | dict[str, object] | None = None
 
 
 class ToolCall(BodyPart):
@@ -82,15 +82,17 @@ def encode_messages(
     return tokens
 
 
+_WAY_OUT = "leave it out, write it as text, or serve a model whose template shows it"
+
+
 def _tell_left_out(
     messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec, unknown: UnknownFields
 ) -> None:
     """A turn that the template leaves out is refused; a field beside others that are shown is counted."""
     for lost in codec.left_out(messages, options):
         if lost.is_whole:
-            text = (
-                f"the model's chat template leaves out this part of a message with role {messages[lost.index]['role']}"
-            )
+            role = messages[lost.index]["role"]
+            text = f"the model's chat template leaves out this part of a message with role {role}; {_WAY_OUT}"
             raise invalid(f"messages[{lost.index}].{lost.field}", text)
         unknown.leave_out(f"messages[].{lost.field}")
 
@@ -161,19 +163,28 @@ def _content(message: ChatMessage, param: str, unknown: UnknownFields) -> tuple[
     thoughts: list[str] = []
     for index, part in enumerate(content):
         kind, text = _part(part, f"{param}.content[{index}]", unknown)
-        (thoughts if kind == "thinking" else texts).append(text)
+        (thoughts if kind in _THOUGHTS else texts).append(text)
     return [{"type": "text", "text": text} for text in texts], "".join(thoughts)
 
 
-_PARTS: Mapping[str, str] = {"text": "text", "refusal": "refusal", "thinking": "thinking"}
-"""Kind of a part |-> where its text stands."""
+_PARTS: Mapping[str, str] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "reasoning": "text",
+}
+"""Kind of a part |-> where its text stands. Agents send parts of OpenAI's responses as they got them."""
+_THOUGHTS = frozenset({"thinking", "reasoning"})
 
 
 def _part(part: Mapping[str, object], param: str, unknown: UnknownFields) -> tuple[str, str]:
     """(kind, text)"""
     kind = str(part.get("type"))
     if kind not in _PARTS:
-        raise unsupported(f"{param}.type", "only text content is supported; nothing is fetched from a URL")
+        problem = f"a part of type {kind[:40]!r} is not supported: only text is, and nothing is fetched from a URL"
+        raise unsupported(f"{param}.type", problem)
     text = part.get(_PARTS[kind])
     if kind == "thinking" and isinstance(text, list):
         text = "".join(_thought_texts(text, f"{param}.{kind}"))
@@ -200,11 +211,13 @@ def _call(call: ToolCall, param: str, unknown: UnknownFields) -> Mapping[str, ob
     if not _NAME.match(call.function.name):
         raise invalid(f"{param}.function.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
     arguments = call.function.arguments
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
     if isinstance(arguments, str):
         try:
-            parse_object(arguments.encode() or b"{}")
+            parse_object(arguments.encode(), "the text of arguments")
         except ApiError as error:
-            raise invalid(f"{param}.function.arguments", f"arguments: {error.message}") from error
+            raise invalid(f"{param}.function.arguments", error.message) from error
     _count_others(call, "messages[].tool_calls[]", unknown)
     _count_others(call.function, "messages[].tool_calls[].function", unknown)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

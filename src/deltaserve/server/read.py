@@ -87,20 +87,20 @@ async def read_object(request: Request, bodies: Bodies, threads: TextThreads) ->
         return await threads.run_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
 
 
-def parse_object(body: bytes) -> dict[str, object]:
-    """The JSON object in `body`. Raises ApiError 400 `invalid_json`: also for NaN, for numbers no float holds, and for
-    half a surrogate pair, which the parser calls truncated."""
+def parse_object(body: bytes, what: str = "the body") -> dict[str, object]:
+    """The JSON object in `body`, which errors call `what`. Raises ApiError 400 `invalid_json`: also for NaN, for
+    numbers no float holds, and for half a surrogate pair, which the parser calls truncated."""
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers > MAX_CONTAINERS:
-        raise ApiError(400, "invalid_json", f"the body has more than {MAX_CONTAINERS} arrays and objects")
+        raise ApiError(400, "invalid_json", f"{what} has more than {MAX_CONTAINERS} arrays and objects")
     if not body.strip():
-        raise ApiError(400, "invalid_json", "the body is empty: a JSON object is expected")
+        raise ApiError(400, "invalid_json", f"{what} is empty: a JSON object is expected")
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", _half_pair(body) or f"the body is not JSON: {str(error)[:100]}") from error
+        raise ApiError(400, "invalid_json", _half_pair(body) or f"{what} is not JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
-        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+        raise ApiError(400, "invalid_json", f"{what} must be a JSON object")
     if num_containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise ApiError(400, "invalid_json", f"arrays and objects stand in each other more than {MAX_DEPTH} deep")
     return value
