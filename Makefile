@@ -28,7 +28,7 @@ demo: $(READY) ## Prefill and decode apart, decode's cache off and on; a talk wi
 check: $(READY) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(READY) ## The checks, then all tests (about 17 minutes on 2 cores)
+test: $(READY) ## The checks, then all tests (20 to 25 minutes on 2 cores)
 	@scripts/check
 	@scripts/test
 
