@@ -133,7 +133,7 @@ def test_typing_with_a_server_of_its_own(folder: Path) -> None:
         typist.wait_for(ANSWER)
         typist.wait_for("64 KiB moved")
         typist.wait_for("> ")
-        typist.type(CTRL_C)
+        typist.interrupt_at_prompt()
         typist.wait_for("Ctrl-C again")
         typist.wait_for("> ")
         typist.type("? buse\\\n")
