@@ -38,16 +38,16 @@ class Typist:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def interrupt_at_prompt(self) -> None:
-        """Ctrl-C, when the command waits for keys: of a signal between its prompt and that wait, readline hears with
-        the next key only."""
+    def wait_for_prompt(self) -> None:
+        """Until the command waits for keys: of a signal between its prompt and that wait, readline hears with the next
+        key only."""
+        self.wait_for("> ")
         process, looks = psutil.Process(self.popen.pid), 0
         deadline = time.monotonic() + PATIENCE_S
         while looks < 3:
             assert time.monotonic() < deadline, "it waits for no key"
             looks = looks + 1 if process.status() == psutil.STATUS_SLEEPING else 0
             time.sleep(0.1)
-        self.type(CTRL_C)
 
     def wait_for(self, words: str) -> str:
         """What came up to these words, which are behind then. Raises AssertionError when they do not come."""
