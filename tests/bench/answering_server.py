@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -118,8 +118,14 @@ class CharacterTokenizer:
         return "".join(map(chr, token_ids))
 
 
+class HasApp(Protocol):
+    """What can be served."""
+
+    def app(self) -> Starlette: ...
+
+
 @contextmanager
-def serving(server: AnsweringServer) -> Iterator[str]:
+def serving(server: HasApp) -> Iterator[str]:
     """The base URL while a uvicorn thread serves it on a free port."""
     config = uvicorn.Config(server.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off")
     listener = config.bind_socket()

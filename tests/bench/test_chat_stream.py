@@ -2,20 +2,18 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from deltaserve.bench.chat_stream import ChatAnswer, ServedModel, TwoSides, chat, find_model
 from deltaserve.bench.completion_stream import ServerError
+from tests.bench.answering_server import serving
 
 TIMING = {"prefill_cached_tokens": 3, "decode_cached_tokens": 2, "transferred_bytes": 10, "transferred_state_bytes": 1}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
@@ -48,22 +46,6 @@ class Talker:
     async def _stream(self) -> AsyncIterator[str]:
         for event in self._events:
             yield f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
-
-
-@contextmanager
-def serving(talker: Talker) -> Iterator[str]:
-    config = uvicorn.Config(talker.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off")
-    listener = config.bind_socket()
-    listener.listen()
-    runner = uvicorn.Server(config)
-    thread = threading.Thread(target=runner.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        runner.should_exit = True
-        thread.join()
-        listener.close()
 
 
 def ask(url: str, name: str | None = None) -> tuple[ServedModel, ChatAnswer, list[tuple[str, bool]]]:
