@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.cli.known_flags import OF_ANY_COMMAND
 from deltaserve.cli.settings_merge import load
 
 M = "models/tiny"
@@ -236,6 +237,9 @@ BAD_VARIABLES: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ({"DELTASERVE_DISABLE_RADIX_CACHE": ""}, ("DELTASERVE_DISABLE_RADIX_CACHE: ''", "true or false")),
     ({"DELTASERVE_PORT": "30000 "}, ("DELTASERVE_PORT: '30000 '", "a port")),
     ({"DELTASERVE_CONFIG": "no/such/file.yaml"}, ("no/such/file.yaml", "No such file")),
+    ({"DELTASERVE_DUMP_CONFIG": "1"}, ("DELTASERVE_DUMP_CONFIG: unknown variable; only a command line has it",)),
+    ({"DELTASERVE_HELP": "1"}, ("DELTASERVE_HELP: unknown variable; only a command line has it; write --help",)),
+    ({"DELTASERVE_M": "x"}, ("DELTASERVE_M: unknown variable; a letter is", "its key is model-path")),
     ({"DELTASERVE_API_KEY": "secret-of-mine"}, ("DELTASERVE_API_KEY", "write --api-key-file FILE")),
 ]
 
@@ -283,6 +287,14 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"\xff\xfe\x00page", ("not UTF-8",)),
     (b"page-size: \x0116", ("characters that YAML does not allow",)),
     (b"---\npage-size: 16\n---\nport: 1", (":3:", "expected a single document")),
+    (b"config: other.yaml", ("config in", "unknown key; one file holds all settings and names no other; --config")),
+    (b"dump-config: true", ("dump-config in", "unknown key; only a command line has it; write --dump-config")),
+    (b"dump_config: false", ("dump-config in", "unknown key; only a command line has it")),
+    (b"help-all: true", ("help-all in", "unknown key; only a command line has it; write --help or --help-all")),
+    (b"help: true", ("help in", "unknown key; only a command line has it")),
+    (b"h: true", ("h in", "unknown key; only a command line has it")),
+    (b"m: x", ("m in", "unknown key; a letter is a flag of a command line only; its key is model-path")),
+    (b"trusted-data-networks: 10.0.0.0/24", ("did you mean trusted-data-network?",)),
     (b"prot: 1", ("prot in", "unknown key; did you mean port?")),
     (b"tool-call-parser: hermes", ("tool-call-parser in", "not built yet")),
     (b"max-model-len: 0.5", ("max-model-len in", "0.5", "an integer >= 1")),
@@ -314,6 +326,15 @@ def test_bad_files(content: bytes, parts: tuple[str, ...], tmp_path: Path) -> No
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     expect_line("serve", [M, "--config", str(path)], {}, parts)
+
+
+@pytest.mark.parametrize("name", [*OF_ANY_COMMAND, "dump-confi", "config-file", "m", "hel"])
+def test_no_key_is_advised_that_a_file_cannot_have(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{name}: 1")
+    with pytest.raises(ConfigError, match=r": unknown key") as caught:
+        load("serve", "", [M, "--config", str(path)], {})
+    assert "did you mean" not in str(caught.value)
 
 
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:

@@ -11,10 +11,20 @@ from pathlib import Path
 from deltaserve.base.config import Settings
 from deltaserve.base.config_rules import breaches
 from deltaserve.base.errors import ConfigError
-from deltaserve.cli.foreign import FOREIGN, SHORTEST_IN_FILES, Alias, Denied, Idle, Takes, key_of
+from deltaserve.cli.foreign import FOREIGN, Alias, Denied, Idle, Takes, key_of
 from deltaserve.cli.foreign_values import advise_workers, told_elsewhere, told_value
 from deltaserve.cli.given import CONFIG_ENV, Given, Source, of_environment, of_yaml
-from deltaserve.cli.known_flags import CONFIG, DUMP, HELP, HELP_ALL, OF_ANY_COMMAND, KnownFlags, known_flags
+from deltaserve.cli.known_flags import (
+    CONFIG,
+    DUMP,
+    HELP,
+    HELP_ALL,
+    OF_ANY_COMMAND,
+    KnownFlags,
+    advise_of_a_line,
+    is_key,
+    known_flags,
+)
 from deltaserve.cli.line_words import Word, take_apart
 from deltaserve.cli.options import nearest
 from deltaserve.cli.problems import problems_of, raise_problems
@@ -169,7 +179,7 @@ class _Merged:
 
     def _take(self, given: Given, key: str) -> None:
         """Raises ConfigError."""
-        is_letter = len(given.name) < SHORTEST_IN_FILES and given.source is not Source.FLAG
+        is_letter = not is_key(given.name) and given.source is not Source.FLAG
         row, option = FOREIGN.get(given.name), self.known.options.get(key)
         if is_letter or (row is None and option is None):
             self._raise_unknown(given)
@@ -202,16 +212,17 @@ class _Merged:
             self.notes.append(f"{given.place} changes nothing: {meaning.why}")
 
     def _raise_unknown(self, given: Given) -> None:
+        advice = advise_of_a_line(given.name)
         match given.source:
             case Source.VARIABLE:
                 near = nearest(given.place, [option.env for option in self.known.options.values()])
             case Source.FILE:
-                near = self.known.nearest(given.name)
+                near = self.known.nearest_key(given.name)
             case Source.FLAG:
                 self.wrong.add(_MODEL)  # which may have been taken for its value
-                near = self.known.nearest(given.name).replace("did you mean ", "did you mean --")
+                near = self.known.nearest(given.name)
                 near = near or f"; `deltaserve {self.known.command} --help-all` lists those there are"
-        raise ConfigError(f"{given.place}: unknown {given.source.value}{near}")
+        raise ConfigError(f"{given.place}: unknown {given.source.value}{near if advice is None else f'; {advice}'}")
 
     def _refuse(self, key: str, *problems: str) -> None:
         self.wrong.add(key)
