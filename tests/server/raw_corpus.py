@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deltaserve.server.settings import HttpLimits
 from tests.server.corpus import completion
 
 BODY = completion({})
@@ -18,6 +19,8 @@ class RawCase:
     data: bytes
     status: int
     code: str
+    is_for_key_owners: bool = False
+    """Well formed as far as it came: where keys are in use, the missing one is told first."""
 
 
 def request(*headers: str, body: bytes = b"", line: str = "POST /v1/completions HTTP/1.1") -> bytes:
@@ -73,6 +76,18 @@ def _chunks() -> Iterator[tuple[str, bytes]]:
         yield f"chunk_{name}", request(*CHUNKED, body=body)
 
 
+def _announced() -> Iterator[tuple[str, bytes]]:
+    """Chunks whose first line announces more than a body may have. Their data never comes."""
+    most = HttpLimits().max_body_bytes
+    yield "chunk_ends_at_2_64", request(*CHUNKED, body=b"f" * 16 + b"\r\n")
+    yield "chunk_of_20_digits", request(*CHUNKED, body=b"F" * 20 + b"\r\nhello")
+    yield "chunk_above_limit", request(*CHUNKED, body=b"%x\r\n" % (most + 1))
+    yield "chunk_above_limit_with_extension", request(*CHUNKED, body=b"%020X;a=b\r\nhello" % (most + 1))
+    yield "chunk_above_what_is_left", request(*CHUNKED, body=b"5\r\nhello\r\n%x\r\n" % (most - 4))
+    many = b"4000\r\n" + bytes(0x4000) + b"\r\n"
+    yield "chunk_above_what_is_left_of_many", request(*CHUNKED, body=many * 9 + b"%x\r\n" % (most - 9 * 0x4000 + 1))
+
+
 def _heads() -> Iterator[tuple[str, bytes]]:
     yield "space_before_colon", request("Content-Length : 5", body=b"hello")
     yield "tab_before_colon", request("Content-Length\t: 5", body=b"hello")
@@ -121,4 +136,5 @@ def _limits() -> Iterator[RawCase]:
 RAW_CASES = [
     *(RawCase(name, data, *_MALFORMED) for part in (_framing, _chunks, _heads, _lines) for name, data in part()),
     *_limits(),
+    *(RawCase(name, data, 413, "body_too_large", is_for_key_owners=True) for name, data in _announced()),
 ]

@@ -128,6 +128,11 @@ def unsupported(param: str, message: str | None = None) -> ApiError:
     return ApiError(400, "unsupported", message or f"{param} is not supported by this server", param)
 
 
+def body_too_large(most: int) -> ApiError:
+    """413 for a body that has, or announces, more than `most` bytes."""
+    return ApiError(413, "body_too_large", f"the body is larger than {most} bytes")
+
+
 def not_ready(reason: str) -> ApiError:
     """503: nothing admitted now would be served."""
     return ApiError(503, "not_ready", f"not ready: {reason}", headers=retry_after())

@@ -12,12 +12,12 @@ from typing import Any
 
 import h11
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from deltaserve.server.api_errors import ApiError, retry_after
+from deltaserve.server.api_errors import ApiError, body_too_large, retry_after
 from deltaserve.server.edge import OPEN_PATHS
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
@@ -75,15 +75,26 @@ class GuardedProtocol(H11Protocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
-        inner = self.app
+        self._num_taken = 0
+        """Bytes of the body that the application has received."""
+        self.app = self._guarded(self.app)
 
+    def _guarded(self, inner: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             is_waited_for = True
+            self._num_taken = 0
+
+            async def receive_within_limit() -> Message:
+                message = await receive()
+                self._num_taken += len(message.get("body", b""))
+                if self._is_body_too_large():
+                    raise body_too_large(self._limits.max_body_bytes)
+                return message
 
             async def send_and_drop_rest(message: Message) -> None:
                 nonlocal is_waited_for
                 if message["type"] == "http.response.start":
-                    if self._is_extra:
+                    if self._is_extra or self._is_body_too_large():
                         message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
                     is_waited_for = message["status"] != REQUEST_TIMEOUT
                 elif is_waited_for and self._has_rest(message):
@@ -96,9 +107,9 @@ class GuardedProtocol(H11Protocol):
             if self._is_extra and scope["path"] not in OPEN_PATHS:
                 await error_reply(_too_many())(scope, receive, send_and_drop_rest)
             else:
-                await inner(scope, receive, send_and_drop_rest)
+                await inner(scope, receive_within_limit, send_and_drop_rest)
 
-        self.app = guarded
+        return guarded
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; one too many is there for a probe only."""
@@ -119,11 +130,13 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; watch how long a request head takes."""
+        """Feed the parser; watch how long a request head takes and what a body announces."""
         if self._is_refused or self.transport.is_closing():
             return
         super().data_received(data)
         self._watch_head()
+        if self.conn.their_state is h11.SEND_BODY and self._is_body_too_large():
+            self.cycle.message_event.set()  # a chunk's first line alone is nothing that the application is told of
 
     def on_response_complete(self) -> None:
         """Watch for the next request; a client whose body still goes on is cut."""
@@ -206,6 +219,11 @@ class GuardedProtocol(H11Protocol):
             self._refuse(_too_many())
             return
         self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
+
+    def _is_body_too_large(self) -> bool:
+        """With what the chunk that is being read will still bring, as its first line says; h11 keeps that to itself."""
+        num_missing = getattr(self.conn._reader, "_bytes_in_chunk", 0)
+        return self._num_taken + len(self.cycle.body) + num_missing > self._limits.max_body_bytes
 
     def _has_rest(self, message: Message) -> bool:
         """Whether this ends an answer while the body of its request is still on the way."""

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from deltaserve.base.ids import Namespace
 from deltaserve.server.admission import Bodies, Held
-from deltaserve.server.api_errors import ApiError, ClientGone, invalid
+from deltaserve.server.api_errors import ApiError, ClientGone, body_too_large, invalid
 from deltaserve.server.settings import ServerSettings
 
 DEADLINE_HEADER = "x-deadline-seconds"
@@ -151,13 +151,13 @@ async def _read_body(request: Request, bodies: Bodies, held: Held) -> bytes:
     most = limits.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
-        raise _too_large(most)
+        raise body_too_large(most)
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for part in request.stream():
                 if held.num_bytes + len(part) > most:
-                    raise _too_large(most)
+                    raise body_too_large(most)
                 bodies.grow(held, len(part))
                 parts.append(part)
     except TimeoutError as error:
@@ -166,7 +166,3 @@ async def _read_body(request: Request, bodies: Bodies, held: Held) -> bytes:
     except ClientDisconnect as error:
         raise ClientGone from error
     return b"".join(parts)
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"the body is larger than {most} bytes")
