@@ -13,7 +13,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from deltaserve.base.errors import ConfigError
 from deltaserve.layout.dtype import DType
-from deltaserve.models.checkpoint_config import load_family, load_spec
+from deltaserve.models.checkpoint_config import family_named, load_spec
 from deltaserve.models.dequantised import dequantise, dequantised
 from deltaserve.models.loader import load_weights
 from deltaserve.models.open_source import open_source
@@ -126,7 +126,7 @@ def test_the_check_before_loading_counts_the_values(folders: tuple[Path, Path]) 
     counts = []
     for folder in folders:
         source = open_source(folder)
-        inventory = Inventory.of(load_family(folder), load_spec(folder), source.index)
+        inventory = Inventory.of(family_named(load_spec(folder).family), load_spec(folder), source.index)
         check_weights(source.headers(), inventory)
         counts.append(inventory.num_values)
     assert counts[0] == counts[1]

@@ -41,7 +41,7 @@ from deltaserve.instance.api import InstanceOptions
 from deltaserve.layout.dtype import DType
 from deltaserve.layout.kv import pool_page_bytes
 from deltaserve.layout.shard import Shard
-from deltaserve.models.checkpoint_config import HeadFrom, family_of, spec_of, with_draft
+from deltaserve.models.checkpoint_config import HeadFrom, family_named, idle_overrides, spec_of, with_draft
 from deltaserve.models.code_plan import CODE_RULES, stored_kinds
 from deltaserve.models.eagle3 import draft_inventory
 from deltaserve.models.files import GGUF_SUFFIX
@@ -78,6 +78,8 @@ class Checkpoint:
     kinds: Mapping[str, str]
     """See `stored_kinds`."""
     overrides: str | None = None
+    idle_overrides: tuple[str, ...] = ()
+    """Keys of them that nothing reads."""
 
     @classmethod
     def open(
@@ -107,7 +109,7 @@ class Checkpoint:
         num_bytes = source.num_bytes
         spec = with_draft(spec_of(source, overrides), path, head).placed(placement)
         fingerprint = model_fingerprint(path)
-        family = family_of(source.config())
+        family = family_named(spec.family)
         stored = as_stored(spec, family, source.headers())
         inventory = Inventory.of(family, stored, source.index)
         check_weights(source.headers(), inventory)
@@ -123,12 +125,21 @@ class Checkpoint:
             stored,
             stored_kinds(source, family),
             overrides,
+            tuple(idle_overrides(source, overrides)),
         )
 
     @property
     def name(self) -> str:
         """What clients call it: a GGUF file's name without its suffix."""
         return self.path.name.removesuffix(GGUF_SUFFIX)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about what was accepted and changes nothing."""
+        if not self.idle_overrides:
+            return ()
+        keys = ", ".join(self.idle_overrides)
+        return (f"--json-model-override-args: nothing here reads {keys[:200]}, so it changes nothing",)
 
     def facts(self, tp_size: int = 1, state_dtype: str = "float32", num_members: int = 1) -> ModelFacts:
         """Of a worker with so many ranks, or in a group of so many that share experts. Raises ConfigError when the

@@ -23,6 +23,7 @@ def check_model(settings: Settings) -> Iterator[Line]:
     size = f"files of {checkpoint.num_bytes / 2**20:.0f} MiB, weights in {spec.dtype.value}"
     context = f"context of {spec.max_position} tokens"
     yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {size}, {context}")
+    yield from (Line(Level.WARN, "model", note) for note in checkpoint.notes)
     yield _pool(checkpoint, settings)
     yield from _tokenizer(checkpoint, spec)
 

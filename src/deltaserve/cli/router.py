@@ -27,7 +27,10 @@ def run(settings: Settings) -> int:
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tell_sampling(prepared.sampling, speaker(settings))
+    tell = speaker(settings)
+    for note in prepared.checkpoint.notes:
+        tell(note)
+    tell_sampling(prepared.sampling, tell)
     with private_folder(settings.process.state_dir) as folder:
         return int(run_front(write_front_spec(spec, folder), None))
 

@@ -55,6 +55,8 @@ class Deployment:
     resolved: Mapping[Role, ResolvedConfig]
     base_url: str
     sampling: SamplingDefaults
+    notes: tuple[str, ...]
+    """See `Checkpoint.notes`."""
 
 
 def run(settings: Settings) -> int:
@@ -72,6 +74,8 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         for who, config in by_config(cluster.resolved):
             tell_resolved(config, tell, who)
         tell_native(cluster.resolved.values(), tell)
+        for note in cluster.notes:
+            tell(note)
         tell_sampling(cluster.sampling, tell)
         tell_pair(settings, cluster.resolved, tell)
         if settings.parallelism.dp_size > 1:
@@ -157,7 +161,8 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    return Deployment(tuple(children), resolved, f"http://{network.host}:{network.port}", prepared.sampling)
+    base_url = f"http://{network.host}:{network.port}"
+    return Deployment(tuple(children), resolved, base_url, prepared.sampling, checkpoint.notes)
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:

@@ -42,6 +42,8 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         transport_host=prepared.doors.host,
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
+    for note in prepared.checkpoint.notes:
+        tell(note)
     tell_resolved(prepared.resolved, tell)
     tell_native([prepared.resolved], tell)
     if has_staging(settings):

@@ -1,12 +1,12 @@
 """What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deltaserve.base.errors import ConfigError
+from deltaserve.models.config_overrides import idle_keys, overridden, read_overrides
 from deltaserve.models.deepseek_v3 import DEEPSEEK_V3
 from deltaserve.models.eagle3 import eagle3_head
 from deltaserve.models.family import Family, draft_head
@@ -54,9 +54,26 @@ def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | N
 
 
 def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
-    """`overrides`: JSON object that replaces keys of config.json (see `_override`). Raises ConfigError."""
-    fields = _override(source.config(), overrides)
-    spec = family_of(fields).build(fields)
+    """`overrides`: JSON object that replaces keys of config.json (see `overridden`). Raises ConfigError."""
+    return _spec_with(source, read_overrides(overrides))
+
+
+def idle_overrides(source: TensorSource, overrides: str | None) -> list[str]:
+    """Keys of `overrides` that nothing reads: of a model that can be built with them. Raises ConfigError for a slip."""
+
+    def outcome(changes: Mapping[str, Any]) -> ModelSpec | str:
+        try:
+            return _spec_with(source, changes)
+        except ConfigError as error:
+            return str(error)
+
+    return idle_keys(read_overrides(overrides), source.config(), outcome)
+
+
+def _spec_with(source: TensorSource, changes: Mapping[str, Any]) -> ModelSpec:
+    fields = overridden(source.config(), changes)
+    family = family_of(fields)
+    spec = family.build(fields)
     ends = [(token, fields.where) for token in (*spec.eos_token_ids, *fields.integers("eos_token_id"))]
     generation = source.generation()
     if generation is not None:
@@ -65,7 +82,8 @@ def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
         if not 0 <= token < spec.vocab_size:
             found = shown(token)
             raise ConfigError(f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
-    return replace(spec, eos_token_ids=tuple(sorted({token for token, _ in ends})))
+    ids = tuple(sorted({token for token, _ in ends}))
+    return replace(spec, family=family.model_type, eos_token_ids=ids)
 
 
 def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> ModelSpec:
@@ -77,65 +95,11 @@ def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> Mode
         return spec
     if head.folder is not None:
         return replace(spec, draft=eagle3_head(head.folder, spec))
-    fields = open_source(model_path).config()
-    family = family_of(fields)
+    family = family_named(spec.family)
     if family.draft is None:
-        raise ConfigError(f"{fields.where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
+        where = open_source(model_path).config().where
+        raise ConfigError(f"{where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
     return replace(spec, draft=draft_head(spec, family.draft(spec)))
-
-
-_NESTED = "text_config"
-
-
-def _override(fields: Fields, overrides: str | None) -> Fields:
-    """A key is replaced whole: of config.json, or of its `text_config` where that alone has it."""
-    if not overrides:
-        return fields
-    try:
-        changes = json.loads(overrides, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        changes = None
-    if not isinstance(changes, dict):
-        raise ConfigError(f"--json-model-override-args {overrides[:80]!r}: must be a JSON object")
-    for name in ("architectures", "model_type"):
-        if name in changes:
-            raise ConfigError(f"--json-model-override-args: {name} belongs to the weights and cannot be replaced")
-    values, nested = {**fields.values}, fields.values.get(_NESTED)
-    if isinstance(nested, dict):  # what the wrapper of a text model does not have is meant for that
-        inner = {name: changes.pop(name) for name in list(changes) if name not in values}
-        values[_NESTED] = _into_table(inner, nested | inner)
-    return Fields(_into_table(changes, values | changes), fields.where)
-
-
-def _no_number(name: str) -> None:
-    """NaN and the infinities are no JSON, and no setting of a model."""
-    raise ValueError(name)
-
-
-_IN_TABLE = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_local_base_freq")
-"""Older names of what `rope_parameters` holds, which wins where a file has both."""
-
-
-def _into_table(changes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, the changes among them, with those by an older name in `rope_parameters`, too, where that is there."""
-    table = values.get("rope_parameters")
-    given = {name: changes[name] for name in _IN_TABLE if name in changes}
-    if not given or not isinstance(table, dict) or not table:
-        return values
-    scaling = given.pop("rope_scaling", table)
-    per_layer = any(isinstance(value, dict) for value in table.values())
-    if per_layer or "rope_parameters" in changes or "rope_local_base_freq" in given or not isinstance(scaling, dict):
-        name = next(name for name in _IN_TABLE if name in changes)
-        whole = json.dumps({"rope_parameters": table})[:200]
-        raise ConfigError(
-            f"--json-model-override-args: {name} has no effect beside rope_parameters; replace that whole, now {whole}"
-        )
-    kept = {name: table[name] for name in ("rope_theta", "partial_rotary_factor") if name in table}
-    return {**values, "rope_parameters": {**kept, **scaling, **given}}
-
-
-def load_family(model_path: Path) -> Family:
-    return family_of(open_source(model_path).config())
 
 
 def family_of(fields: Fields) -> Family:
@@ -148,3 +112,9 @@ def family_of(fields: Fields) -> Family:
             return family
     supported = ", ".join(dict.fromkeys(family.architecture.partition("For")[0] for family in FAMILIES))
     raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")
+
+
+def family_named(model_type: str) -> Family:
+    """Of a spec that was built here."""
+    (family,) = (family for family in FAMILIES if family.model_type == model_type)
+    return family

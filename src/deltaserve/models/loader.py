@@ -16,7 +16,7 @@ from deltaserve.base.quantization import Quantization
 from deltaserve.layout.shard import Shard
 from deltaserve.models.block_forms import BlockForm
 from deltaserve.models.block_matrix import write_rows
-from deltaserve.models.checkpoint_config import family_of
+from deltaserve.models.checkpoint_config import family_named
 from deltaserve.models.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
 from deltaserve.models.dequantised import FolderWeight, dequantised
 from deltaserve.models.eagle3 import draft_inventory
@@ -58,7 +58,7 @@ def load_weights(
     """
     rules = CODE_RULES[quantization]
     source = open_source(model_path)
-    family = family_of(source.config())
+    family = family_named(spec.family)
     stored = as_stored(spec, family, source.headers())
     inventory = Inventory.of(family, stored, source.index)
     codes = CodeTable(_planned(source, stored, inventory, shard) if rules.keeps_codes else {}, rules.rounds_inputs)

@@ -257,6 +257,7 @@ class ModelSpec:
     """One decoder-only model."""
 
     family: str
+    """`model_type` of its Family."""
     dtype: DType
     """Of the checkpoint, as config.json says."""
     vocab_size: int
