@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from deltaserve.server.call_ids import tied
 from deltaserve.server.settings import ServerSettings
 from deltaserve.text.template import ChatTemplate
 from deltaserve.text.text_codec import TextCodec
@@ -25,7 +26,8 @@ TEMPLATE = (
 ASKED = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 TOLD = {"role": "tool", "content": "2", "tool_call_id": "c1"}
-NO_ARGUMENTS: tuple[object, ...] = (None, "", " \n", {}, "{}")
+EMPTY: tuple[object, ...] = (None, "", [], {})
+NO_ARGUMENTS: tuple[object, ...] = (None, "", " \n", {}, "{}", [], "[]", "null")
 
 
 def codec_of(template: str = TEMPLATE) -> TextCodec:
@@ -122,6 +124,13 @@ SAID: Mapping[str, tuple[Messages, str]] = {
         )
         for arguments in NO_ARGUMENTS
     },
+    **{
+        f"a result that is {content!r}": (
+            [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {**TOLD, "content": content}],
+            '[user]hi[assistant]#add{"a":1}[tool]',
+        )
+        for content in EMPTY[:3]
+    },
     "a refusal": (
         [ASKED, {"role": "assistant", "content": None, "refusal": "I will not"}, ASKED],
         "[user]hi[assistant]I will not[user]hi",
@@ -157,6 +166,154 @@ async def test_what_was_sent_reaches_the_template(name: str) -> None:
         assert _num_ignored(case) == 0
 
 
+def _without(part: Mapping[str, object], field: str) -> dict[str, object]:
+    return {name: value for name, value in part.items() if name != field}
+
+
+OPTIONAL: Mapping[str, Sequence[str]] = {
+    "user": ("name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id", "refusal", "audio",
+             "function_call", "cache_control"),
+    "assistant": ("name", "reasoning_content", "reasoning", "thinking", "refusal", "audio", "function_call",
+                  "tool_call_id", "annotations"),
+    "call": ("id", "type", "index"),
+    "function": ("arguments", "description", "parameters", "strict"),
+    "tool": ("name", "tool_call_id", "tool_calls", "refusal"),
+}  # fmt: skip
+"""Part of a conversation |-> its fields that may be empty."""
+
+
+def _conversation(part: str, field: str, value: object) -> Messages:
+    given: dict[str, dict[str, object]] = {name: {field: value} if name == part else {} for name in OPTIONAL}
+    call = {**CALL, "function": {"name": "add", **given["function"]}, **given["call"]}
+    said = {"role": "assistant", "content": "so", "tool_calls": [call], **given["assistant"]}
+    return [{**ASKED, **given["user"]}, said, {**TOLD, **given["tool"]}]
+
+
+@pytest.mark.parametrize("value", EMPTY, ids=repr)
+@pytest.mark.parametrize(("part", "field"), [(part, field) for part, fields in OPTIONAL.items() for field in fields])
+async def test_an_optional_field_without_a_value_is_as_if_absent(part: str, field: str, value: object) -> None:
+    async with served(codec_of(), OracleEngine(), SETTINGS) as case:
+        assert await prompt_of(case, _conversation(part, field, value)) == "[user]hi[assistant]so#add{}[tool]2"
+        assert _num_ignored(case) == 0
+        reply = await case.client.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": _conversation(part, field, value), "max_tokens": 1},
+        )
+        assert reply.status_code == 200
+
+
+WITH_IDS = (
+    "{% for m in messages %}[{{ m.role }}{{ '=' + m.tool_call_id if m.tool_call_id else '' }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '#' + c.function.name + '=' + c.id }}{% endfor %}{% endfor %}"
+)
+ADD, SUB = CALL, {"type": "function", "function": {"name": "sub", "arguments": "{}"}}
+A_SUM, NO_ID = {"role": "tool", "content": "2"}, _without(CALL, "id")
+
+
+def _called(*calls: Mapping[str, object]) -> dict[str, object]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+TIED: Mapping[str, tuple[Messages, str]] = {
+    "both": ([ASKED, _called(ADD), TOLD], "#add=c1[tool=c1]2"),
+    "neither": ([ASKED, _called(NO_ID), A_SUM], "#add=functions.add:0[tool=functions.add:0]2"),
+    "the call alone": ([ASKED, _called(ADD), A_SUM], "#add=c1[tool=c1]2"),
+    "the answer alone": ([ASKED, _called(NO_ID), TOLD], "#add=c1[tool=c1]2"),
+    "two, in order": (
+        [ASKED, _called(NO_ID, SUB), A_SUM, {**A_SUM, "content": "0"}],
+        "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2[tool=functions.sub:1]0",
+    ),
+    "two, by name": (
+        [ASKED, _called(NO_ID, SUB), {**A_SUM, "name": "sub", "content": "0"}, {**A_SUM, "name": "add"}],
+        "#add=functions.add:0#sub=functions.sub:1[tool=functions.sub:1]0[tool=functions.add:0]2",
+    ),
+    "two of one id": (
+        [ASKED, _called(ADD, {**SUB, "id": "c1"}), TOLD, {**TOLD, "content": "0"}],
+        "#add=c1#sub=c1[tool=c1]2[tool=c1]0",
+    ),
+    "one answered twice": ([ASKED, _called(ADD), TOLD, TOLD], "#add=c1[tool=c1]2[tool=c1]2"),
+    "one of two answered": (
+        [ASKED, _called(NO_ID, SUB), A_SUM],
+        "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2",
+    ),
+    "numbers go on over turns": (
+        [ASKED, _called(NO_ID), A_SUM, _called(SUB), A_SUM],
+        "#add=functions.add:0[tool=functions.add:0]2[assistant]#sub=functions.sub:1[tool=functions.sub:1]2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+async def test_an_answer_is_tied_to_its_call_also_where_ids_are_missing(name: str) -> None:
+    messages, wanted = TIED[name]
+    async with served(codec_of(WITH_IDS), OracleEngine(), SETTINGS) as case:
+        assert await prompt_of(case, messages) == f"[user]hi[assistant]{wanted}"
+
+
+UNTIED: Mapping[str, Messages] = {
+    "no call": [ASKED, A_SUM],
+    "another id": [ASKED, _called(ADD), {**TOLD, "tool_call_id": "c2"}],
+    "more answers than calls": [ASKED, _called(NO_ID), A_SUM, A_SUM],
+    "a turn too late": [ASKED, _called(NO_ID), ASKED, A_SUM],
+}
+
+
+@pytest.mark.parametrize("name", UNTIED)
+async def test_an_answer_without_a_call_is_refused(name: str) -> None:
+    async with served(codec_of(), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post("/tokenize", json={"model": MODEL, "messages": UNTIED[name]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == f"messages[{len(UNTIED[name]) - 1}].tool_call_id"
+
+
+async def test_thousands_of_calls_without_ids_cost_no_square_of_time() -> None:
+    """Each answer looks at its own call alone."""
+    num = 15_000
+    calls = [{"function": {"name": f"f{index}"}} for index in range(num)]
+    answers = [{"role": "tool", "name": f"f{num - 1 - index}", "content": ""} for index in range(num)]
+    ids = [message.get("tool_call_id") for message in tied([{"role": "assistant", "tool_calls": calls}, *answers])]
+    assert ids[1:] == [f"functions.f{index}:{index}" for index in reversed(range(num))]
+
+
+WRONG: Mapping[str, tuple[object, str, str]] = {
+    "a message": ([7], "messages[0]", "is 7, expected an object"),
+    "a role": ([{"role": "god"}], "messages[0].role", "is \"god\", expected 'system', "),
+    "a content": ([{**ASKED, "content": 5}], "messages[0].content", "is 5, expected a string or a list"),
+    "a content that is an object": ([{**ASKED, "content": {"a": 1}}], "messages[0].content", "is an object, expected"),
+    "a part": ([{**ASKED, "content": [None]}], "messages[0].content[0]", "is null, expected an object"),
+    "a part without a type": ([{**ASKED, "content": [{"text": "x"}]}], "messages[0].content[0].type", "without a type"),
+    "a name": ([{**ASKED, "name": 5}], "messages[0].name", "is 5, expected a string"),
+    "a name with a space": ([{**ASKED, "name": "a b"}], "messages[0].name", "no white space"),
+    "reasoning": ([{**ASKED, "reasoning": 5}], "messages[0].reasoning", "is 5, expected a string"),
+    "calls": ([ASKED, {**_called(), "tool_calls": 5}], "messages[1].tool_calls", "is 5, expected a list"),
+    "a call": ([ASKED, _called(None)], "messages[1].tool_calls[0]", "is null, expected an object"),  # type: ignore[arg-type]
+    "a call's id": ([ASKED, _called({**ADD, "id": 5})], "messages[1].tool_calls[0].id", "is 5, expected a string"),
+    "a call's type": ([ASKED, _called({**ADD, "type": "x"})], "messages[1].tool_calls[0].type", "expected 'function'"),
+    "no function": ([ASKED, _called(_without(ADD, "function"))], "messages[1].tool_calls[0].function", "is required"),
+    "a function without a name": (
+        [ASKED, _called({**ADD, "function": {"name": ""}})],
+        "messages[1].tool_calls[0].function.name",
+        "is required",
+    ),
+    "arguments": (
+        [ASKED, _called({**ADD, "function": {"name": "f", "arguments": 5}})],
+        "messages[1].tool_calls[0].function.arguments",
+        "is 5, expected a string or an object",
+    ),
+    "all of them": ("x" * 50, "messages", "is a string of 50 characters, expected a list"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_field_is_named_with_its_value_and_what_is_expected(name: str) -> None:
+    messages, param, says = WRONG[name]
+    async with served(codec_of(), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"] and "nput should" not in error["message"], error
+
+
 REFUSED: Mapping[str, tuple[Messages, str, str]] = {
     "what the template refuses": ([{"role": "user", "content": "no"}], "messages", "not no"),
     "arguments that are no JSON": (
@@ -186,6 +343,7 @@ REFUSED: Mapping[str, tuple[Messages, str, str]] = {
     ),
     "an image": ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type", "only text"),
     "no content": ([{"role": "user", "content": None}], "messages[0].content", "required"),
+    "calls of the user": ([{**ASKED, "tool_calls": [CALL]}], "messages[0].tool_calls", "only an assistant"),
 }
 
 

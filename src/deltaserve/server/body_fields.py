@@ -1,8 +1,7 @@
 """Which field names a request may carry: honoured, refused by name, or ignored and counted."""
 
 import logging
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, TypeVar
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.field_errors import first_error
 
 _log = logging.getLogger("deltaserve.server")
 INTERNAL_PREFIXES = ("bootstrap_", "kv_transfer", "disagg_", "disaggregation_", "page", "ticket", "worker", "_")
@@ -34,10 +34,10 @@ _NEVER = """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_NEVER.split(), _EMPTY),
     **dict.fromkeys(("guided_json", "json_schema"), (None, "")),  # {} asks for any JSON at all
-    "tool_choice": (None, "none", "auto"),
+    "tool_choice": (None, "", "none", "auto"),
     "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
+    "response_format": (None, "", {"type": "text"}),
+    "modalities": (None, [], ["text"]),
     "length_penalty": (None, 1, 1.0),
     "early_stopping": (None, False),
     "add_generation_prompt": (None, True),
@@ -153,7 +153,7 @@ def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields)
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise _first_error(error) from error
+        raise first_error(error) from error
 
 
 def _refuse_internal(name: str) -> None:
@@ -177,27 +177,3 @@ def _is_accepted(name: str, value: object) -> bool:
     if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
         raise unsupported(name)
     return True
-
-
-def _first_error(error: ValidationError) -> ApiError:
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    # A value that may be of two types has an error for each: the one further inside is of the type that was meant.
-    first = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
-    param = _path(first["loc"])
-    if first["type"] == "missing":
-        return invalid(param, f"{param} is required", "missing_required_parameter")
-    return invalid(param, f"{param}: {first['msg'][:200]}")
-
-
-_UNION_MEMBER = re.compile(r"str|bool|int|float|list\[.*|dict\[.*")
-"""What pydantic adds to the path of an error inside a union: not a field name."""
-
-
-def _path(loc: Iterable[int | str]) -> str:
-    """('messages', 0, 'content', 'str') -> messages[0].content"""
-    path = ""
-    for part in loc:
-        if isinstance(part, str) and _UNION_MEMBER.fullmatch(part):
-            continue
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path[:80]

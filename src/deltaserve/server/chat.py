@@ -66,7 +66,7 @@ def _in_channels(text: TextOptions, channels: Channels | None, body: ChatBody) -
 
 def _effort(effort: str | None) -> Mapping[str, object]:
     """What templates call it; those of hybrid models have a switch, which "none" turns off."""
-    if effort is None:
+    if not effort:
         return {}
     return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
 

@@ -4,39 +4,54 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from deltaserve.request.client import Limits
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items, UnknownFields
+from deltaserve.server.call_ids import tied
 from deltaserve.server.prompts import too_long
 from deltaserve.server.read import parse_object
 from deltaserve.text.template_needs import REASONING_NAMES, TemplateError
 from deltaserve.text.text_codec import TextCodec, TooManyTokens
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-_NOTHING: tuple[object, ...] = (None, "", [], {}, False)
+_NAME = re.compile(r"[^\s<>|\\]{1,128}\Z")
+_NAME_RULE = "a name has 1 to 128 characters, no white space and none of < > | \\"
+_EMPTY: tuple[object, ...] = (None, "", [], {})
+_NOTHING = (*_EMPTY, False)
 """Values of a field nobody knows that say nothing."""
 
 Content = str | Items[dict[str, object]] | None
 
 
-class FunctionCall(BodyPart):
-    """What an earlier assistant turn called. `arguments`: a JSON object, or one in a string; null is an empty one."""
+class MessagePart(BodyPart):
+    """A part of a message, as programs in many languages write it: an optional field without a value may stand there
+    as null, "", [] or {}."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if name == "content" or each not in _EMPTY}
+
+
+class FunctionCall(MessagePart):
+    """What an earlier assistant turn called. `arguments`: a JSON object, or one in a string; empty by default."""
 
     name: str
     arguments: str | dict[str, object] | None = None
 
 
-class ToolCall(BodyPart):
+class ToolCall(MessagePart):
     """One call of an earlier assistant turn."""
 
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class ChatMessage(BodyPart):
+class ChatMessage(MessagePart):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -65,8 +80,7 @@ def encode_messages(
         raise invalid("messages", "messages is empty")
     if limits is not None and len(messages) > limits.max_context_len:
         raise too_long(len(messages), "messages", limits)  # no message is shorter than a token
-    _check_order(messages)
-    read = [_read(message, f"messages[{index}]", unknown) for index, message in enumerate(messages)]
+    read = tied([_read(message, f"messages[{index}]", unknown) for index, message in enumerate(messages)])
     if not codec.has_chat_template:
         raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
@@ -97,28 +111,19 @@ def _tell_left_out(
         unknown.leave_out(f"messages[].{lost.field}")
 
 
-def _check_order(messages: Sequence[ChatMessage]) -> None:
-    """A tool message answers a call of the assistant turn it follows. Other rules are the template's."""
-    open_calls: set[str] = set()
-    for index, message in enumerate(messages):
-        param = f"messages[{index}]"
-        if message.role != "tool":
-            open_calls = {call.id for call in message.tool_calls or []}
-            if open_calls and message.role != "assistant":
-                raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
-        elif message.tool_call_id not in open_calls:
-            raise invalid(f"{param}.tool_call_id", "a tool message must answer a call of the assistant turn before it")
-
-
 def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str, object]:
     """The message in OpenAI's words; what it has that nobody knows is counted."""
     for field in ("audio", "function_call"):
         if getattr(message, field) is not None:
             raise unsupported(f"{param}.{field}")
     if message.name is not None and not _NAME.match(message.name):
-        raise invalid(f"{param}.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise invalid(f"{param}.name", _NAME_RULE)
+    if message.tool_calls and message.role != "assistant":
+        raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
     _count_others(message, "messages[]", unknown)
     content, thoughts = _content(message, param, unknown)
+    if content is None and message.role == "tool":
+        content = ""  # a function that returns nothing
     if content is None and message.role != "assistant":
         raise invalid(f"{param}.content", "content is required", "missing_required_parameter")
     read: dict[str, object] = {"role": message.role, "content": content}
@@ -181,7 +186,9 @@ _THOUGHTS = frozenset({"thinking", "reasoning"})
 
 def _part(part: Mapping[str, object], param: str, unknown: UnknownFields) -> tuple[str, str]:
     """(kind, text)"""
-    kind = str(part.get("type"))
+    kind = str(part.get("type") or "")
+    if not kind:
+        raise unsupported(f"{param}.type", 'a part without a type; a text is {"type": "text", "text": "..."}')
     if kind not in _PARTS:
         problem = f"a part of type {kind[:40]!r} is not supported: only text is, and nothing is fetched from a URL"
         raise unsupported(f"{param}.type", problem)
@@ -207,11 +214,15 @@ def _thought_texts(parts: Sequence[object], param: str) -> Iterator[str]:
         yield text
 
 
+_NO_ARGUMENTS = ("", "null", "[]")
+"""PHP writes an empty object as an empty list."""
+
+
 def _call(call: ToolCall, param: str, unknown: UnknownFields) -> Mapping[str, object]:
     if not _NAME.match(call.function.name):
-        raise invalid(f"{param}.function.name", "a name is 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise invalid(f"{param}.function.name", _NAME_RULE)
     arguments = call.function.arguments
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in _NO_ARGUMENTS):
         arguments = {}
     if isinstance(arguments, str):
         try:
