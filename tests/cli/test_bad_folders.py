@@ -259,14 +259,20 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "template long": (_template("x" * 65_537), ("65537 bytes", "65536")),
     "template not UTF-8": (_write("chat_template.jinja", b"\xff"), ("chat_template.jinja",)),
     "template fails": (_template("{{ messages[7].content.x }}"), ("chat template fails",)),
-    "template refuses": (_template("{{ raise_exception('no') }}"), ("refuses these messages: no",)),
+    "template refuses": (
+        _template("{{ raise_exception('no') }}"),
+        (
+            "chat_template.jinja: ",
+            "refuses one plain message: no",
+        ),
+    ),
     "template escapes": (_template("{{ ''.__class__.__mro__[1].__subclasses__() }}"), ("chat template fails",)),
     "template includes": (_template("{% include '/etc/passwd' %}"), ("chat template fails",)),
     "template power": (_template("{% for i in range(10**9) %}{% endfor %}"), ("chat template fails",)),
     "template endless call": (_template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), ("chat template fails",)),
     "template renders half a pair": (
         _template('{{ "\\ud800" }}{{ messages[0].content }}'),
-        ("chat template fails on one plain message", "half a surrogate pair"),
+        ("chat_template.jinja: ", "makes half a surrogate pair"),
     ),
     "template deep": (_template("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}"), ("not compile (RecursionError)",)),
     "template deep loops": (

@@ -117,7 +117,7 @@ def test_a_panic_of_the_library_is_one_line(folder: Path) -> None:
     before = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
     edit(folder / "tokenizer.json", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, before]}})
     (folder / "chat_template.jinja").write_text("a" * 51 + "!")
-    refused(folder, "chat template fails on one plain message: ")
+    refused(folder, "chat_template.jinja: the tokenizer fails on what the chat template makes of one plain message: ")
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -343,7 +343,8 @@ def test_bytes_of_other_scripts_that_are_lost_are_told(tmp_path: Path, caplog: p
     ("change", "text"),
     [
         (lambda w: w.add_tokenizer_model("bert"), "tokenizer.ggml.model is 'bert', expected one of gpt2, llama"),
-        (lambda w: w.add_chat_template("{{ 1 + }}"), "chat template does not compile"),
+        (lambda w: w.add_chat_template("{{ 1 + }}"), "m.gguf: the chat template does not compile (line 1: unexpected"),
+        (lambda w: w.add_chat_template("{{ 1 + }}"), "; write the file anew with another (gguf-new-metadata "),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicated key")

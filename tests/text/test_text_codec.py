@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from deltaserve.base.errors import ConfigError
 from deltaserve.text.template import MAX_TEMPLATE_BYTES, ChatTemplate
 from deltaserve.text.template_needs import TemplateError
-from deltaserve.text.text_codec import BrokenTemplate, SamplingDefaults, TextCodec
+from deltaserve.text.text_codec import SamplingDefaults, TextCodec
 from tests.fixtures.tiny_tokenizer import SPECIALS, build_tokenizer
 
 CONTROL_IDS = range(256, 264)
@@ -166,7 +166,7 @@ def _remove(name: str) -> Callable[[Path], object]:
         (_edit("generation_config.json", eos_token_id=[258, -1]), "generation_config.json: eos_token_id -1"),
         (_edit("generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"),
         (_write("chat_template.jinja", b"{{ broken"), "does not compile"),
-        (_write("chat_template.jinja", b"\xff"), "UnicodeDecodeError"),
+        (_write("chat_template.jinja", b"\xff"), "chat_template.jinja: byte 0 is not UTF-8; mend the file"),
         (_write("chat_template.jinja", b"x" * (MAX_TEMPLATE_BYTES + 1)), "at most 65536"),
     ],
 )
@@ -178,9 +178,65 @@ def test_a_damaged_folder_is_named(folder: Path, damage: Callable[[Path], object
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_template_may_be_left_out_when_asked(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ broken")
-    assert not TextCodec.load(folder, BrokenTemplate.SERVE_COMPLETIONS).has_chat_template
+BROKEN_TEMPLATES = {
+    "{{ broken": "does not compile (line 1: unexpected end of template, expected 'end of print statement'.)",
+    "{{ " + "(" * 20_000: "does not compile (RecursionError)",
+    "x" * (MAX_TEMPLATE_BYTES + 1): "has 65537 bytes, at most 65536 are allowed",
+    "{{ messages[7].content.x }}": "fails on one plain message (UndefinedError: list object has no element 7)",
+    "{{ raise_exception('no tools') }}": "refuses one plain message: no tools",
+    "{% include 'x' %}": "fails on one plain message (TypeError: no loader for this environment specified)",
+    "{% for i in range(10**9) %}{% endfor %}": "fails on one plain message (OverflowError: Range too big. "
+    "The sandbox blocks ranges larger than MAX_RANGE (100000).)",
+    '{{ "\\ud800" }}{{ messages[0].content }}': "makes half a surrogate pair of one plain message",
+    "{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}": "makes more than 16777216 characters "
+    "of one plain message",
+}
+"""What the owner is told of each, behind its place and in front of the way out."""
+
+
+def _in_jinja_file(folder: Path, template: str) -> Path:
+    _write("chat_template.jinja", template.encode())(folder)
+    return folder / "chat_template.jinja"
+
+
+def _in_entry(file: str, entry: Callable[[str], object]) -> Callable[[Path, str], Path]:
+    def put(folder: Path, template: str) -> Path:
+        (folder / "chat_template.jinja").unlink()
+        (folder / file).touch()
+        _write(file, json.dumps({"chat_template": entry(template)}).encode())(folder)
+        return folder / file
+
+    return put
+
+
+TEMPLATE_PLACES: Mapping[str, tuple[Callable[[Path, str], Path], str]] = {
+    "a file": (_in_jinja_file, "mend the file, or remove it to serve completions without chats"),
+    "an entry": (
+        _in_entry("tokenizer_config.json", lambda template: template),
+        "mend its chat_template, or remove it to serve completions without chats",
+    ),
+    "a named entry": (
+        _in_entry("chat_template.json", lambda template: [{"name": "default", "template": template}]),
+        "mend its chat_template, or remove it to serve completions without chats",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", TEMPLATE_PLACES)
+@pytest.mark.parametrize("template", BROKEN_TEMPLATES, ids=lambda template: template[:30])
+def test_a_broken_template_is_told_with_its_place_one_reason_and_the_way_out(
+    folder: Path, place: str, template: str
+) -> None:
+    put, remedy = TEMPLATE_PLACES[place]
+    path = put(folder, template)
+    with pytest.raises(ConfigError) as caught:
+        TextCodec.load(folder)
+    assert str(caught.value) == f"{path}: the chat template {BROKEN_TEMPLATES[template]}; {remedy}"
+
+
+def test_a_folder_without_a_template_serves_completions(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    assert not TextCodec.load(folder).has_chat_template
 
 
 def test_a_template_may_stand_in_the_tokenizer_config(folder: Path) -> None:

@@ -13,7 +13,7 @@ from deltaserve.models.gguf_config import CONTROL, TURN_ENDS, UNUSED, token_id
 from deltaserve.models.gguf_model import GgufModel
 from deltaserve.text.library_errors import library_errors
 from deltaserve.text.pre_tokenizers import DEFAULT, PRE_TOKENIZERS
-from deltaserve.text.text_files import TextFiles
+from deltaserve.text.text_files import TemplateSource, TextFiles
 
 _log = logging.getLogger(__name__)
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
@@ -27,6 +27,7 @@ _SPECIAL_NAMES = {
     "pad_token": "padding_token_id",
 }
 """Name in a chat template |-> key below tokenizer.ggml."""
+_NEW_TEMPLATE = "write the file anew with another (gguf-new-metadata --chat-template-file), which may be empty"
 LOCAL_SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """Of files that recommend no sampling: llama.cpp's defaults, for whose files they are. Small quantized models, which is
 what most of these are, write rubbish at temperature 1 with nothing cut off."""
@@ -44,7 +45,7 @@ def read_gguf(model: GgufModel) -> TextFiles:
         generation=generation.values or LOCAL_SAMPLING,
         special_names={name: token for name, token in names.items() if token is not None},
         tokenizer=tokenizer,
-        template=template or None,
+        template=TemplateSource(template, metadata.where, _NEW_TEMPLATE) if template else None,
     )
 
 

@@ -81,7 +81,7 @@ class ChatTemplate:
         """
         num_bytes = len(source.encode(errors="surrogatepass"))
         if num_bytes > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"chat template has {num_bytes} bytes, at most {MAX_TEMPLATE_BYTES} are allowed")
+            raise ConfigError(f"the chat template has {num_bytes} bytes, at most {MAX_TEMPLATE_BYTES} are allowed")
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -91,17 +91,20 @@ class ChatTemplate:
         self._quote = _Quoter(control_tokens)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template does not compile: {error}") from error
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template does not compile (line {error.lineno}: {error.message})") from error
         except Exception as error:  # nested too deeply, a number too long: Jinja and Python's compiler raise any type
-            raise ConfigError(f"chat template does not compile ({error.__class__.__name__})") from error
+            raise ConfigError(f"the chat template does not compile ({error.__class__.__name__})") from error
         try:
-            self.needs = find_needs(lambda messages: self.render(messages, {}).text)
+            self.needs = find_needs(lambda messages: self.render(messages, {}, "one plain message").text)
         except TemplateError as error:
-            raise ConfigError(f"chat template fails on one plain message: {error}") from error
+            raise ConfigError(str(error)) from error
 
-    def render(self, messages: Sequence[Message], options: Mapping[str, object]) -> Rendered:
-        """The prompt that ends where the assistant's turn begins. Raises TemplateError."""
+    def render(
+        self, messages: Sequence[Message], options: Mapping[str, object], called: str = "these messages"
+    ) -> Rendered:
+        """The prompt that ends where the assistant's turn begins. Raises TemplateError, which says what they are
+        `called`."""
         quoted: dict[str, str] = {}
         variables = {
             "add_generation_prompt": True,
@@ -112,27 +115,27 @@ class ChatTemplate:
             "messages": [self._quote_message(message, quoted) for message in messages],
         }
         try:
-            return Rendered(_checked(self._run(variables)), quoted)
+            return Rendered(_checked(self._run(variables, called), called), quoted)
         except _Refused as refused:
-            reason = f"the chat template refuses these messages: {_reason(refused, quoted)}"
+            reason = f"the chat template refuses {called}: {_reason(refused, quoted)}"
         except TemplateError:
             raise
         except Exception as error:  # a template can raise any type: it runs Python operators on user values
             reason = f"{error.__class__.__name__}: {_reason(error, quoted)}"
-            reason = f"the chat template fails on these messages ({reason})"
+            reason = f"the chat template fails on {called} ({reason})"
         raise TemplateError(reason)
 
     def _quote_message(self, message: Message, quoted: dict[str, str]) -> dict[str, object]:
         return {name: value if name == "role" else self._quote(value, quoted) for name, value in message.items()}
 
-    def _run(self, variables: Mapping[str, object]) -> str:
+    def _run(self, variables: Mapping[str, object], called: str) -> str:
         pieces: list[str] = []
         num_chars = 0
         for piece in self._template.generate(variables):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > MAX_OUTPUT_CHARS:
-                raise TemplateError("the chat template's output is too large")
+                raise TemplateError(f"the chat template makes more than {MAX_OUTPUT_CHARS} characters of {called}")
         return "".join(pieces)
 
 
@@ -143,12 +146,12 @@ def _reason(error: Exception, quoted: Mapping[str, str]) -> str:
     return line if len(line) <= MAX_REASON_CHARS else line[:MAX_REASON_CHARS] + " ..."
 
 
-def _checked(text: str) -> str:
+def _checked(text: str, called: str) -> str:
     """The text itself; half a surrogate pair is no character, and no tokenizer takes it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TemplateError("the chat template makes half a surrogate pair of these messages") from error
+        raise TemplateError(f"the chat template makes half a surrogate pair of {called}") from error
     return text
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -25,7 +24,7 @@ from deltaserve.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.text.stop_filter import HiddenStops
 from deltaserve.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
 from deltaserve.text.template_needs import Message
-from deltaserve.text.text_files import TextFiles, read_folder
+from deltaserve.text.text_files import TemplateSource, TextFiles, read_folder
 from deltaserve.text.tokenizer_fit import fitted
 
 _log = logging.getLogger(__name__)
@@ -38,13 +37,6 @@ class TooManyTokens(DeltaserveError):
     def __init__(self, least: int) -> None:
         super().__init__(f"at least {least} tokens")
         self.least = least
-
-
-class BrokenTemplate(Enum):
-    """What a chat template that cannot be used means for start-up."""
-
-    REFUSE = "refuse"
-    SERVE_COMPLETIONS = "serve_completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +79,6 @@ class TextCodec:
     @staticmethod
     def load(
         model: Path,
-        broken_template: BrokenTemplate = BrokenTemplate.REFUSE,
         overrides: str | None = None,
         sampling: SamplingSource = "model",
     ) -> "TextCodec":
@@ -102,14 +93,15 @@ class TextCodec:
         with library_errors(unusable):
             fit = fitted(files.tokenizer, spec.vocab_size)
         files = replace(files, tokenizer=fit.tokenizer)
-        template = _load_template(files, broken_template)
+        template = _load_template(files)
         recommended = _sampling_defaults(files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
         ends = end_ids(spec.eos_token_ids, files, template)
         with library_errors(unusable):
             codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
             check_coverage(fit.tokenizer, codec._table, spec.vocab_size, model.name)
-        _check_chat(codec, fit.left_out)
+        if files.template is not None:
+            _check_chat(codec, files.template, fit.left_out)
         return codec
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -172,16 +164,16 @@ class TextCodec:
         return self._table.special_ids if skip_special_tokens else frozenset()
 
 
-def _check_chat(codec: TextCodec, left_out: Sequence[str]) -> None:
+def _check_chat(codec: TextCodec, source: TemplateSource, left_out: Sequence[str]) -> None:
     """A template may render what the tokenizer cannot take. `left_out`: tokens that the model has no embedding of."""
-    if codec._template is None:
-        return
-    with library_errors("chat template fails on one plain message"):
+    assert codec._template is not None, "loaded from this source"
+    with library_errors(f"{source.where}: the tokenizer fails on what the chat template makes of one plain message"):
         rendered = codec._template.render(shaped(PLAIN_CHAT, codec._template.needs), {}).text
         codec.encode_chat(PLAIN_CHAT, {})
     unknown = next((token for token in left_out if token in rendered), None)
     if unknown is not None:
-        raise ConfigError(f"chat template writes {unknown[:60]!r}, of which the model has no embedding")
+        found = f"the chat template writes {unknown[:60]!r}, of which the model has no embedding"
+        raise ConfigError(f"{source.where}: {found}; {source.remedy}")
 
 
 _RANGES = {
@@ -217,14 +209,12 @@ def _recommended(generation: Mapping[str, object], name: str, low: float, high: 
     return used
 
 
-def _load_template(files: TextFiles, broken: BrokenTemplate) -> ChatTemplate | None:
-    source, names = files.template, files.special_names
+def _load_template(files: TextFiles) -> ChatTemplate | None:
+    source = files.template
     if source is None:
         return None
     control = [added.content for added in files.tokenizer.get_added_tokens_decoder().values() if added.special]
     try:
-        return ChatTemplate(source, control, names)
-    except ConfigError:
-        if broken is BrokenTemplate.REFUSE:
-            raise
-        return None
+        return ChatTemplate(source.text, control, files.special_names)
+    except ConfigError as error:
+        raise ConfigError(f"{source.where}: {error}; {source.remedy}") from error

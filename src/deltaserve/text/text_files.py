@@ -17,6 +17,15 @@ from deltaserve.text.special_tokens import TokenMaps, whole
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A chat template, and what its owner is told of it when it cannot be used."""
+
+    text: str
+    where: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextFiles:
     """Of a Hugging Face folder, or of a GGUF file in the same words."""
 
@@ -25,7 +34,7 @@ class TextFiles:
     special_names: Mapping[str, str]
     """bos_token, eos_token, ... for the template."""
     tokenizer: Tokenizer
-    template: str | None
+    template: TemplateSource | None
 
 
 def read_folder(folder: Path) -> TextFiles:
@@ -60,31 +69,33 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:
+def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> TemplateSource | None:
     """chat_template.jinja, else the entry of chat_template.json or tokenizer_config.json.
 
     An entry is a string, or a list with one named `default`; one that is neither is refused even where it is not used.
     """
-    entries = {
-        "chat_template.json": _values(folder / "chat_template.json"),
-        "tokenizer_config.json": tokenizer_config,
-    }
-    given = [_template_entry(name, values.get("chat_template")) for name, values in entries.items()]
+    path = folder / "chat_template.json"
+    given = [
+        _template_entry(path, _values(path).get("chat_template")),
+        _template_entry(folder / "tokenizer_config.json", tokenizer_config.get("chat_template")),
+    ]
     path = folder / "chat_template.jinja"
     content = read_in_folder(path)
     if content is not None:
+        remedy = "mend the file, or remove it to serve completions without chats"
         try:
-            return content.decode()
+            return TemplateSource(content.decode(), str(path), remedy)
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: {error.__class__.__name__}") from error
-    return given[0] if given[0] is not None else given[1]
+            raise ConfigError(f"{path}: byte {error.start} is not UTF-8; {remedy}") from error
+    return given[0] or given[1]
 
 
-def _template_entry(name: str, value: object) -> str | None:
+def _template_entry(path: Path, value: object) -> TemplateSource | None:
     if value is None:
         return None
+    remedy = "mend its chat_template, or remove it to serve completions without chats"
     if isinstance(value, list):
         value = next((e.get("template") for e in value if isinstance(e, dict) and e.get("name") == "default"), None)
     if not isinstance(value, str):
-        raise ConfigError(f"{name}: chat_template is neither a string nor a list with a default")
-    return whole(value, f"{name}: chat_template")
+        raise ConfigError(f"{path}: chat_template is neither a string nor a list with a default; {remedy}")
+    return TemplateSource(whole(value, f"{path}: chat_template"), str(path), remedy)
