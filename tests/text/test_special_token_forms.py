@@ -117,7 +117,8 @@ def test_an_object_needs_no_type(folder: Path, name: str, value: dict[str, Any])
 
 
 NULLS: list[tuple[str, dict[str, Any]]] = [(CONFIG, {name: None}) for name in (*ROLES, *LISTS)]
-EMPTY: list[tuple[str, dict[str, Any]]] = [(CONFIG, {name: value}) for name in LISTS for value in ([], {})]
+NOTHING: tuple[object, ...] = ([], {})
+EMPTY: list[tuple[str, dict[str, Any]]] = [(CONFIG, {name: form}) for name in LISTS for form in NOTHING]
 ASIDE: list[tuple[str, dict[str, Any]]] = [
     (CONFIG, {"image_token": value, "add_bos_token": True}) for value in (NEW, typed(NEW), None, 5, True, [NEW])
 ]

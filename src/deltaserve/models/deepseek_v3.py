@@ -27,11 +27,13 @@ _DEFAULTS = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
 }
-"""What transformers assumes where config.json is silent. Null says that there is none."""
+"""What transformers assumes where config.json is silent."""
+_NONE = {"first_k_dense_replace": 0, "n_group": 1, "n_shared_experts": 0, "routed_scaling_factor": 1.0}
+"""What null comes to, which says that there is none."""
 
 
 def _build(fields: Fields) -> ModelSpec:
-    fields = fields.where_silent(_DEFAULTS)
+    fields = fields.where_silent(_DEFAULTS).or_else(_NONE)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
     for name, expected in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
@@ -45,7 +47,7 @@ def _build(fields: Fields) -> ModelSpec:
     mla = _latent_attention(fields, rope_dim)
     if mla.q_rank is None and spec.attention_bias:
         raise fields.error("attention_bias", "false where q_lora_rank is null")
-    first = fields.integer("first_k_dense_replace", 0, MAX_LAYERS, default=0)  # as transformers: of more than there are
+    first = fields.integer("first_k_dense_replace", 0, MAX_LAYERS)  # as transformers: of more than there are
     spec = with_experts(with_rotary_dim(spec, rope_dim), _experts(fields), range(first, spec.num_layers))
     drafts = "num_nextn_predict_layers" if fields.has("num_nextn_predict_layers") else "num_mtp_layers"
     return replace(
@@ -72,7 +74,7 @@ def _latent_attention(fields: Fields, rope_dim: int) -> MlaSpec:
 
 def _experts(fields: Fields) -> MoeSpec:
     num_experts = fields.integer("n_routed_experts", 1, MAX_EXPERTS)
-    num_groups = fields.integer("n_group", 1, num_experts, default=1)
+    num_groups = fields.integer("n_group", 1, num_experts)
     if num_experts % num_groups or (num_groups > 1 and num_experts == num_groups):
         raise fields.error("n_group", f"a divisor of n_routed_experts {num_experts} with two experts in a group")
     kept_groups = fields.integer("topk_group", 1, num_groups, default=num_groups)
@@ -85,8 +87,8 @@ def _experts(fields: Fields) -> MoeSpec:
         renormalise=fields.flag("norm_topk_prob", True),
         num_groups=num_groups,
         kept_groups=kept_groups,
-        scale=fields.positive("routed_scaling_factor", 1.0),
-        shared_size=size * fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0),
+        scale=fields.positive("routed_scaling_factor"),
+        shared_size=size * fields.integer("n_shared_experts", 0, MAX_EXPERTS),
     )
 
 

@@ -69,10 +69,10 @@ COMMON_RENAMES = (
 )
 
 
-def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: int | None = None) -> ModelSpec:
+def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
     """The fields of a Llama-like decoder: GQA, heads that turn whole, SwiGLU, RMSNorm.
 
-    `default_head_dim`: where config.json names none; None: hidden_size / num_attention_heads.
+    Defaults here are Llama's, and what null means in any family; others are a family's own, for where a file is silent.
     """
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
@@ -81,7 +81,7 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm, default_head_dim: i
     kv_heads = fields.integer("num_key_value_heads", 1, heads, default=heads)
     if heads % kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
-    head_dim = fields.integer("head_dim", 2, MAX_HEADS, default=default_head_dim or max(2, hidden // heads))
+    head_dim = fields.integer("head_dim", 2, MAX_HEADS, default=max(2, hidden // heads))
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
     max_position = fields.integer("max_position_embeddings", 1, MAX_POSITION)

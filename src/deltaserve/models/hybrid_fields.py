@@ -7,9 +7,8 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import DeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
 
-_HEAD_DIM = 256
-"""What transformers assumes where config.json names none."""
-_ROTARY_PART = 0.25
+_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
+"""What transformers assumes where config.json is silent."""
 _ATTENTION_EVERY = 4
 _MAX_KERNEL = 16
 
@@ -19,7 +18,7 @@ def hybrid_spec(fields: Fields, family: str, *, grouped: bool) -> ModelSpec:
     if not fields.flag("attn_output_gate", True):
         raise fields.error("attn_output_gate", "true")
     filled = _with_defaults(fields)
-    spec = dense_spec(filled, family, QkNorm.HEAD, _HEAD_DIM)
+    spec = dense_spec(filled, family, QkNorm.HEAD)
     rope = replace(spec.layers[0].rope, dim=rotary_dim(filled, spec.head_dim))
     return replace(
         spec,
@@ -31,11 +30,11 @@ def hybrid_spec(fields: Fields, family: str, *, grouped: bool) -> ModelSpec:
 
 
 def _with_defaults(fields: Fields) -> Fields:
-    """With the part of a head that turns; and, for configs whose layers all have experts, with some dense size."""
-    values = {"partial_rotary_factor": _ROTARY_PART, **fields.values}
-    if not fields.has("intermediate_size"):
-        values["intermediate_size"] = fields.integer("moe_intermediate_size", 1, 16 * MAX_HIDDEN)
-    return Fields(values, fields.where)
+    """With some dense size for configs whose layers all have experts."""
+    filled = fields.where_silent(_DEFAULTS)
+    if filled.has("intermediate_size"):
+        return filled
+    return filled.or_else({"intermediate_size": fields.integer("moe_intermediate_size", 1, 16 * MAX_HIDDEN)})
 
 
 def _mixers(fields: Fields, num_layers: int) -> list[Mixer]:

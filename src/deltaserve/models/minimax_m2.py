@@ -18,8 +18,7 @@ from deltaserve.models.fields import Fields
 from deltaserve.models.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.models.rope_fields import rotary_dim
 
-_HEAD_DIM = 128
-_DEFAULTS = {"head_dim": _HEAD_DIM, "num_key_value_heads": 8, "rope_theta": 5e6}
+_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6}
 """What transformers assumes where config.json is silent."""
 _LAYER = r"model\.(layers\.\d+)\.block_sparse_moe\."
 _RENAMES = tuple(
@@ -38,7 +37,7 @@ def _build(fields: Fields) -> ModelSpec:
     fields = fields.where_silent(_DEFAULTS)
     _refuse_variants(fields)
     refuse_sliding_window(fields)
-    spec = dense_spec(fields, "minimax_m2", QkNorm.ALL, _HEAD_DIM)
+    spec = dense_spec(fields, "minimax_m2", QkNorm.ALL)
     num_experts = fields.integer("num_local_experts", 1, MAX_EXPERTS)
     moe = MoeSpec(
         router=RouterKind.SIGMOID,

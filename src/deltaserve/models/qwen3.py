@@ -13,7 +13,7 @@ def _build(fields: Fields) -> ModelSpec:
     fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
-    return dense_spec(fields, "qwen3", QkNorm.HEAD, _DEFAULTS["head_dim"])
+    return dense_spec(fields, "qwen3", QkNorm.HEAD)
 
 
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES)
