@@ -212,7 +212,20 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--trust-remote-code=true"], ("--trust-remote-code: takes no value",)),
     ("serve", [M, "--watchdog-timeout"], ("--watchdog-timeout: expected one argument",)),
     ("serve", [M, "--tool-call-parser", "hermes"], ("--tool-call-parser", "not built yet")),
-    ("serve", [M, "--reasoning-parser", "qwen3"], ("--reasoning-parser", "not built yet")),
+    *(
+        (
+            "serve",
+            [M, flag, parser],
+            (f"{flag} {parser}: only gpt-oss or gpt_oss or openai_gptoss", "`<think>` of other models stays"),
+        )
+        for flag in ("--reasoning-parser", "--dyn-reasoning-parser")
+        for parser in ("qwen3", "deepseek_r1", "deepseek-r1", "minimax_m2", "glm45", "kimi_k2")
+    ),
+    ("serve", [M, "--reasoning-format", "deepseek"], ("--reasoning-format: the channels of gpt-oss are told apart",)),
+    *(
+        ("serve", [M, "--tool-call-parser", parser], ("--tool-call-parser: finding tool calls", "stay in `content`"))
+        for parser in ("gpt-oss", "openai", "qwen25", "hermes", "deepseekv3")
+    ),
     ("serve", [M, "--revision", "main"], ("--revision", "never downloaded", "hf download")),
     ("serve", [M, "--api-key", "secret-of-mine"], ("--api-key", "--api-key-file")),
     ("serve", [M, "--max-total-tokens", "4096"], ("--max-total-tokens", "--num-pages")),

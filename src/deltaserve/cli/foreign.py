@@ -93,7 +93,9 @@ _MACHINES = (
 _KERNELS = "which kernels compute is not a choice beyond --attention-backend"
 _EXPERTS = "how experts are exchanged is not a choice, and none is held twice"
 _GROUP = "a member of a group of workers that share experts has all else whole"
-_PARSE = "leave it out: answers are given as the model writes them"
+
+_HARMONY = "gpt-oss|gpt_oss|openai_gptoss"
+"""SGLang's, Dynamo's and vLLM's name of a parser of what text/answer_channels.py reads in any case."""
 
 _IDLE = {
     "the prefix cache is always on; --disable-radix-cache turns it off": (
@@ -131,6 +133,7 @@ _IDLE = {
     "an idle worker always sleeps": "sleep-on-idle",
     "the watchdog has no setting; /livez reports it": "watchdog-timeout= soft-watchdog-timeout=",
     "each worker tries its transport when it starts": "skip-server-warmup warmups=*",
+    "reasoning is told apart where a model writes it in channels (gpt-oss)": "enable-reasoning",
     "each request's `seed` makes its sampling repeatable": "random-seed= seed=",
     "code from a model folder is never run": "trust-remote-code",
     "models are never downloaded": "download-dir= offline",
@@ -274,11 +277,11 @@ _REFUSED = {
         "mamba-full-memory-ratio="
     ),
     "write --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": "mamba-cache-dtype=",
-    f"finding tool calls in answers is not built yet; {_PARSE}": (
+    "finding tool calls in answers is not built yet; leave it out, calls stay in `content` as the model writes them": (
         "tool-call-parser= enable-auto-tool-choice tool-server= dyn-tool-call-parser= tool-parser-plugin="
     ),
-    f"telling reasoning from answer is not built yet; {_PARSE}": (
-        "reasoning-parser= dyn-reasoning-parser= enable-reasoning reasoning-format="
+    "the channels of gpt-oss are told apart without it; leave it out, `<think>` of other models stays in `content`": (
+        f"reasoning-parser={_HARMONY} dyn-reasoning-parser={_HARMONY} reasoning-format="
     ),
     "structured output is not built yet; leave it out, and `response_format` out of requests": (
         "grammar-backend= guided-decoding-backend= structured-outputs-config= grammar= json-schema= "
