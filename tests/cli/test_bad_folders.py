@@ -239,7 +239,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "tokenizer config a list": (_write("tokenizer_config.json", "[]"), ("tokenizer_config.json", "object")),
     "tokenizer config cut": (_write("tokenizer_config.json", "{"), ("tokenizer_config.json", "not readable as JSON")),
     "tokenizer config deep": (_write("tokenizer_config.json", "[" * 100_000), ("tokenizer_config.json", "JSON")),
-    "end token a number": (_json("tokenizer_config.json", eos_token=5), ("eos_token is '5'", "a string")),
+    "end token a number": (_json("tokenizer_config.json", eos_token=5), ("eos_token is 5", "a string")),
     "end token half a pair": (_json("tokenizer_config.json", eos_token="\ud800"), ("eos_token holds half a",)),
     "first token half a pair": (_json("tokenizer_config.json", bos_token="\ud800"), ("bos_token holds half a",)),
     "template half a pair": (_json("tokenizer_config.json", chat_template="\ud800"), ("chat_template holds half a",)),
