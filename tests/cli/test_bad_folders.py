@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -297,6 +298,8 @@ def test_a_damaged_folder_is_named_before_anything_starts(
         _compose(folder, tmp_path)
     message = " ".join(str(caught.value).split())
     assert len(message) < 400
+    said = re.sub(r"\(.*\)|'[^']*'", "", message)
+    assert said.count(": ") <= 2, "place: what is wrong; reasons of libraries are in parentheses"
     for part in parts:
         assert part in message
 

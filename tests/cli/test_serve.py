@@ -189,10 +189,13 @@ def test_workers_of_both_roles_take_requests_of_one_length(tiny_models: Path) ->
 @pytest.mark.parametrize(
     ("parallelism", "message"),
     [
-        ({"tp_size": 3}, "--tp-size 3: num_key_value_heads: 4 does not divide over 3 tensor-parallel ranks"),
-        ({"tp_size": 2, "decode_tp_size": 16}, "--decode-tp-size 16: num_attention_heads: 8 does not divide over"),
+        ({"tp_size": 3}, "--tp-size 3: num_key_value_heads is 4, which does not divide over 3 tensor-parallel ranks"),
+        (
+            {"tp_size": 2, "decode_tp_size": 16},
+            "--decode-tp-size 16: num_attention_heads is 8, which does not divide over",
+        ),
         ({"tp_size": 2, "ep_size": 2}, "--ep-size 2: this model has no experts"),
-        ({"prefill_tp_size": 16}, "--prefill-tp-size 16: num_attention_heads: 8 does not divide over 16"),
+        ({"prefill_tp_size": 16}, "--prefill-tp-size 16: num_attention_heads is 8, which does not divide over 16"),
     ],
 )
 def test_ranks_over_which_the_model_does_not_divide_are_refused_at_once(

@@ -382,5 +382,5 @@ def test_an_eagle3_head_with_an_embedding_and_all_tokens_of_its_own(tiny_models:
     logits, guesses = drafted(world, prompts())
     assert [part.shape for part in logits] == [(93, 272), (44, 272)]
     assert all(0 <= guess < 272 for of_prompt in guesses for guess in of_prompt)
-    with pytest.raises(ConfigError, match="num_attention_heads: 4 does not divide over 8"):
+    with pytest.raises(ConfigError, match="num_attention_heads is 4, which does not divide over 8"):
         spec.local(Shard(0, 8))

@@ -137,8 +137,8 @@ def test_the_bias_of_a_sum_over_ranks_is_on_one_of_them(tiny_models: Path) -> No
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (3, "num_key_value_heads: 4 does not divide over 3 tensor-parallel ranks"),
-        (16, "num_attention_heads: 8 does not divide over 16 tensor-parallel ranks"),
+        (3, "num_key_value_heads is 4, which does not divide over 3 tensor-parallel ranks"),
+        (16, "num_attention_heads is 8, which does not divide over 16 tensor-parallel ranks"),
     ],
 )
 def test_what_does_not_divide_is_refused_by_name(tiny_models: Path, size: int, message: str) -> None:
@@ -149,16 +149,16 @@ def test_what_does_not_divide_is_refused_by_name(tiny_models: Path, size: int, m
 
 def test_the_feed_forward_size_counts_where_a_layer_has_it(tiny_models: Path) -> None:
     dense = replace(load_spec(tiny_models / "llama"), intermediate_size=97)
-    with pytest.raises(ConfigError, match="intermediate_size: 97 does not divide over 2"):
+    with pytest.raises(ConfigError, match="intermediate_size is 97, which does not divide over 2"):
         dense.local(Shard(0, 2))
     experts = replace(load_spec(tiny_models / "qwen3_moe"), intermediate_size=97)
     assert experts.local(Shard(0, 2)).num_heads == 4
     mixed = replace(load_spec(tiny_models / "qwen3_moe_mixed"), intermediate_size=97)
-    with pytest.raises(ConfigError, match="intermediate_size: 97"):
+    with pytest.raises(ConfigError, match="intermediate_size is 97"):
         mixed.local(Shard(0, 2))
     assert experts.moe is not None
     odd = replace(experts, moe=replace(experts.moe, num_experts=7, intermediate_size=33))
-    with pytest.raises(ConfigError, match="num_experts and moe_intermediate_size: 33"):
+    with pytest.raises(ConfigError, match="num_experts does not divide, and moe_intermediate_size is 33"):
         odd.local(Shard(0, 2))
 
 

@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[Layout, str]] = {
     ),
     "an added token without text": (
         edit("tokenizer_config.json", added_tokens_decoder={"264": {"special": True}}),
-        "tokenizer_config.json: added_tokens_decoder: 264 has no content",
+        "tokenizer_config.json: added_tokens_decoder has token 264 without content",
     ),
     "an id that is no number": (edit("added_tokens.json", blue="264"), "added_tokens.json: 'blue' is '264'"),
     "a template of tokens beyond the embedding": (

@@ -48,7 +48,7 @@ TOKENS = [
     (CONFIG, {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}, "added_tokens_decoder has '99999"),
     (CONFIG, {"added_tokens_decoder": {"-1": {"content": "a"}}}, "added_tokens_decoder has '-1'"),
     (CONFIG, {"added_tokens_decoder": {"264": 5}}, "added_tokens_decoder has '264': 5, expected an id and its token"),
-    (CONFIG, {"added_tokens_decoder": {"264": {"content": 5}}}, "added_tokens_decoder: 264 has no content"),
+    (CONFIG, {"added_tokens_decoder": {"264": {"content": 5}}}, "added_tokens_decoder has token 264 without content"),
     (CONFIG, {"added_tokens_decoder": [5]}, f"{CONFIG}: added_tokens_decoder is [5], expected an object"),
     (CONFIG, {"added_tokens_decoder": {"999": {"content": "<z>"}}}, f"{CONFIG}: '<z>' has id 999, but 266 follows"),
     (ADDED, {HALF_PAIR: 264}, f"{ADDED}: '\\ud800' holds half a surrogate pair"),
@@ -117,7 +117,7 @@ def test_a_panic_of_the_library_is_one_line(folder: Path) -> None:
     before = json.loads((folder / "tokenizer.json").read_text())["pre_tokenizer"]
     edit(folder / "tokenizer.json", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, before]}})
     (folder / "chat_template.jinja").write_text("a" * 51 + "!")
-    refused(folder, "chat_template.jinja: the tokenizer fails on what the chat template makes of one plain message: ")
+    refused(folder, "chat_template.jinja: the tokenizer fails on what the chat template makes of one plain message (")
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -275,7 +275,7 @@ def _replaced(**changes: object) -> Vocabulary:
     [
         (_replaced(pre="jais"), "tokenizer.ggml.pre is 'jais', expected one of gpt-2, smollm,"),
         (_replaced(merges=("ab",)), "tokenizer.ggml.merges has 'ab', expected two parts"),
-        (_replaced(merges=("a nothing",)), "not a usable tokenizer: "),
+        (_replaced(merges=("a nothing",)), "not a usable tokenizer ("),
         (_replaced(kinds=(1, 2)), "272 tokens, but 2 values of token_type"),
         (_replaced(tokens=("a", "a", *byte_vocabulary().tokens[2:])), "tokenizer.ggml.tokens has 'a' twice"),
         (_replaced(scores=(0.5,)), "272 tokens, but 1 scores"),

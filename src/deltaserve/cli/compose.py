@@ -1,6 +1,7 @@
 """From settings to processes: what a checkpoint and this machine allow, and the spec of each worker and the front."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -99,7 +100,7 @@ class Checkpoint:
         try:
             return cls._read(path, overrides, head, placement)
         except (ConfigError, OSError) as error:
-            raise ConfigError(f"MODEL {folder[:200]}: {str(error).removeprefix(f'{path.name}: ')}") from None
+            raise ConfigError(f"MODEL {_located(path, str(error))}") from None
 
     @classmethod
     def _read(
@@ -331,6 +332,17 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
             f"--prefill-page-size {sizes[0]}, --decode-page-size {sizes[1]}: must be equal for a model with layers "
             "that do not keep all tokens"
         )
+
+
+_FILE_NAME = re.compile(r"[\w.-]+\.[a-z]+")
+
+
+def _located(path: Path, problem: str) -> str:
+    """A problem with the path of the file that it names first: path: problem."""
+    problem = problem.removeprefix(f"{path.name}: ")
+    name, _, rest = problem.partition(": ")
+    is_of_file = path.is_dir() and rest and _FILE_NAME.fullmatch(name)
+    return f"{str(path)[:200]}/{name}: {rest}" if is_of_file else f"{str(path)[:200]}: {problem}"
 
 
 def has_staging(settings: Settings) -> bool:

@@ -274,7 +274,7 @@ def require_free_port(flag: str, host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"{flag} {port}: cannot listen on {host}: {error.strerror or error}") from None
+        raise ConfigError(f"{flag} {port}: cannot listen on {host} ({error.strerror or error})") from None
 
 
 def by_config(roles: Mapping[Role, ResolvedConfig]) -> list[tuple[str, ResolvedConfig]]:

@@ -38,7 +38,7 @@ def private_folder(state_dir: str | None = None) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / _MARK).touch(mode=0o600)
     except OSError as error:
-        raise ConfigError(f"{where}: no folder can be made for a start: {error.strerror or error}") from None
+        raise ConfigError(f"{where}: no folder can be made for a start ({error.strerror or error})") from None
     try:
         yield folder
     finally:

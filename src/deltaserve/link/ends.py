@@ -68,7 +68,7 @@ class Listener:
             self.socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError as error:
             self.socket.close(linger=0)
-            raise ConfigError(f"cannot listen for worker links on {host}:{port}: {error.strerror}") from None
+            raise ConfigError(f"cannot listen for worker links on {host}:{port} ({error.strerror})") from None
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(self.url.rpartition(":")[2])
 
@@ -105,7 +105,7 @@ class Dialer:
             self.monitor = _monitor(self.socket, _WATCHED)
             """Readable when the connection began or ended; ZeroMQ makes a new one by itself."""
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
+            raise ConfigError(f"cannot dial {url[:80]!r} ({error.strerror})") from None
         self.socket.reconnect_ivl = _RECONNECT_MS
         self.socket.reconnect_ivl_max = _RECONNECT_MAX_MS
         self.socket.ipv6 = "[" in url
@@ -115,7 +115,7 @@ class Dialer:
             self.socket.connect(url)
         except zmq.ZMQError as error:
             self.close(linger_ms=0)
-            raise ConfigError(f"cannot dial {url[:80]!r}: {error.strerror}") from None
+            raise ConfigError(f"cannot dial {url[:80]!r} ({error.strerror})") from None
 
     def send(self, frame: bytes) -> SendOutcome:
         return _send(self.socket, [frame], self._outbox)

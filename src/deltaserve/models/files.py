@@ -51,7 +51,9 @@ def _read_index(index: Path) -> dict[str, str]:
         raise ConfigError(f"{index.name}: weight_map is missing or empty")
     for name, shard in mapping.items():
         if not isinstance(shard, str) or not _PLAIN_NAME.fullmatch(shard):
-            raise ConfigError(f"{index.name}: {name[:80]}: {str(shard)[:80]!r} is not a plain .safetensors file name")
+            raise ConfigError(
+                f"{index.name}: {name[:80]} is in {str(shard)[:80]!r}, which is not a plain .safetensors file name"
+            )
     return mapping
 
 

@@ -22,9 +22,19 @@ def read_json_if_there(path: Path) -> Fields | None:
     try:
         values = None if content is None else json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path.name}: not readable as JSON: {str(error)[:100]}") from None
+        raise ConfigError(f"{path.name}: not readable as JSON ({_reason(error)})") from None
     if content is None:
         return None
     if not isinstance(values, dict):
         raise ConfigError(f"{path.name}: expected a JSON object")
     return Fields(values, path.name)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "too many lists and objects in each other"
+    return str(error).partition(":")[0][:100]  # a number of too many digits; the rest is advice for programmers

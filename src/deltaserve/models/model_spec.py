@@ -132,7 +132,9 @@ class MoeSpec:
             if self.num_experts % ep_size:
                 raise ConfigError(f"--ep-size {ep_size}: {self.num_experts} experts do not divide over so many groups")
         inner, shared = self.placement.cut(self.num_experts, shard).inner, self.shared_size
-        name = "moe_intermediate_size" if ep_size is not None else "num_experts and moe_intermediate_size"
+        name = (
+            "moe_intermediate_size" if ep_size is not None else "num_experts does not divide, and moe_intermediate_size"
+        )
         return replace(
             self,
             intermediate_size=_share(name, self.intermediate_size, inner),
@@ -420,4 +422,4 @@ def _share(name: str, value: int, shard: Shard) -> int:
 
 
 def _cannot_divide(name: str, value: int, shard: Shard) -> ConfigError:
-    return ConfigError(f"{name}: {value} does not divide over {shard.size} tensor-parallel ranks")
+    return ConfigError(f"{name} is {value}, which does not divide over {shard.size} tensor-parallel ranks")

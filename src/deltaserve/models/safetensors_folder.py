@@ -51,14 +51,17 @@ class SafetensorsFolder:
                     yield TensorHeader(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
 
 
+_SAYS_NOTHING = "Error while deserializing header: "
+
+
 @contextmanager
 def valid_file(path: Path) -> Iterator[None]:
     """Within: what reading a damaged file raises becomes a ConfigError that names it."""
     try:
         yield
     except (SafetensorError, OSError) as error:
-        found = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path.name}: {_stand_in(path) or f'not a valid safetensors file: {found}'}") from None
+        found = " ".join(str(error).removeprefix(_SAYS_NOTHING).split())[:120]
+        raise ConfigError(f"{path.name}: {_stand_in(path) or f'not a valid safetensors file ({found})'}") from None
 
 
 def _stand_in(path: Path) -> str | None:

@@ -133,14 +133,14 @@ class Mxfp4Experts:
         shown = f"{header.file}: {header.name[:80]}"
         if header.dtype != "U8" or len(header.shape) != 4 or header.shape[3] * 2 != MXFP4_RUN:
             raise ConfigError(
-                f"{shown}: {header.dtype} {list(header.shape)}, expected U8 [.., .., .., {MXFP4_RUN // 2}]"
+                f"{shown} is {header.dtype} {list(header.shape)}, expected U8 [.., .., .., {MXFP4_RUN // 2}]"
             )
         scales = files.get(f"{stem}_scales")
         if scales is None:
             raise ConfigError(f"{shown} is quantised, and {stem[-70:]}_scales is missing")
         if scales.dtype != "U8" or scales.shape != header.shape[:3]:
             found = f"{scales.dtype} {list(scales.shape)}"
-            raise ConfigError(f"{scales.file}: {scales.name[:80]}: {found}, expected U8 {list(header.shape[:3])}")
+            raise ConfigError(f"{scales.file}: {scales.name[:80]} is {found}, expected U8 {list(header.shape[:3])}")
         count, rows, runs = header.shape[:3]
         whole = replace(header, name=stem, dtype="BF16", shape=(count, runs * MXFP4_RUN, rows))
         return StoredWeight(whole, (header, scales))

@@ -167,7 +167,7 @@ def _bind(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
     try:
         sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror or error})") from error
     # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and
     # without it a stream's first event waits 40 ms for the client's acknowledgement of the head.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

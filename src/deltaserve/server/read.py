@@ -98,12 +98,16 @@ def parse_object(body: bytes, what: str = "the body") -> dict[str, object]:
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", _half_pair(body) or f"{what} is not JSON: {str(error)[:100]}") from error
+        raise ApiError(400, "invalid_json", _half_pair(body) or f"{what} is not JSON ({_reason(error)})") from error
     if not isinstance(value, dict):
         raise ApiError(400, "invalid_json", f"{what} must be a JSON object")
     if num_containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise ApiError(400, "invalid_json", f"arrays and objects stand in each other more than {MAX_DEPTH} deep")
     return value
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removeprefix("JSON is malformed: ")[:100]
 
 
 def _is_deeper(value: object, most: int) -> bool:

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 
 from deltaserve.base.errors import ENDS_THE_CALLER, ConfigError
 
+_SAYS_NOTHING = "Cannot instantiate Tokenizer from buffer: "
+
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Within: an error becomes a ConfigError that begins with `what`. A ConfigError says enough already."""
+    """Within: an error becomes a ConfigError: `what` (reason). A ConfigError says enough already."""
     try:
         yield
     except (ConfigError, *ENDS_THE_CALLER):
         raise
     except BaseException as error:
-        found = " ".join(str(error).split()) or error.__class__.__name__
-        raise ConfigError(f"{what}: {found[:200]}") from error
+        found = " ".join(str(error).removeprefix(_SAYS_NOTHING).split()) or error.__class__.__name__
+        raise ConfigError(f"{what} ({found[:200]})") from error

@@ -78,7 +78,7 @@ class TokenMaps:
                 raise ConfigError(f"{where} has {shown(key)}: {shown(value)}, expected an id and its token")
             stated_token = _token(value, f"{where}: {key}", is_special=_flag(value, "special", f"{where}: {key}"))
             if stated_token is None:
-                raise ConfigError(f"{where}: {key} has no content")
+                raise ConfigError(f"{where} has token {key} without content")
             found[int(key)] = stated_token, _CONFIG
         return [(token_id, *found[token_id]) for token_id in sorted(found)]
 
