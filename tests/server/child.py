@@ -1,6 +1,6 @@
-"""A front over the oracle engine in a process of its own: `python -m tests.server.child FOLDER [OPEN_FILES]`.
+"""A front over the oracle engine in a process of its own: `python -m tests.server.child FOLDER LISTENERS [OPEN_FILES]`.
 
-Prints its port when it listens.
+Prints the ports of its listeners, API and admin routes, when it listens.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from pathlib import Path
 from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import ServerSettings
+from deltaserve.server.settings import HttpLimits, ServerSettings
 from deltaserve.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.oracle import OracleEngine
 
 NUM_LATER_FILES = 16
@@ -32,6 +33,7 @@ class Child:
 
     process: "subprocess.Popen[str]"
     port: int
+    admin_port: int | None
     log: Path
 
     @property
@@ -44,13 +46,15 @@ class Child:
 
 
 @contextmanager
-def child(model_folder: Path, folder: Path, num_files: int | None = None) -> Iterator[Child]:
-    """One that listens, killed afterwards. `num_files`: descriptors it may open."""
+def child(model_folder: Path, folder: Path, num_files: int | None = None, num_listeners: int = 1) -> Iterator[Child]:
+    """One that listens, killed afterwards. `num_files`: descriptors it may open. Two listeners: one is of the admin
+    routes."""
     argv = [
         sys.executable,
         "-m",
         "tests.server.child",
         str(model_folder),
+        str(num_listeners),
         *([] if num_files is None else [str(num_files)]),
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
@@ -61,15 +65,17 @@ def child(model_folder: Path, folder: Path, num_files: int | None = None) -> Ite
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
-        yield Child(process, int(line), log)
+        port, *admin = map(int, line.split())
+        yield Child(process, port, admin[0] if admin else None, log)
     finally:
         process.kill()
         process.communicate()
 
 
-async def _main(model_folder: Path, num_later_files: int) -> None:
+async def _main(model_folder: Path, num_listeners: int, num_later_files: int) -> None:
     engine = OracleEngine()
-    settings = ServerSettings("tiny", port=0)
+    limits = HttpLimits(header_timeout_s=PATIENCE_S)  # a test says itself how long its connections stay
+    settings = ServerSettings("tiny", port=0, admin_port=None if num_listeners == 1 else 0, http=limits)
     app = create_app(engine, TextCodec.load(model_folder), settings)
 
     later = contextlib.ExitStack()
@@ -77,7 +83,7 @@ async def _main(model_folder: Path, num_later_files: int) -> None:
     def tell(where: Listening) -> None:
         for _ in range(num_later_files):
             later.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        print(where.api[1], flush=True)
+        print(where.api[1], *(() if where.admin is None else where.admin[1:]), flush=True)
 
     async def forget() -> None:
         while True:
@@ -92,7 +98,7 @@ async def _main(model_folder: Path, num_later_files: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+    if len(sys.argv) > 3:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]),) * 2)
     return_large_blocks()
-    asyncio.run(_main(Path(sys.argv[1]), NUM_LATER_FILES if len(sys.argv) > 2 else 0))
+    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), NUM_LATER_FILES if len(sys.argv) > 3 else 0))

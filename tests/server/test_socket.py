@@ -139,6 +139,23 @@ async def test_too_many_connections_get_503(codec: TextCodec) -> None:
         await _canary(server)
 
 
+async def test_connections_beyond_the_limit_take_no_place_of_others(codec: TextCodec) -> None:
+    """They may stay for a while, however many have come: who comes when one within the limit has left is served."""
+    limits = HttpLimits(max_connections=2, header_timeout_s=PATIENCE_S)
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
+        held = [await server.connect() for _ in range(2)]
+        beyond = [await server.connect() for _ in range(8)]
+        for reader, _ in beyond:
+            assert parse(await reader.read())[0] == 503  # its end is open: the connection is still there
+        held[0][1].close()
+        async with asyncio.timeout(PATIENCE_S):
+            while parse(await server.talk(post(BODY, "Connection: close")))[0] == 503:
+                await asyncio.sleep(0.01)
+        assert all(not writer.transport.is_closing() for _, writer in beyond), "they have not made room"
+        for _, writer in (*beyond, *held):
+            writer.close()
+
+
 async def test_pipelined_requests_are_answered_in_order(codec: TextCodec) -> None:
     async with live(codec, OracleEngine(), SETTINGS) as server:
         bodies = [completion({"prompt": text, "max_tokens": len(text)}) for text in ("ab", "xyz")]

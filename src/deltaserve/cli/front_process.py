@@ -217,6 +217,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         allowed_hosts=spec.allowed_hosts,
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
+        num_workers=len(spec.workers),
         max_queue=spec.max_queue,
         default_max_tokens=spec.default_max_tokens,
         stream_interval=spec.stream_interval,

@@ -24,11 +24,16 @@ _ACCEPTS_AT_ONCE = 16
 """Connections that are taken before any of them is looked at: asyncio's accepts as many as the backlog is long."""
 _BACKLOG = 1024
 _LATER_FILES = 32
-"""Links to workers, logs and what libraries open once the server listens."""
+"""Logs and what libraries open once the server listens."""
+_FILES_PER_WORKER = 8
+"""A link has four: its connection, and one in each of the three sockets that ZeroMQ has for it. Twice as many while
+the next link replaces it."""
+_ADMIN_CONNECTIONS = 64
+"""Of the admin routes' own listener: whoever operates the server reaches it when the API's is full."""
 _TURNS_TO_CLOSE = 4
 """Of the event loop, from a connection's accept until one too many is closed; each of them accepts others."""
-_RESERVED_FILES = PROBE_CONNECTIONS + _TURNS_TO_CLOSE * _ACCEPTS_AT_ONCE + _LATER_FILES
-"""Of each listener beside its connections."""
+_FILES_PER_LISTENER = PROBE_CONNECTIONS + _TURNS_TO_CLOSE * _ACCEPTS_AT_ONCE
+"""Beside its connections."""
 _log = logging.getLogger("deltaserve.server")
 _HURRIED_S = 0.5
 """How long cut requests may take to say so when the server must end at once."""
@@ -73,12 +78,12 @@ async def serve(
     """
     front = app.state.front
     assert isinstance(front, Front)
-    settings = _allow_files(settings)
+    connections = _allow_files(settings)
     sockets = [_bind(settings.host, settings.port, settings.http.send_buffer_bytes)]
-    servers = [_server(app, settings)]
+    servers = [_server(app, settings, connections.api)]
     if settings.admin_address is not None:
         sockets.append(_bind(*settings.admin_address, settings.http.send_buffer_bytes))
-        servers.append(_server(create_admin_app(app), settings))
+        servers.append(_server(create_admin_app(app), settings, connections.admin))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
         for server, sock in zip(servers, sockets, strict=True):
@@ -94,24 +99,35 @@ async def serve(
         await asyncio.gather(*runs)
 
 
-def _allow_files(settings: ServerSettings) -> ServerSettings:
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """The most that each listener takes at a time. With all else that is open they fit in the descriptors."""
+
+    api: int
+    admin: int
+    """0: there is no such listener."""
+
+
+def _allow_files(settings: ServerSettings) -> _Connections:
     """Each connection is an open file. Shells and services usually allow 1,024; a process may raise that by itself, up
-    to its hard limit. The settings with as many connections as that leaves. Raises ConfigError where it leaves none."""
+    to its hard limit. As many connections as that leaves. Raises ConfigError where it leaves none."""
     wanted = settings.http.max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted + _OTHER_FILES
+    allowed = wanted + _OTHER_FILES + _FILES_PER_WORKER * settings.num_workers
     if hard != resource.RLIM_INFINITY:
         allowed = min(allowed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     num_listeners = 1 if settings.admin_address is None else 2
-    most = allowed - len(os.listdir("/proc/self/fd")) - _RESERVED_FILES * num_listeners
-    if most < 1:
+    others = len(os.listdir("/proc/self/fd")) + _LATER_FILES + _FILES_PER_WORKER * settings.num_workers
+    room = allowed - others - _FILES_PER_LISTENER * num_listeners
+    admin = 0 if num_listeners == 1 else max(1, min(_ADMIN_CONNECTIONS, room // 4))
+    api = min(wanted, room - admin)
+    if api < 1:
         raise ConfigError(f"this process may open {allowed} files, too few to serve: raise its hard limit (ulimit -Hn)")
-    if most >= wanted:
-        return settings
-    _log.warning("at most %d connections at a time: this process may open %d files (ulimit -Hn)", most, allowed)
-    return replace(settings, http=replace(settings.http, max_connections=most))
+    if api < wanted:
+        _log.warning("at most %d connections at a time: this process may open %d files (ulimit -Hn)", api, allowed)
+    return _Connections(api, admin)
 
 
 async def _unless_ended(runs: list[asyncio.Task[None]], event: asyncio.Event) -> None:
@@ -142,8 +158,8 @@ async def _until_empty(front: Front, most_s: float, hurry: asyncio.Event) -> Non
                 await asyncio.sleep(_POLL_S)
 
 
-def _server(app: Starlette, settings: ServerSettings) -> _Server:
-    http = settings.http
+def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _Server:
+    http = replace(settings.http, max_connections=max_connections)
     return _Server(
         uvicorn.Config(
             app,

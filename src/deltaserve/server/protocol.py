@@ -43,6 +43,9 @@ class Extras:
     def __init__(self) -> None:
         self._open: dict[GuardedProtocol, None] = {}
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def add(self, connection: "GuardedProtocol") -> None:
         self._open[connection] = None
         if len(self._open) > PROBE_CONNECTIONS:
@@ -186,7 +189,7 @@ class GuardedProtocol(H11Protocol):
 
     def _is_one_too_many(self) -> bool:
         limits, peer = self._limits, self.peer
-        if len(self.connections) > limits.max_connections:
+        if len(self.connections) - len(self._extras) > limits.max_connections:
             return True
         most = limits.max_connections_per_address
         if most is None or not peer or ipaddress.ip_address(peer).is_loopback:

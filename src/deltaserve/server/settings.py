@@ -79,6 +79,8 @@ class ServerSettings:
     http: HttpLimits = field(default_factory=HttpLimits)
     default_max_tokens: int | None = None
     """Of chat; None: what the context leaves, which is the most in any case. /v1/completions has OpenAI's 16."""
+    num_workers: int = 0
+    """With which this process has links: their descriptors are not given to connections."""
     max_queue: int = 1024
     """Samples that wait for their first token; when full, the next request gets 429 before its body is parsed."""
     max_queue_tokens: int = 16 * 1024 * 1024
