@@ -39,13 +39,13 @@ def _with_defaults(fields: Fields) -> Fields:
 
 def _mixers(fields: Fields, num_layers: int) -> list[Mixer]:
     kinds = {"full_attention": Mixer.ATTENTION, "linear_attention": Mixer.DELTA_RULE}
-    names = fields.values.get("layer_types")
-    if names is None:
+    names = fields.texts("layer_types")
+    if not fields.has("layer_types"):
         every = fields.integer("full_attention_interval", 1, MAX_LAYERS, default=_ATTENTION_EVERY)
         if every > num_layers:
             raise fields.error("full_attention_interval", f"at most the {num_layers} layers, so that one has attention")
         return [Mixer.DELTA_RULE if (layer + 1) % every else Mixer.ATTENTION for layer in range(num_layers)]
-    if not isinstance(names, list) or len(names) != num_layers or any(name not in kinds for name in names):
+    if len(names) != num_layers or not set(names) <= kinds.keys():
         raise fields.error("layer_types", f"a list of {num_layers} of {', '.join(kinds)}")
     return [kinds[name] for name in names]
 
