@@ -196,6 +196,15 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "scalar": (_tensors(lambda t: t.update({_NORM: np.ones((), np.float32)})), ("has shape [], expected [64]",)),
     "integers": (_tensors(lambda t: t.update({_NORM: np.ones(64, np.int8)})), ("has dtype I8, expected one of F32",)),
     "doubles": (_tensors(lambda t: t.update({_NORM: np.ones(64, np.float64)})), ("has dtype F64",)),
+    "no values": (_tensors(lambda t: t.update({_NORM: np.ones(0, np.float32)})), ("shape [0], expected [64]",)),
+    "no values in an unknown one": (
+        _tensors(lambda t: t.update({"model.extra": np.ones((0, 64), np.float32)})),
+        ("model.extra is not a tensor",),
+    ),
+    "integers by their tag": (_header(lambda h: h[_NORM].update(dtype="I32")), ("has dtype I32, expected one of F32",)),
+    "halves by their tag": (_header(lambda h: h[_NORM].update(dtype="BF16")), (WEIGHTS, "not a valid")),
+    "a shape by its tag": (_header(lambda h: h[_NORM].update(shape=[32, 2])), ("has shape [32, 2], expected [64]",)),
+    "a shape of another size": (_header(lambda h: h[_NORM].update(shape=[65])), (WEIGHTS, "not a valid")),
     # weight files
     "no weights": (_remove(WEIGHTS), ("model.safetensors: not found",)),
     "only .bin": (_rename(WEIGHTS, "pytorch_model.bin"), ("pytorch_model.bin", "only safetensors")),
@@ -230,6 +239,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "index number": (_index({_HEAD: 1}), (INDEX, "not a plain .safetensors file name")),
     "shard missing": (_index({_HEAD: "m-2.safetensors"}), ("m-2.safetensors: not found",)),
     "index incomplete": (_index({_HEAD: WEIGHTS}), ("but the index says nothing",)),
+    "index of another file": (_index({"model.other": WEIGHTS}), (f"{WEIGHTS}: ", "but the index says nothing")),
     # tokenizer
     "tokenizer missing": (_remove("tokenizer.json"), ("tokenizer.json is missing",)),
     "tokenizer empty": (_write("tokenizer.json", ""), ("tokenizer.json: not a tokenizer",)),
@@ -254,6 +264,9 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "generation a list": (_write("generation_config.json", "[]"), ("generation_config.json", "object")),
     "generation cut": (_write("generation_config.json", "{"), ("generation_config.json", "not readable as JSON")),
     "generation end id": (_json("generation_config.json", eos_token_id=[1, 999]), ("eos_token_id 999",)),
+    "generation end nulls": (_json("generation_config.json", eos_token_id=[1, None]), ("eos_token_id is [1, None]",)),
+    "generation end true": (_json("generation_config.json", eos_token_id=True), ("eos_token_id is True",)),
+    "generation end part": (_json("generation_config.json", eos_token_id=1.0), ("eos_token_id is 1.0",)),
     "generation end text": (_json("generation_config.json", eos_token_id="x"), ("eos_token_id is 'x'",)),
     # chat template
     "template broken": (_template("{{ messages"), ("chat template does not compile",)),
