@@ -5,14 +5,14 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 STAMP := .venv/.installed
 READY := .venv/.native
-NATIVE := src/deltaserve/native
+NATIVE := src/deltaserve/compute/native
 
 $(STAMP): pyproject.toml setup.py constraints.txt scripts/make-venv
 	@scripts/make-venv
 
 $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_library.py
 	@echo "compiling the native library (a minute or two)"
-	@$(PYTHON) -m deltaserve.native.compile_library
+	@$(PYTHON) -m deltaserve.compute.native.compile_library
 	@touch $@
 
 .PHONY: help venv demo check test test-full test-lowest sim sim-mutants features soak bench gpu-check format clean

@@ -14,7 +14,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-NATIVE = Path("src/deltaserve/native")
+NATIVE = Path("src/deltaserve/compute/native")
 DEMO_MODEL = Path("models/recall-micro")
 
 

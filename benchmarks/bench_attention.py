@@ -16,16 +16,16 @@ from functools import partial
 import torch
 
 from benchmarks.paired import Ratio, Times, take_turns
-from deltaserve.base.ids import PageId, PoolId
-from deltaserve.device.attention import Batch, Query, Shared
-from deltaserve.device.element_conversion import torch_dtype
-from deltaserve.device.kv_pool import KvPool
-from deltaserve.device.native_attention import NativeAttention
-from deltaserve.device.page_table import PageTable
-from deltaserve.device.torch_attention import TorchAttention
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, PageGroup
-from deltaserve.native.native_library import NativeContext, NativeLibrary, NativeUnavailable
+from deltaserve.compute.attention.attention import Batch, Query, Shared
+from deltaserve.compute.attention.native_attention import NativeAttention
+from deltaserve.compute.attention.reference.torch_attention import TorchAttention
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.compute.native.native_library import NativeContext, NativeLibrary, NativeUnavailable
+from deltaserve.core.ids import PageId, PoolId
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheSpec, PageGroup
 
 PAGE_SIZE, SPLIT_TOKENS, LONG = 16, 256, 128 * 1024
 KV_HEADS, GROUP_SIZE, HEAD_DIM = 4, 2, 64

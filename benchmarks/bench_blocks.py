@@ -21,18 +21,18 @@ from torch import Tensor
 
 from benchmarks.bench_step import SPLIT_TOKENS, Bench, decode_item
 from benchmarks.paired import Times, take_turns
-from deltaserve.base.ids import RowId, StepIndex
-from deltaserve.base.quantization import Quantization
-from deltaserve.base.tokens import pack_u32
-from deltaserve.cli.compose import Checkpoint
-from deltaserve.cli.demo_model import find_language_model
-from deltaserve.layout.dtype import DType
-from deltaserve.models.block_forms import GGUF_FORMS, BlockForm
-from deltaserve.models.block_matrix import BlockMatrix, Codes, Matrix, pack_codes
-from deltaserve.models.native_ops import NativeOps
-from deltaserve.models.packing import pack
-from deltaserve.native.native_library import NativeContext, NativeLibrary
-from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
+from deltaserve.commands.demo.model import find_language_model
+from deltaserve.compute.layers.native_ops import NativeOps
+from deltaserve.compute.native.native_library import NativeContext, NativeLibrary
+from deltaserve.compute.weights.block_matrix import BlockMatrix, Codes, Matrix, pack_codes
+from deltaserve.compute.weights.packing import pack
+from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
+from deltaserve.core.ids import RowId, StepIndex
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.tokens import pack_u32
+from deltaserve.launch.compose import Checkpoint
+from deltaserve.model.formats.block_forms import GGUF_FORMS, BlockForm
 
 SIZE, COUNT = 4096, 8
 KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")

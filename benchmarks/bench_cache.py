@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from deltaserve.base.ids import Namespace
-from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.prefix_cache import PrefixCache
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.core.ids import Namespace
+from deltaserve.core.keys import extend_keys, seed_key
 
 PAGE_SIZE = 64
 TOKEN_BYTES = 4

@@ -19,10 +19,10 @@ from typing import Literal
 
 import httpx
 
-from deltaserve.base.config import DisaggregationSettings, ModelSettings, NetworkSettings, Settings
-from deltaserve.cli.compose import free_port
-from deltaserve.cli.session import serve_while
-from deltaserve.engine.worker_spec import WorkerSpec
+from deltaserve.launch.compose import free_port
+from deltaserve.launch.session import serve_while
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.settings.config import DisaggregationSettings, ModelSettings, NetworkSettings, Settings
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "recall-micro"
 ASKERS, ASKED_LEN, LEAVING_LEN, MOST_S = 4, 512, 1500, 0.3

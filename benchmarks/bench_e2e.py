@@ -17,13 +17,19 @@ from threading import Event
 
 from msgspec.structs import replace
 
-from deltaserve.base.config import DisaggregationSettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
-from deltaserve.base.ids import Role
-from deltaserve.bench import command as bench
-from deltaserve.cli.compose import free_port
-from deltaserve.cli.line_parser import LineParser
-from deltaserve.cli.session import serve_while
-from deltaserve.engine.worker_spec import WorkerSpec
+from deltaserve.commands.bench import command as bench
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import free_port
+from deltaserve.launch.session import serve_while
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.settings.config import (
+    DisaggregationSettings,
+    ModelSettings,
+    NetworkSettings,
+    SchedulingSettings,
+    Settings,
+)
+from deltaserve.settings.flags.line_parser import LineParser
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "out" / "bench-46m"

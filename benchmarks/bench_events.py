@@ -19,18 +19,17 @@ from functools import partial
 
 import numpy as np
 
-from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import Namespace, PeerName, Room
-from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.instance.core import EngineCore
-from deltaserve.instance.rooms import PrefillRoom
-from deltaserve.peer.link import FrameIn, SendFrame
-from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult
-from deltaserve.sim.cluster import FINGERPRINT, FRONT, SECRET, VOCAB, Cluster, Shape, url_of
-from deltaserve.wire.codec import decode, encode
-from deltaserve.wire.messages import (
+from deltaserve.control.engine.core import EngineCore
+from deltaserve.control.engine.rooms import PrefillRoom
+from deltaserve.control.peer.link import FrameIn, SendFrame
+from deltaserve.control.sched.plan import ItemResult, Sampled, StepPlan, StepResult
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Namespace, PeerName, Room
+from deltaserve.core.keys import extend_keys, seed_key
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.codec import decode, encode
+from deltaserve.core.wire.messages import (
     Cancel,
     Component,
     Envelope,
@@ -42,6 +41,7 @@ from deltaserve.wire.messages import (
     Starting,
     Submit,
 )
+from deltaserve.sim.cluster import FINGERPRINT, FRONT, SECRET, VOCAB, Cluster, Shape, url_of
 
 PAGE_SIZE = 64
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")

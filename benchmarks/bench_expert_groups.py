@@ -30,10 +30,10 @@ import httpx
 import torch
 
 from benchmarks.bench_serve import ROOT, serving
-from deltaserve.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.bench.traffic import Conversation
-from deltaserve.layout.shard import Shard
-from deltaserve.models.expert_group import ExpertMesh
+from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.bench.traffic import Conversation
+from deltaserve.compute.collective.expert_group import ExpertMesh
+from deltaserve.core.layout.shard import Shard
 from tools.recall.experts import with_experts
 
 SHAPE = DocumentShape(100, 100)

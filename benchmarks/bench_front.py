@@ -18,16 +18,16 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room
-from deltaserve.base.keys import PromptKeys, extend_keys, seed_check, seed_key
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.peer.link import FrameIn, SendFrame
-from deltaserve.request.client import Generation
-from deltaserve.routing.events import FrontConfig, Member
-from deltaserve.routing.front_core import FrontCore
-from deltaserve.routing.streams import KeyedSample
-from deltaserve.wire.messages import Envelope, Events, Facts, Hello, Message, Status, Submit, TokenRun, Tokens
+from deltaserve.control.front.client import Generation
+from deltaserve.control.front.events import FrontConfig, Member
+from deltaserve.control.front.front_core import FrontCore
+from deltaserve.control.front.streams import KeyedSample
+from deltaserve.control.peer.link import FrameIn, SendFrame
+from deltaserve.core.ids import Boot, Namespace, PeerName, Role, Room
+from deltaserve.core.keys import PromptKeys, extend_keys, seed_check, seed_key
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import Envelope, Events, Facts, Hello, Message, Status, Submit, TokenRun, Tokens
 
 SECRET, FINGERPRINT, PAGE, VOCAB = b"secret", "model", 64, 32000
 NUM_DOCUMENTS = 16

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 
 from benchmarks.paired import take_turns
-from deltaserve.models.model_spec import MoeSpec, RouterKind
-from deltaserve.models.moe import moe_mlp
-from deltaserve.models.packing import pack
-from deltaserve.models.step_ops import TorchOps
-from deltaserve.models.weights import MoeWeights
+from deltaserve.compute.layers.moe import moe_mlp
+from deltaserve.compute.layers.step_ops import TorchOps
+from deltaserve.compute.weights.packing import pack
+from deltaserve.compute.weights.weights import MoeWeights
+from deltaserve.model.model_spec import MoeSpec, RouterKind
 
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
 TOKENS = (1, 16, 128)

@@ -21,20 +21,20 @@ from torch import Tensor
 
 from benchmarks.bench_step import SPLIT_TOKENS, Bench, decode_item
 from benchmarks.paired import Ratio, Times, take_turns
-from deltaserve.base.config import Settings
-from deltaserve.base.config_resolve import MachineFacts, resolve
-from deltaserve.base.ids import RowId, StepIndex
-from deltaserve.base.tokens import pack_u32
-from deltaserve.cli.compose import Checkpoint
-from deltaserve.cli.cpu import read_cpuinfo, slow_dtypes
-from deltaserve.device.attention_choice import open_native
-from deltaserve.device.element_conversion import torch_dtype
-from deltaserve.layout.dtype import DType
-from deltaserve.models.block_matrix import Matrix
-from deltaserve.models.loader import load_weights
-from deltaserve.models.native_ops import make_step_ops
-from deltaserve.models.weights import DecoderWeights, Linear
-from deltaserve.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
+from deltaserve.compute.attention.attention_choice import open_native
+from deltaserve.compute.layers.native_ops import make_step_ops
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.weights.block_matrix import Matrix
+from deltaserve.compute.weights.loader import load_weights
+from deltaserve.compute.weights.weights import DecoderWeights, Linear
+from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
+from deltaserve.core.ids import RowId, StepIndex
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.tokens import pack_u32
+from deltaserve.launch.compose import Checkpoint
+from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import MachineFacts, resolve
 
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2"}
 ROWS, CONTEXT = 17, 256

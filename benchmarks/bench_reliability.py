@@ -34,11 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_serve import PATIENCE_S, ROOT, Served, serving
-from deltaserve.base.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
-from deltaserve.base.ids import Role
-from deltaserve.cli.compose import free_port
-from deltaserve.cli.session import serve_while
-from deltaserve.engine.worker_spec import WorkerSpec
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import free_port
+from deltaserve.launch.session import serve_while
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.settings.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
 
 MODEL = ROOT / "models" / "recall-micro"
 PAGE, CHUNK = 16, 16

@@ -13,13 +13,13 @@ import random
 import statistics
 from dataclasses import dataclass
 
-from deltaserve.base.extents import runs
-from deltaserve.base.ids import Namespace, PageId
-from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.lease import Lease
-from deltaserve.cache.prefix_cache import PrefixCache
-from deltaserve.sched.budget import Budget
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.lease import Lease
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.control.sched.budget import Budget
+from deltaserve.core.extents import runs
+from deltaserve.core.ids import Namespace, PageId
+from deltaserve.core.keys import extend_keys, seed_key
 
 PAGE_SIZE = 16
 PAGE_BYTES = 4 * PAGE_SIZE

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.runner.sampler import SampleRow, finite_rows, sample
+from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample
+from deltaserve.core.sampling import SamplingParams
 
 RULES: tuple[tuple[str, dict[str, Any], float | None], ...] = (
     ("greedy", {"temperature": 0.0}, None),

@@ -18,17 +18,17 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deltaserve.base.ids import Namespace, Room
-from deltaserve.base.keys import extend_keys, seed_key
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import TOKEN_BYTES
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.prefix_cache import PrefixCache
-from deltaserve.request.request import Request
-from deltaserve.sched.budget import Budget
-from deltaserve.sched.plan import ItemResult, Sampled, StepPlan, StepResult
-from deltaserve.sched.sched_config import SchedConfig
-from deltaserve.sched.scheduler import Scheduler
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.plan import ItemResult, Sampled, StepPlan, StepResult
+from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.sched_config import SchedConfig
+from deltaserve.control.sched.scheduler import Scheduler
+from deltaserve.core.ids import Namespace, Room
+from deltaserve.core.keys import extend_keys, seed_key
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import TOKEN_BYTES
 
 PAGE_SIZE = 64
 NUM_REQUESTS, NUM_PREFIXES = 128, 20

@@ -55,7 +55,19 @@ from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from deltaserve.base.config import (
+from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.bench.load_client import Client, Load, Measurement
+from deltaserve.commands.bench.recall import ASK, Document, DocumentShape, RecallTraffic, expected_chain, make_document
+from deltaserve.commands.bench.record import RequestRecord
+from deltaserve.commands.bench.report import MAX_LAG_S, BenchSummary, Distribution, distribution, summarize
+from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import free_port
+from deltaserve.launch.session import serve_while
+from deltaserve.process.children.interrupts import EXIT_INTERRUPTED
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.settings.config import (
     DisaggregationSettings,
     MemorySettings,
     ModelSettings,
@@ -63,18 +75,6 @@ from deltaserve.base.config import (
     SchedulingSettings,
     Settings,
 )
-from deltaserve.base.ids import Role
-from deltaserve.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.bench.load_client import Client, Load, Measurement
-from deltaserve.bench.recall import ASK, Document, DocumentShape, RecallTraffic, expected_chain, make_document
-from deltaserve.bench.record import RequestRecord
-from deltaserve.bench.report import MAX_LAG_S, BenchSummary, Distribution, distribution, summarize
-from deltaserve.bench.traffic import ChatTurn, Conversation
-from deltaserve.cli.compose import free_port
-from deltaserve.cli.session import serve_while
-from deltaserve.engine.interrupts import EXIT_INTERRUPTED
-from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE_SIZE = 16

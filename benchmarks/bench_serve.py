@@ -28,8 +28,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.cli.compose import Checkpoint, free_port
-from deltaserve.layout.kv import pool_page_bytes
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.launch.compose import Checkpoint, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 APART, UNIFIED = "prefill and decode", "unified"

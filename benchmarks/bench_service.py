@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.cli.compose import free_port
+from deltaserve.launch.compose import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "recall-micro"

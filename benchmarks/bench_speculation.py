@@ -32,8 +32,8 @@ import httpx
 
 from benchmarks.bench_serve import PATIENCE_S, REPORT_S, ROOT, Served, serving
 from benchmarks.peers.comparison import markdown
-from deltaserve.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.cli.demo_model import PACKAGE, find_language_model, language_model_name
+from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.demo.model import PACKAGE, find_language_model, language_model_name
 
 ONE, MANY = 1, 16
 BARS = {ONE: 1.6, MANY: 0.98}

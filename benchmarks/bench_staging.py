@@ -42,22 +42,22 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_runs import Worker
-from deltaserve.base.extents import Copy, Span, runs
-from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.device.element_conversion import fp8_codes
-from deltaserve.device.memory_block import MemoryBlock, Sharing
-from deltaserve.device.staged_copies import StagedCopies
-from deltaserve.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import HeadBlock
-from deltaserve.layout.staged_route import StagedRoute
-from deltaserve.transfer.gate import cut_windows
-from deltaserve.transport.base import RemoteRank, RemoteRegion, Transport, WriteId, WriteState
-from deltaserve.transport.mooncake import MooncakeTransport
-from deltaserve.transport.mooncake_options import MooncakeOptions
-from deltaserve.transport.mooncake_process import engine_problem
-from deltaserve.transport.nixl import NixlTransport
-from deltaserve.transport.nixl_options import NixlOptions, environment
+from deltaserve.compute.memory.element_conversion import fp8_codes
+from deltaserve.compute.memory.memory_block import MemoryBlock, Sharing
+from deltaserve.compute.memory.staged_copies import StagedCopies
+from deltaserve.control.transfer.gate import cut_windows
+from deltaserve.core.extents import Copy, Span, runs
+from deltaserve.core.ids import Boot, PeerName, RegionId
+from deltaserve.core.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import HeadBlock
+from deltaserve.core.layout.staged_route import StagedRoute
+from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.transports.mooncake.options import MooncakeOptions
+from deltaserve.transports.mooncake.process import engine_problem
+from deltaserve.transports.mooncake.transport import MooncakeTransport
+from deltaserve.transports.nixl.options import NixlOptions, environment
+from deltaserve.transports.nixl.transport import NixlTransport
 
 OPTIONS = NixlOptions("tcp,self", "lo")
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ PAGE_SIZES = (16, 64)
 LARGEST_PAGE = max(PAGE_SIZES)
 UNEQUAL = ((1, 2), (2, 1), (4, 2))
 EQUAL = ((1, 1), (2, 2))
-WINDOW_BYTES, MAX_WINDOWS = 8 << 20, 2  # as transfer/endpoint.py by default
+WINDOW_BYTES, MAX_WINDOWS = 8 << 20, 2  # as control/transfer/endpoint.py by default
 SCATTER_PART = 8
 SCATTERED_BYTES = 64 << 20
 NUM_SLOTS = 4

@@ -20,20 +20,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.paired import Times, take_turns
-from deltaserve.base.ids import PageId, PoolId, RowId, StepIndex
-from deltaserve.base.quantization import Quantization
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.device.element_conversion import torch_dtype
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.block_matrix import Matrix
-from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.packing import pack_values, product
-from deltaserve.models.step_ops import StepOps, TorchOps
-from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
+from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
+from deltaserve.compute.layers.step_ops import StepOps, TorchOps
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.weights.block_matrix import Matrix
+from deltaserve.compute.weights.packing import pack_values, product
+from deltaserve.control.sched.plan import PageUpdate, PlanItem, RowOpen, SharedRun, StepPlan, TokenValues, WorkList
+from deltaserve.core.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.model_spec import ModelSpec
 
 PAGE_SIZE, SPLIT_TOKENS = 16, 256
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)

@@ -27,14 +27,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from deltaserve.base.extents import Copy, Region, Span
-from deltaserve.base.ids import Boot, PeerName, RegionId
-from deltaserve.engine.transfer_thread import PollPace
-from deltaserve.transport.base import RemoteRank, RemoteRegion, Transport, WriteState
-from deltaserve.transport.local import LocalTransport
-from deltaserve.transport.local_memory import sealed_file
-from deltaserve.transport.nixl import NixlTransport
-from deltaserve.transport.nixl_options import NixlOptions, environment
+from deltaserve.core.extents import Copy, Region, Span
+from deltaserve.core.ids import Boot, PeerName, RegionId
+from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, WriteState
+from deltaserve.process.worker.transfer_thread import PollPace
+from deltaserve.transports.local.memory import sealed_file
+from deltaserve.transports.local.transport import LocalTransport
+from deltaserve.transports.nixl.options import NixlOptions, environment
+from deltaserve.transports.nixl.transport import NixlTransport
 
 RUNS = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
 REGION = RegionId(0)

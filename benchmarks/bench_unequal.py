@@ -23,8 +23,8 @@ round; the figures are medians over rounds, ratios medians of the ratios within 
 machine falls on all alike. A server that was not ready in time, or a wrong answer, ends the run.
 
 --asking N: what a staged prompt takes longer than a direct one, where there is little to send: both servers at once,
-asked in turn for N prompts of 200 tokens (13 pages), one at a time. transfer/staging.py has it as ASKING_BYTES. Where
-cores are busy every message waits for one: then the fastest of the prompts say more than the median.
+asked in turn for N prompts of 200 tokens (13 pages), one at a time. control/transfer/staging.py has it as ASKING_BYTES.
+Where cores are busy every message waits for one: then the fastest of the prompts say more than the median.
 
 What to expect: --quick takes about 4 minutes on 2 idle cores, a run without it, also of one round, 11. With P1D2 both
 ranks of decode read each token together, so its answers cost more than those of P2D1 on few cores, however pages move.
@@ -48,10 +48,10 @@ import httpx
 
 from benchmarks.bench_serve import ROOT, Served, serving
 from benchmarks.token_writes import PROGRAM
-from deltaserve.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.bench.load_client import Client, Load
-from deltaserve.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.bench.report import BenchSummary, distribution, summarize
+from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.bench.load_client import Client, Load
+from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.bench.report import BenchSummary, distribution, summarize
 
 MODEL = ROOT / "models" / "recall-micro"
 SHAPE = DocumentShape(120, 240)

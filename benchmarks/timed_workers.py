@@ -20,24 +20,24 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from deltaserve.base.ids import Role
-from deltaserve.cache.prefix_cache import PrefixCache
-from deltaserve.cli import serve
-from deltaserve.cli.compose import worker_child
 from deltaserve.cli.main import main
-from deltaserve.device.native_attention import NativeAttention, NativeStep
-from deltaserve.device.state_arena import StateArena
-from deltaserve.device.torch_attention import TorchAttention, TorchStep
-from deltaserve.engine.build import build_worker
-from deltaserve.engine.child import ChildSpec
-from deltaserve.engine.worker_process import run_worker
-from deltaserve.engine.worker_spec import WorkerSpec, read_spec
-from deltaserve.models import decoder, delta_net
-from deltaserve.runner.runner import TorchExecutor
-from deltaserve.sched.plan import StepPlan
-from deltaserve.sched.running import Running
-from deltaserve.sched.steps import Steps
-from deltaserve.sched.waiting import Waiting
+from deltaserve.compute.attention.native_attention import NativeAttention, NativeStep
+from deltaserve.compute.attention.reference.torch_attention import TorchAttention, TorchStep
+from deltaserve.compute.executor.runner import TorchExecutor
+from deltaserve.compute.layers import decoder, delta_net
+from deltaserve.compute.memory.state_arena import StateArena
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.control.sched.plan import StepPlan
+from deltaserve.control.sched.running import Running
+from deltaserve.control.sched.steps import Steps
+from deltaserve.control.sched.waiting import Waiting
+from deltaserve.core.ids import Role
+from deltaserve.launch import serve
+from deltaserve.launch.compose import worker_child
+from deltaserve.process.children.child import ChildSpec
+from deltaserve.process.worker.build import build_worker
+from deltaserve.process.worker.worker_process import run_worker
+from deltaserve.process.worker.worker_spec import WorkerSpec, read_spec
 
 PROGRAM = (sys.executable, __file__)
 FOLDER = "TIMES_FOLDER"

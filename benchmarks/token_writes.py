@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
-from deltaserve.base.extents import Copy, Span
-from deltaserve.cli import serve
-from deltaserve.cli.compose import worker_child
 from deltaserve.cli.main import main
-from deltaserve.engine.build import build_rank, build_worker
-from deltaserve.engine.child import ChildSpec
-from deltaserve.engine.rank_process import run_rank
-from deltaserve.engine.worker_process import run_worker
-from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.layout.copy_plan import PlacedPages, Route
+from deltaserve.core.extents import Copy, Span
+from deltaserve.core.layout.copy_plan import PlacedPages, Route
+from deltaserve.launch import serve
+from deltaserve.launch.compose import worker_child
+from deltaserve.process.children.child import ChildSpec
+from deltaserve.process.worker.build import build_rank, build_worker
+from deltaserve.process.worker.rank_process import run_rank
+from deltaserve.process.worker.worker_process import run_worker
+from deltaserve.process.worker.worker_spec import WorkerSpec
 
 PROGRAM = (sys.executable, __file__)
 

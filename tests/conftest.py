@@ -55,7 +55,7 @@ def tiny_models(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _native_libraries(request: pytest.FixtureRequest) -> None:
     """Compiled before the first test when one that was collected computes by them."""
-    native_build = sys.modules.get("tests.native.native_build")
+    native_build = sys.modules.get("tests.compute.native.native_build")
     if native_build is not None:
         native_build.build_libraries([item.nodeid for item in request.session.items])
 

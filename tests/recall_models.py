@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltaserve.bench.recall import RecallTraffic
-from deltaserve.bench.traffic import ChatTurn, Conversation
-from tests.runner.world import reference_logprobs
+from deltaserve.commands.bench.recall import RecallTraffic
+from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from tests.compute.executor.world import reference_logprobs
 
 STATE_MODEL = Path(__file__).resolve().parents[1] / "models" / "recall-state"
 

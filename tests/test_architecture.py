@@ -17,33 +17,32 @@ SRC = ROOT / "src"
 PACKAGE = "deltaserve"
 
 FLOORS = {
-    0: ("base",),
-    1: ("layout", "cache", "wire", "transport", "files", "native"),
-    2: ("request", "device", "peer"),
-    3: ("sched", "transfer", "routing"),
-    4: ("instance", "models"),
-    5: ("runner", "sim", "link", "text"),
-    6: ("engine", "server", "router"),
-    7: ("bench",),
-    8: ("cli",),
-    9: ("__main__",),  # `python -m deltaserve`
+    0: ("core",),
+    1: ("control", "model", "settings", "transports"),
+    2: ("compute", "server", "sim"),
+    3: ("process",),
+    4: ("launch",),
+    5: ("cli", "commands"),
+    6: ("__main__",),  # `python -m deltaserve`
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages}
+MAX_PACKAGES = 12
 
-PURE_PACKAGES = {
-    "base",
-    "layout",
-    "cache",
-    "wire",
-    "request",
-    "peer",
-    "sched",
-    "transfer",
-    "routing",
-    "instance",
-    "sim",
+ROOMS = {
+    "core": (("",), ("layout", "wire", "files")),
+    "control": (("cache",), ("sched", "peer", "transfer"), ("engine", "front")),
+    "settings": (("",), ("flags",)),
+    "process": (("children",), ("links",), ("worker", "front")),
 }
-PURE_MODULES = {f"deltaserve.transport.{name}" for name in ("base", "bounds", "loopback")}
+"""package -> its folders, floor above floor as the packages are; "" is the package's own files. In the other packages a
+folder is a branch, and the package's own files name their branches: there only cycles of files are forbidden."""
+
+BRANCHES = {"transports", "commands"}
+"""Packages whose folders are branches of one kind: their files may bear the same names, which the folder explains."""
+
+PURE_PACKAGES = {"core", "control", "settings", "sim"}
+IMPURE_ROOMS = {"core.files", "settings.flags"}
+"""Below a pure package: what opens files, or reads the command line."""
 PURE_STDLIB = (
     "__future__ abc array bisect collections copy dataclasses difflib enum fractions functools hashlib heapq "
     "ipaddress itertools json math numbers operator re statistics string struct sys textwrap types typing zlib"
@@ -53,8 +52,6 @@ PURE_MAY_USE_OF_SYS = {"byteorder", "maxsize", "float_info"}
 IMPURE_BUILTINS = {"open", "print", "input", "breakpoint"}
 DUCK_TYPING = {"getattr", "hasattr", "setattr", "delattr", "vars"}
 
-IMPORT_ONLY = {"transfer": {"transport": {"deltaserve.transport.base"}}}
-"""package -> lower package -> the only modules it may take from there."""
 VENDOR_FILES = {
     "nixl": "nixl",
     "nixl_cu12": "nixl",
@@ -66,14 +63,15 @@ VENDOR_FILES = {
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
-    "deltaserve.device.attention_choice": "triton, flashinfer are optional; triton asks when imported if it interprets",
-    "deltaserve.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
-    "deltaserve.engine.transports": "NIXL is loaded where pages move by it: nobody else needs that library",
+    "deltaserve.compute.attention.attention_choice": "triton, flashinfer are optional; triton asks, once imported, who "
+    "interprets",
+    "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
+    "deltaserve.process.worker.transports": "NIXL is loaded where pages move by it: nobody else needs that library",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
-    "deltaserve.cli.verify": "transformers is optional and slow to import: the server is asked first",
+    "deltaserve.commands.verify.verify": "transformers is optional and slow to import: the server is asked first",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",
-    "deltaserve.engine.worker": "Ctrl-C must be handled before torch is imported",
-    "deltaserve.engine.rank": "Ctrl-C must be handled before torch is imported",
+    "deltaserve.process.worker.worker": "Ctrl-C must be handled before torch is imported",
+    "deltaserve.process.worker.rank": "Ctrl-C must be handled before torch is imported",
 }
 """Modules that may import by name at run time, with the reason. In-function import statements: none."""
 
@@ -92,13 +90,19 @@ class Module:
 
     @property
     def package(self) -> str | None:
-        """`sched` for `deltaserve.sched.plan`; None for the root package itself."""
+        """`sched` for `deltaserve.control.sched.plan`; None for the root package itself."""
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else None
 
     @property
+    def room(self) -> str:
+        """The folder below its package: `sched` for `deltaserve.control.sched.plan`; empty: the package's own files."""
+        parts = self.name.split(".")
+        return ".".join(parts[2:] if self.is_init else parts[2:-1])
+
+    @property
     def is_pure(self) -> bool:
-        return self.package in PURE_PACKAGES or self.name in PURE_MODULES
+        return self.package in PURE_PACKAGES and f"{self.package}.{self.room}" not in IMPURE_ROOMS
 
 
 def read_modules() -> list[Module]:
@@ -115,7 +119,7 @@ MODULES = read_modules()
 NAMES = {module.name for module in MODULES}
 
 
-def module_of(source: str, name: str = "deltaserve.sched.sample") -> Module:
+def module_of(source: str, name: str = "deltaserve.control.sched.sample") -> Module:
     """A module that is not on disk: the laws are tried on it."""
     return Module(name, ast.parse(source))
 
@@ -171,9 +175,25 @@ def floor_breaches(module: Module) -> list[str]:
             breaches.append(f"{where}: the root package imports nothing")
         elif FLOOR_OF.get(other, 99) >= FLOOR_OF[package]:
             breaches.append(f"{where}: floor {FLOOR_OF.get(other)} from floor {FLOOR_OF[package]}")
-        allowed = IMPORT_ONLY.get(package or "", {}).get(other)
-        if allowed is not None and target not in allowed:
-            breaches.append(f"{where}: only {', '.join(sorted(allowed))}")
+    return breaches
+
+
+def room_breaches(module: Module) -> list[str]:
+    """Within a package whose folders stand on floors of their own."""
+    floors = ROOMS.get(module.package or "")
+    if floors is None or (module.is_init and not module.room):
+        return []
+    floor_of = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
+    if module.room not in floor_of:
+        return [f"{module.name}: folder {module.room!r} stands on no floor; add it to ROOMS"]
+    breaches = []
+    for target, line in internal_imports(module):
+        parts = target.split(".")
+        if len(parts) < 3 or parts[1] != module.package:
+            continue
+        other = parts[2] if parts[2] in floor_of else ""
+        if other != module.room and floor_of[other] >= floor_of[module.room]:
+            breaches.append(f"{module.name}:{line} imports {target}: a lower folder's business only")
     return breaches
 
 
@@ -231,14 +251,15 @@ def global_state_breaches(module: Module) -> list[str]:
 
 
 def shared_names(modules: Sequence[Module]) -> set[str]:
-    """Of classes and files of more than one package: whoever reads one must first find out which is meant."""
-    owners: dict[str, set[str | None]] = defaultdict(set)
+    """Of classes and files of more than one folder: whoever reads one must first find out which is meant."""
+    owners: dict[str, set[str]] = defaultdict(set)
     for module in modules:
+        folder = f"{module.package}/{module.room}"
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef):
-                owners[node.name].add(module.package)
-        if not module.is_init:
-            owners[module.name.rpartition(".")[2] + ".py"].add(module.package)
+                owners[node.name].add(folder)
+        if not module.is_init and module.package not in BRANCHES:
+            owners[module.name.rpartition(".")[2] + ".py"].add(folder)
     return {name for name, packages in owners.items() if len(packages) > 1}
 
 
@@ -299,6 +320,7 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
 
 LAWS = (
     floor_breaches,
+    room_breaches,
     hidden_import_breaches,
     vendor_breaches,
     purity_breaches,
@@ -313,13 +335,18 @@ def test_law(law: Callable[[Module], list[str]]) -> None:
     assert not breaches, "\n" + "\n".join(breaches)
 
 
+def test_few_packages() -> None:
+    packages = {module.package for module in MODULES if module.is_init} - {None}
+    assert len(packages) <= MAX_PACKAGES, sorted(map(str, packages))
+
+
 def test_no_import_cycles() -> None:
     graph = {module.name: {target for target, _ in internal_imports(module)} - {module.name} for module in MODULES}
     cycle = find_cycle(graph)
     assert cycle is None, " -> ".join(cycle or [])
 
 
-def test_names_are_unique_across_packages() -> None:
+def test_names_are_unique_across_folders() -> None:
     assert shared_names(MODULES) == set()
 
 
@@ -348,8 +375,10 @@ def test_every_package_says_its_one_job() -> None:
 @pytest.mark.parametrize(
     ("law", "source"),
     [
-        (floor_breaches, "from deltaserve.engine import rank"),
-        (floor_breaches, "from deltaserve.transfer.sender import Sender"),
+        (floor_breaches, "from deltaserve.process.worker import rank"),
+        (floor_breaches, "from deltaserve.transports.local.transport import LocalTransport"),
+        (room_breaches, "from deltaserve.control.transfer.sender import Sender"),
+        (room_breaches, "from deltaserve.control.engine.api import Report"),
         (floor_breaches, "if X:\n    import deltaserve.cli.main"),
         (hidden_import_breaches, "def f():\n    import json"),
         (hidden_import_breaches, "import typing\nif typing.TYPE_CHECKING:\n    import json"),
@@ -368,22 +397,17 @@ def test_law_bites(law: Callable[[Module], list[str]], source: str) -> None:
     assert law(module_of(source))
 
 
-def test_transfer_takes_only_the_seam_of_transport() -> None:
-    assert floor_breaches(module_of("from deltaserve.transport import loopback", "deltaserve.transfer.sample"))
-    assert not floor_breaches(
-        module_of("from deltaserve.transport.base import Transport", "deltaserve.transfer.sample")
-    )
-
-
 def test_a_cycle_is_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
 
 
 def test_shared_names_are_found() -> None:
-    here = module_of("class Row: ...", "deltaserve.sched.sample")
-    assert shared_names([here, module_of("class Row: ...", "deltaserve.sched.other")]) == set()
+    here = module_of("class Row: ...", "deltaserve.control.sched.sample")
+    assert shared_names([here, module_of("class Row: ...", "deltaserve.control.sched.other")]) == set()
     assert shared_names([here, module_of("class Row: ...", "deltaserve.cli.sample")]) == {"Row", "sample.py"}
+    branch = module_of("class Grid: ...", "deltaserve.transports.tin.sample")
+    assert shared_names([here, branch]) == set(), "in a folder of branches"
 
 
 def test_sizes_bite() -> None:

@@ -7,8 +7,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deltaserve"
-ON_THE_WAY = ("server", "text", "routing", "router", "instance", "sched", "cache", "transfer", "request")
-"""Packages every file of which the walk of docs/architecture.md names."""
+ON_THE_WAY = (
+    *("server", "server/text", "process/front"),
+    *(f"control/{room}" for room in ("front", "engine", "sched", "cache", "transfer")),
+)
+"""Folders every file of which the walk of docs/architecture.md names."""
 _FILE = re.compile(r"`(\w+(?:/\w+)+\.py)`")
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from deltaserve.base.ids import PeerName, Role
-from deltaserve.base.metrics import HELP, read_samples
-from deltaserve.engine.build import make_instance
-from deltaserve.engine.exits import Exit
-from deltaserve.link.limits import LinkStats
-from deltaserve.request.client import EngineStats
+from deltaserve.control.front.client import EngineStats
+from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.metrics import HELP, read_samples
+from deltaserve.process.children.exits import Exit
+from deltaserve.process.links.limits import LinkStats
+from deltaserve.process.worker.build import make_instance
 from deltaserve.server.admission import Admission
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.settings import ServerSettings

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from deltaserve.cli.foreign import FOREIGN, Alias
-from deltaserve.cli.options import Option, read_options
-from deltaserve.cli.settings_help import describe
+from deltaserve.settings.flags.flag_help import describe
+from deltaserve.settings.flags.foreign import FOREIGN, Alias
+from deltaserve.settings.flags.options import Option, read_options
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 _HEAD = """# Settings
@@ -15,9 +15,9 @@ Every setting: a flag, a key of the file of `--config` (`page-size: 64`) and a v
 is equal.
 
 Flags of the launch lines of SGLang, its router, vLLM, Dynamo and llama.cpp are understood by every command, as keys
-and as variables too (`cli/foreign.py`). What means the same is another word for a flag here: see the last table. What
-changes nothing is accepted, with a line that says why. What asks for something that is not there is refused with the
-reason and what to write instead; all that is wrong with a line
+and as variables too (`settings/flags/foreign.py`). What means the same is another word for a flag here: see the last
+table. What changes nothing is accepted, with a line that says why. What asks for something that is not there is refused
+with the reason and what to write instead; all that is wrong with a line
 itself is told in one message, then what does not fit the model or the machine. `--disaggregation-mode prefill`
 or `decode` makes a line of `serve` one of `deltaserve prefill` or `decode`.
 

@@ -9,22 +9,22 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from deltaserve.cache.pages import PAGE_TRANSITIONS
-from deltaserve.peer.table import PEER_TRANSITIONS
-from deltaserve.request.status import DECODE_TABLE, PREFILL_TABLE
+from deltaserve.control.cache.pages import PAGE_TRANSITIONS
+from deltaserve.control.engine.status import DECODE_TABLE, PREFILL_TABLE
+from deltaserve.control.peer.table import PEER_TRANSITIONS
+from deltaserve.control.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
-from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 _TRANSITIONS, _SITUATIONS = "tables", "situations"
 
 _TABLES: tuple[tuple[str, Mapping[Any, Mapping[Any, Any]]], ...] = (
-    ("page (cache/pages.py)", PAGE_TRANSITIONS),
-    ("ticket on decode (transfer/tables.py, RECEIVER)", RECEIVER),
+    ("page (control/cache/pages.py)", PAGE_TRANSITIONS),
+    ("ticket on decode (control/transfer/tables.py, RECEIVER)", RECEIVER),
     ("ticket on prefill (SENDER; * = no control plane comes to it)", SENDER),
-    ("room on decode (request/status.py)", DECODE_TABLE),
+    ("room on decode (control/engine/status.py)", DECODE_TABLE),
     ("room on prefill", PREFILL_TABLE),
-    ("peer (peer/table.py)", PEER_TRANSITIONS),
+    ("peer (control/peer/table.py)", PEER_TRANSITIONS),
 )
 
 

@@ -31,9 +31,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.bench_speculation import QUESTIONS
-from deltaserve.base.errors import ConfigError
-from deltaserve.cli.demo_model import PACKAGE, find_language_model
-from deltaserve.models.eagle3 import eagle3_head
+from deltaserve.commands.demo.model import PACKAGE, find_language_model
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.eagle3 import eagle3_head
 from tools.draft_head.folder import head_shape, new_head, target_tables, write_head
 from tools.draft_head.lessons import guessable_tokens
 from tools.draft_head.prompts import read_prompts

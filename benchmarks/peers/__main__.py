@@ -33,8 +33,8 @@ from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medi
 from benchmarks.peers.environments import CannotInstall, Environment, install
 from benchmarks.peers.gguf_folder import write_folder
 from benchmarks.peers.servers import SERVERS, CannotServe, Job, ServerKind, running
-from deltaserve.cli.demo_model import find_language_model
-from deltaserve.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.commands.demo.model import find_language_model
+from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
 
 BENCH_MODEL, LANGUAGE_FOLDER = ROOT / "out" / "bench-46m", ROOT / "out" / "smollm2-135m"
 PATIENCE_S = 3600.0
@@ -193,7 +193,7 @@ def instruction_set() -> str:
     try:
         return NativeLibrary().instruction_sets[-1].name
     except NativeUnavailable as error:
-        raise SystemExit(f"{error}: python -m deltaserve.native.compile_library") from error
+        raise SystemExit(f"{error}: python -m deltaserve.compute.native.compile_library") from error
 
 
 def processor() -> str:

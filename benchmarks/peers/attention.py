@@ -16,9 +16,9 @@ import torch
 from benchmarks.bench_attention import SPLIT_TOKENS, STEPS, Step, backends_of
 from benchmarks.peers.comparison import markdown
 from benchmarks.peers.environments import Environment
-from deltaserve.device.attention import Batch, Shared
-from deltaserve.device.element_conversion import torch_dtype
-from deltaserve.layout.dtype import DType
+from deltaserve.compute.attention.attention import Batch, Shared
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.core.layout.dtype import DType
 
 ATTENTION = "attention"
 BARS = {"8 rows, 8,192 shared": 3.0, "8 rows, 8,192 private": 1.0, "extend of 512 at 4,096": 1.0}

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from deltaserve.cli.verify_reference import load_gguf
-from deltaserve.models.gguf_model import GgufModel
-from deltaserve.text.gguf_text import read_gguf
+from deltaserve.commands.verify.reference import load_gguf
+from deltaserve.model.formats.gguf_model import GgufModel
+from deltaserve.server.text.gguf_text import read_gguf
 
 
 def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:

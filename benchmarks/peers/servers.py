@@ -22,7 +22,7 @@ from benchmarks.peers.environments import (
     CannotInstall,
     Environment,
 )
-from deltaserve.cli.compose import free_ports
+from deltaserve.launch.compose import free_ports
 
 HERE = Path(__file__).resolve().parent
 READY_S = 600.0

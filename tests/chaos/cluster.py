@@ -18,15 +18,15 @@ from typing import Literal
 import httpx
 import msgspec
 
-from deltaserve.base.config import DisaggregationSettings, MemorySettings, ModelSettings, NetworkSettings, Settings
-from deltaserve.base.config import SchedulingSettings as Scheduling
-from deltaserve.cli.compose import Checkpoint, resolve_settings, worker_child, worker_names, worker_spec
-from deltaserve.cli.front_process import FrontWorker, front_child
-from deltaserve.cli.serve import cluster_secret, front_spec
-from deltaserve.engine.child import Child, ChildSpec
-from deltaserve.engine.log_file import LogFile
-from deltaserve.engine.worker_spec import WorkerSpec
-from deltaserve.link.notices import PeerDown, Ready, Welcome
+from deltaserve.launch.compose import Checkpoint, resolve_settings, worker_child, worker_names, worker_spec
+from deltaserve.launch.serve import cluster_secret, front_spec
+from deltaserve.process.children.child import Child, ChildSpec
+from deltaserve.process.children.log_file import LogFile
+from deltaserve.process.children.notices import PeerDown, Ready, Welcome
+from deltaserve.process.front.front_process import FrontWorker, front_child
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.settings.config import DisaggregationSettings, MemorySettings, ModelSettings, NetworkSettings, Settings
+from deltaserve.settings.config import SchedulingSettings as Scheduling
 from tests.chaos.proxy import FAIR, Proxy
 from tests.e2e.server import ROOT, is_held
 from tests.patience import PATIENCE_S

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from deltaserve.base.config import MemorySettings, SchedulingSettings, Settings
+from deltaserve.settings.config import MemorySettings, SchedulingSettings, Settings
 from tests.chaos.cluster import MODEL, Cluster, running, settings, wait_ready
 from tests.chaos.proxy import FAIR
 from tests.patience import PATIENCE_S

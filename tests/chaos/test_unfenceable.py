@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import msgspec
 
-from deltaserve.engine.worker_spec import WorkerSpec
+from deltaserve.process.worker.worker_spec import WorkerSpec
 from tests.chaos.cluster import MODEL, NUM_PAGES, Cluster, running, worker_metrics
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, make_questions
 from tests.patience import PATIENCE_S

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.base.config import NetworkSettings, SecuritySettings, Settings
-from deltaserve.base.errors import ConfigError
-from deltaserve.cli.serve import require_free_doors
+from deltaserve.core.errors import ConfigError
+from deltaserve.launch.serve import require_free_doors
+from deltaserve.settings.config import NetworkSettings, SecuritySettings, Settings
 from tests.ports import free_port, taken
 
 

@@ -14,7 +14,7 @@ import pytest
         (("deltaserve.cli.main", "serve", "MODEL"), "pydantic"),
         (("deltaserve.cli.main", "serve", "MODEL"), "psutil"),
         (("deltaserve.cli.main", "bench"), "httpx"),
-        (("deltaserve.engine.worker", "SPEC"), "torch"),
+        (("deltaserve.process.worker.worker", "SPEC"), "torch"),
     ],
 )
 def test_an_interrupted_import_ends_without_a_word(
@@ -39,10 +39,10 @@ def test_an_interrupted_import_ends_without_a_word(
 def test_a_stop_signal_that_arrives_while_one_program_replaces_another_is_not_lost() -> None:
     """`prefill` and `decode` become their worker by exec, which forgets handlers; the first process of a container
     ignores what it has no handler for."""
-    successor = "from deltaserve.engine.interrupts import end_silently; end_silently(); print('too far')"
+    successor = "from deltaserve.process.children.interrupts import end_silently; end_silently(); print('too far')"
     program = f"""
 import os, signal, sys
-from deltaserve.engine.interrupts import end_silently, hold_for_successor
+from deltaserve.process.children.interrupts import end_silently, hold_for_successor
 end_silently()
 hold_for_successor()
 signal.raise_signal(signal.SIGTERM)

@@ -11,9 +11,9 @@ import pytest
 import deltaserve
 from deltaserve.cli import dispatch
 from deltaserve.cli.dispatch import Command, available
-from deltaserve.cli.line_parser import LineParser
 from deltaserve.cli.main import main
-from deltaserve.cli.settings_merge import load
+from deltaserve.settings.flags.line_parser import LineParser
+from deltaserve.settings.flags.merge import load
 from tests.patience import PATIENCE_S
 
 REAL_COMMANDS = available()
@@ -24,9 +24,9 @@ MODEL = str(Path(__file__).parent)
 @pytest.fixture(autouse=True)
 def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     commands = {
-        "probe": Command("tests.cli.probe", "with settings", has_settings=True),
-        "count": Command("tests.cli.probe", "with arguments of its own"),
-        "sized": Command("tests.cli.sized_probe", "with arguments that servers have, too"),
+        "probe": Command("tests.launch.probe", "with settings", has_settings=True),
+        "count": Command("tests.launch.probe", "with arguments of its own"),
+        "sized": Command("tests.launch.sized_probe", "with arguments that servers have, too"),
         "absent": Command("tests.cli.absent", "not there"),
     }
     monkeypatch.setattr(dispatch, "COMMANDS", commands)
@@ -174,7 +174,7 @@ def test_flags_of_other_servers_mean_the_same_to_every_command(capsys: pytest.Ca
 def test_a_line_that_names_its_role_by_a_flag_is_that_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    probe = Command("tests.cli.probe", "with settings", has_settings=True)
+    probe = Command("tests.launch.probe", "with settings", has_settings=True)
     monkeypatch.setattr(dispatch, "COMMANDS", {"serve": probe, "decode": probe})
     monkeypatch.setenv("DELTASERVE_CLUSTER_KEY_FILE", "cluster.key")
     argv = ("serve", MODEL, "--disaggregation-mode=decode", "--disaggregation-bootstrap-port", "9", "--page-size", "16")

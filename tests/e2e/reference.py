@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from deltaserve.base.lifetime import Lifetime
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.lifetime import Lifetime
+from deltaserve.model.checkpoint_config import load_spec
+from tests.compute.executor.world import TOLERANCE, reference_logprobs
 from tests.e2e.server import Answer
-from tests.runner.world import TOLERANCE, reference_logprobs
 
 TIE = 1e-2
 """Two tokens whose log-probabilities are nearer than this may change places."""

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Answer, Api, Server, serving, wait_until
-from tests.engine.server import wait_until_gone
 from tests.patience import PATIENCE_S
+from tests.process.worker.server import wait_until_gone
 
 PAGE = 4
 MAX_TRIES = 20

@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from deltaserve.engine.exits import Exit
+from deltaserve.process.children.exits import Exit
+from tests.compute.executor.world import reference_logprobs
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
 from tests.e2e.test_deaths import busy, stream_tokens
-from tests.runner.world import reference_logprobs
 from tools.recall.experts import with_experts
 
 PAGE = 16

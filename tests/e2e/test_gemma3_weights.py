@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.cli.verify_reference import load_gguf
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.models.gguf_model import GgufModel
+from deltaserve.commands.verify.reference import load_gguf
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.formats.gguf_model import GgufModel
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_near, moved_bytes, random_prompt
 from tests.e2e.server import Answer, serving
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deltaserve.cli.main import main
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.models.checkpoint_config import load_spec
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.model.checkpoint_config import load_spec
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, random_prompt
 from tests.e2e.server import serving
 from tests.e2e.test_pressure import at_once

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from deltaserve.cli.demo_talk import hold, talk_commands
-from deltaserve.cli.verify_reference import TransformersReference
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.commands.demo.talk import hold, talk_commands
+from deltaserve.commands.verify.reference import TransformersReference
+from deltaserve.server.text.text_codec import TextCodec
+from tests.compute.executor.world import TOLERANCE
 from tests.e2e.server import Server
 from tests.e2e.typist import CTRL_C, Typist
 from tests.fixtures.language_model import language_model
 from tests.patience import PATIENCE_S
-from tests.runner.world import TOLERANCE
 
 _FLAGS = (
     "--device",

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaserve.bench.command import add_arguments, run
+from deltaserve.commands.bench.command import add_arguments, run
 from tests.e2e.server import ROOT, Json, Server, serving
 from tests.patience import PATIENCE_S
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deltaserve.engine.exits import Exit
+from deltaserve.process.children.exits import Exit
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import wait_until
 from tests.e2e.test_deaths import stream_tokens
@@ -46,7 +46,7 @@ def test_answers_are_those_of_transformers(ranked: Cluster) -> None:
 
 def test_what_listens_where(ranked: Cluster) -> None:
     """On the address that was named alone, but for what Mooncake's library opens: a filter drops what comes there for
-    another address (tests/transport/test_mooncake_rows.py)."""
+    another address (tests/transports/test_mooncake_rows.py)."""
     argv = ranked.argv("prefill")
     librarys = {"0.0.0.0", "*"} if "mooncake" in argv else set()
     for role in ("prefill", "decode"):
@@ -80,4 +80,4 @@ def test_a_rank_killed_in_the_middle_of_a_stream(ranked: Cluster) -> None:
 def ranks_of(cluster: Cluster, role: str) -> list[psutil.Process]:
     """Ranks 1 and following."""
     children = psutil.Process(cluster.processes[role].popen.pid).children(recursive=True)
-    return [child for child in children if "deltaserve.engine.rank" in child.cmdline()]
+    return [child for child in children if "deltaserve.process.worker.rank" in child.cmdline()]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deltaserve.transport.nixl_options import NixlOptions
-from tests.transport.puppets import POLLING_ONLY, Puppet, Troupe, join
-from tests.transport.worlds import NIXL_OPTIONS
+from deltaserve.transports.nixl.options import NixlOptions
+from tests.transports.puppets import POLLING_ONLY, Puppet, Troupe, join
+from tests.transports.worlds import NIXL_OPTIONS
 
 WINDOW = 32 << 20
 OF_P = 2 * WINDOW

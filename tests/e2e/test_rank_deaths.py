@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from deltaserve.engine.exits import Exit
+from deltaserve.process.children.exits import Exit
 from tests.e2e.questions import RECALL_MODEL, answers_to, ask_about
 from tests.e2e.server import Server, serving, wait_until
 from tests.e2e.test_deaths import stream_tokens

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.e2e.server import ROOT, Server, serving, wait_until
-from tests.engine.server import is_alive
 from tests.patience import PATIENCE_S
 from tests.ports import taken
+from tests.process.worker.server import is_alive
 
 MODEL = ROOT / "models" / "recall-micro"
 FLAGS = ("--page-size", "16", "--num-pages", "2048", "--context-length", "2048")

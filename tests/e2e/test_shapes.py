@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaserve.layout.dtype import DType
+from deltaserve.core.layout.dtype import DType
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, page_bytes, random_prompt
 from tests.e2e.server import Api, Process, environment, serving, wait_until
 from tests.patience import PATIENCE_S

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import zmq
 
-from deltaserve.base.errors import ProtocolError
-from deltaserve.link.ends import Dialer
-from deltaserve.link.limits import LinkLimits
-from deltaserve.link.security import LinkSecurity
-from deltaserve.wire.codec import decode, encode
-from deltaserve.wire.messages import Envelope, Facts, Hello
+from deltaserve.core.errors import ProtocolError
+from deltaserve.core.wire.codec import decode, encode
+from deltaserve.core.wire.messages import Envelope, Facts, Hello
+from deltaserve.process.links.ends import Dialer
+from deltaserve.process.links.limits import LinkLimits
+from deltaserve.process.links.security import LinkSecurity
+from tests.core.wire.mutations import Mutator, framed
+from tests.core.wire.samples import MESSAGE_TYPES, sample
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import Server, serving
-from tests.wire.mutations import Mutator, framed
-from tests.wire.samples import MESSAGE_TYPES, sample
 
 PROMPT = random_prompt(40, seed=3)
 FLAGS = ("--page-size", "16", "--num-pages", "64")

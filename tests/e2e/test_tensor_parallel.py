@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.compute.executor.world import TOLERANCE
 from tests.e2e.covering import Row, allowed_rows, covering_rows, pairs_of
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_true, moved_bytes, random_prompt
 from tests.e2e.server import Server, serving
 from tests.fixtures.mooncake_engines import need_mooncake
-from tests.runner.world import TOLERANCE
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
 RANKS = (1, 2, 4)
@@ -101,8 +101,8 @@ QUICK = (
 
 def is_allowed(row: Row) -> bool:
     """Of other dtypes: elements are converted in staging memory alone, without it the handshake refuses
-    (instance/fitting.py). And only of llama is it known what rounding does to answers: other tiny models choose other
-    experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
+    (control/engine/fitting.py). And only of llama is it known what rounding does to answers: other tiny models choose
+    other experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
     launch = Launch(*row)  # type: ignore[arg-type]
     return launch.kv_dtype == "float32" or (launch.path in (*STAGED, "auto") and launch.family == "llama")
 

@@ -120,7 +120,7 @@ def test_a_unified_worker_opens_no_transport(tiny_models: Path, tmp_path: Path) 
         assert_true(model, prompt, api.complete(prompt, 4))
         assert "no pages move (--disaggregation-mode null)" in process.log()
         children = psutil.Process(process.popen.pid).children()
-        (worker,) = (child for child in children if "deltaserve.engine.worker" in child.cmdline())
+        (worker,) = (child for child in children if "deltaserve.process.worker.worker" in child.cmdline())
         assert len(listeners(worker)) == 1
         assert process.end() == 0
     finally:

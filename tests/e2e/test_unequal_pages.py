@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.compute.executor.world import TOLERANCE
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import serving
-from tests.runner.world import TOLERANCE
 
 COMMON = ("--context-length", "512", "--num-pages", "512", "--chunked-prefill-size", "64")
 LAUNCHES = {

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deltaserve.device.attention import Batch
-from deltaserve.device.attention_choice import AttentionChoice, make_attention
-from deltaserve.device.kv_pool import KvPool
-from deltaserve.device.page_table import PageTable
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheSpec, PageGroup
-from tests.device.attention_world import (
+from deltaserve.compute.attention.attention import Batch
+from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention
+from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheSpec, PageGroup
+from tests.compute.attention.attention_world import (
     Shape,
     World,
     check_against_plain,
     check_sharing_against_plain,
     check_sharing_keeps_bits,
 )
-from tests.device.triton_process import needs_triton
+from tests.compute.attention.triton_process import needs_triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 BACKENDS = (False, pytest.param(True, marks=needs_triton))

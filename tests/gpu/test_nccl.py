@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.layout.shard import Shard
-from deltaserve.models.nccl import NcclCollective
+from deltaserve.compute.collective.nccl import NcclCollective
+from deltaserve.core.layout.shard import Shard
 from tests.e2e.server import serving
 from tests.e2e.test_tensor_parallel import Launch, check_answers
 

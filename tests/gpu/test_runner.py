@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.base.ids import PageId, PoolId, RowId
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.layout.shard import Shard
-from deltaserve.models.collective import ProcessCollective
-from deltaserve.sched.plan import ItemOutcome, PlanItem, TokenValues
+from deltaserve.compute.collective.collective import ProcessCollective
+from deltaserve.control.sched.plan import ItemOutcome, PlanItem, TokenValues
+from deltaserve.core.ids import PageId, PoolId, RowId
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
+from tests.compute.executor.world import Driver, check_generation, drawn, extend, random_tokens
 from tests.gpu.unwaiting import check_launch_waits_for_nothing
-from tests.runner.test_launched import RULES, LaunchingDriver, outputs, rules
-from tests.runner.world import Driver, check_generation, drawn, extend, random_tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -8,13 +8,13 @@ from threading import Event
 import pytest
 import torch
 
-from deltaserve.layout.dtype import DType
-from deltaserve.runner.step_recorder import GraphRecorder
-from tests.device.attention_world import Shape
-from tests.device.test_fixed_step import check_recorded
-from tests.device.triton_process import needs_triton
+from deltaserve.compute.executor.step_recorder import GraphRecorder
+from deltaserve.core.layout.dtype import DType
+from tests.compute.attention.attention_world import Shape
+from tests.compute.attention.test_fixed_step import check_recorded
+from tests.compute.attention.triton_process import needs_triton
+from tests.compute.executor.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
 from tests.gpu.unwaiting import check_launch_waits_for_nothing
-from tests.runner.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
 SHAPE = Shape(16, 64, 1, 2, 4, 64, DType.BFLOAT16, DType.BFLOAT16, "cuda", uses_triton=True)

@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.runner.test_launched import LaunchingDriver, prompt_item, rules
-from tests.runner.world import random_tokens
+from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
+from tests.compute.executor.world import random_tokens
 
 
 def check_launch_waits_for_nothing(driver: LaunchingDriver) -> None:

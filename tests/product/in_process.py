@@ -13,36 +13,36 @@ from typing import Any
 import msgspec
 import torch
 
-from deltaserve.base.extents import Region
-from deltaserve.base.ids import PeerName, RegionId, Role, RowId
-from deltaserve.base.lifetime import Lifetime
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.device.staging_arena import PagesOfGroup, StagingArena
-from deltaserve.instance.api import InstanceConfig, InstanceOptions
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.shard import Shard
-from deltaserve.layout.spec import CacheSpec
-from deltaserve.models.checkpoint_config import HeadFrom, load_spec
-from deltaserve.models.collective import ThreadCollective
-from deltaserve.models.expert_group import ExpertMesh, Partners
-from deltaserve.models.model_spec import ModelSpec
-from deltaserve.models.shard_rules import ExpertPlacement
-from deltaserve.request.client import Generation
-from deltaserve.runner.runner import ExecutorSizes, TorchExecutor
-from deltaserve.sched.plan import StepPlan, StepResult
+from deltaserve.compute.collective.collective import ThreadCollective
+from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
+from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
+from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
+from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
+from deltaserve.control.front.client import Generation
+from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.transfer.endpoint import EndpointConfig
+from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
+from deltaserve.core.extents import Region
+from deltaserve.core.ids import PeerName, RegionId, Role, RowId
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.layout.spec import CacheSpec
+from deltaserve.core.lifetime import Lifetime
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import RegionInfo
+from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
 from deltaserve.sim.expert_rounds import Plans, SimExpertGroup
+from deltaserve.sim.loopback import Fabric, Fate, Part
 from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRank
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.sim.world import World
-from deltaserve.transfer.endpoint import EndpointConfig
-from deltaserve.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
-from deltaserve.transport.loopback import Fabric, Fate, Part
-from deltaserve.wire.messages import RegionInfo
+from tests.compute.executor.world import TOLERANCE, reference_logprobs
 from tests.patience import PATIENCE_S
-from tests.runner.world import TOLERANCE, reference_logprobs
 
 PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName("unified-0")
 NUM_TOP = 5

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.layout.dtype import DType
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.layout.dtype import DType
+from tests.compute.executor.world import TOLERANCE, random_tokens
 from tests.product.in_process import DECODE, PREFILL, Pages, Product
-from tests.runner.world import TOLERANCE, random_tokens
 
 SIZES = ((16, 64), (64, 16), (1, 16), (16, 48))
 PATHS = {"direct": None, "staged": StagingMode.AUTO}

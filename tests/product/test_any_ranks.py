@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.control.transfer.staging import StagingMode
+from tests.compute.executor.world import random_tokens
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
-from tests.runner.world import random_tokens
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3", "gemma3_text", "gpt_oss")
 SIZES = tuple(itertools.product((1, 2, 4), repeat=2))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.base.ids import Role
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.ids import Role
+from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
 from tests.product.in_process import DECODE, Pages, Product, Served, Setup
-from tests.runner.world import random_tokens
 
 BOTH = (Role.PREFILL, Role.DECODE)
 HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.base.ids import Role
-from deltaserve.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.ids import Role
+from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import VARIANTS
 from tests.fixtures.tiny_quantised import quantise_fp8_blocks, write_fp8_blocks
 from tests.product.in_process import PREFILL, Pages, Product, Setup, member_name
 from tests.recall_models import STATE_MODEL, known_conversations
-from tests.runner.world import random_tokens
 from tools.recall.experts import with_experts
 
 PATHS = {"direct": None, "staged": StagingMode.ON}

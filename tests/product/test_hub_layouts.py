@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.text.text_codec import SamplingDefaults, TextCodec
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
+from tests.compute.executor.world import Driver, drawn, extend
 from tests.fixtures.families import FAMILIES
 from tests.fixtures.tiny_models import VARIANTS, write_shards
 from tests.fixtures.tiny_tokenizer import CHAT_TEMPLATE, SPECIALS
-from tests.runner.world import Driver, drawn, extend
 
 WEIGHTS = "model.safetensors"
 MULTIMODAL = ("qwen3_5", "qwen3_5_moe")

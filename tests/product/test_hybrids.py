@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.layout.kv import pool_page_bytes
-from deltaserve.layout.shard import Shard
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.layout.shard import Shard
+from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import VARIANTS
 from tests.fixtures.tiny_quantised import write_fp8_blocks
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
-from tests.runner.world import random_tokens
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 SIZES = tuple(itertools.product((1, 2), repeat=2))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.compute.executor.world import random_tokens
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, moved_bytes
 from tests.product.in_process import DECODE, PREFILL, Product
-from tests.runner.world import random_tokens
 
 ALL = 1000
 LOST = {"windows": (0, ALL), "full pages": (ALL, 0), "both": (ALL, ALL)}

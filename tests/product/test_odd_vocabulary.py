@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.base.ids import Role
-from deltaserve.transfer.staging import StagingMode
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.ids import Role
+from tests.compute.executor.world import random_tokens
 from tests.fixtures.families import FAMILIES
 from tests.fixtures.tiny_models import (
     DRAFTED,
@@ -19,7 +20,6 @@ from tests.fixtures.tiny_models import (
     write_variant,
 )
 from tests.product.in_process import DECODE, Product, Setup
-from tests.runner.world import random_tokens
 
 VOCAB = 341
 """11 * 31. That of the EAGLE-3 head is 155."""

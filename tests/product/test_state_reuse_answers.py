@@ -1,7 +1,7 @@
 """Models that keep less than the KV of all tokens, through prefill and decode with reuse: answers of transformers.
 
-Hits at every kind of checkpoint that sched/checkpoints.py names; then after evictions of states or windows alone, of KV
-alone, and of both. Each launch has several packed requests of odd lengths in it.
+Hits at every kind of checkpoint that control/sched/checkpoints.py names; then after evictions of states or windows
+alone, of KV alone, and of both. Each launch has several packed requests of odd lengths in it.
 """
 
 import itertools
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.compute.executor.world import random_tokens
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
-from tests.runner.world import random_tokens
 
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 WINDOWED = ("gemma3_text", "gpt_oss")

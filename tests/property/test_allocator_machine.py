@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deltaserve.base.errors import StateError
-from deltaserve.base.ids import PageId
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import PageId
 
 OPERATIONS: dict[PageEvent, Callable[[PagePool, list[PageId]], None]] = {
     PageEvent.LAND: PagePool.land,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import unpack_u32
-from deltaserve.wire.messages import Events, PromptLogprobs, Submit
-from tests.routing.cluster import Cluster, generation, room, status
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.tokens import unpack_u32
+from deltaserve.core.wire.messages import Events, PromptLogprobs, Submit
+from tests.control.front.cluster import Cluster, generation, room, status
 
 NAMES = ("prefill-0", "prefill-1", "decode-0", "decode-1", "unified-0")
 DECODERS = ("decode-0", "decode-1", "unified-0")

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.base.ids import PeerName, Role
-from deltaserve.instance.api import Action, InstanceConfig, InstanceOptions
-from deltaserve.instance.greeting import Greeter
-from deltaserve.instance.parts import facts_of
-from deltaserve.peer.link import SendFrame
-from deltaserve.sim.oracle import stamp_spec
-from deltaserve.transfer.commands import (
+from deltaserve.control.engine.api import Action, InstanceConfig, InstanceOptions
+from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.parts import facts_of
+from deltaserve.control.peer.link import SendFrame
+from deltaserve.control.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
     EndpointFailed,
@@ -26,8 +24,10 @@ from deltaserve.transfer.commands import (
     OpenEndpoint,
     PeerFenced,
 )
-from deltaserve.transport.base import FenceResult
-from deltaserve.wire.messages import Envelope, PeerAddress, RankEnd
+from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.transport import FenceResult
+from deltaserve.core.wire.messages import Envelope, PeerAddress, RankEnd
+from deltaserve.sim.oracle import stamp_spec
 
 NAMES = (PeerName("prefill-0"), PeerName("decode-0"))
 ROLES = {NAMES[0]: Role.PREFILL, NAMES[1]: Role.DECODE}

@@ -13,14 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace, PageId
-from deltaserve.base.keys import KEY_BYTES
-from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.pages import PageState
-from deltaserve.cache.prefix_cache import Lease, Match, StateEviction
-from tests.cache.toys import ALICE, BOB, STATE, Toy, spell
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.pages import PageState
+from deltaserve.control.cache.prefix_cache import Lease, Match, StateEviction
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import Namespace, PageId
+from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from tests.control.cache.toys import ALICE, BOB, STATE, Toy, spell
 
 LETTERS = "ab"
 WORDS = st.text(LETTERS, max_size=6)

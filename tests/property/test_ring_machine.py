@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deltaserve.base.errors import StateError
-from deltaserve.transfer.ring import ALIGNMENT, RingLease, RingPosition, StagingRing, StagingTooSmall
+from deltaserve.control.transfer.ring import ALIGNMENT, RingLease, RingPosition, StagingRing, StagingTooSmall
+from deltaserve.core.errors import StateError
 
 RING_WAIT_S = 8.0
 OWNERS = st.integers(0, 9)

@@ -10,19 +10,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace, PageId, PoolId
-from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.cache.pages import PageState
-from deltaserve.request.request import Origin, Request
-from deltaserve.sched.needs import Needs
-from deltaserve.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenOf, TokenValues
-from deltaserve.sched.queue import TryOutcome
-from deltaserve.sched.sched_config import SchedConfig
-from deltaserve.wire.messages import CacheUse
-from tests.sched.sharing import check_runs, possible_positions, shared_positions
-from tests.sched.toys import Bench, held_pages, make_request, page_lists
+from deltaserve.control.cache.pages import PageState
+from deltaserve.control.sched.needs import Needs
+from deltaserve.control.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenOf, TokenValues
+from deltaserve.control.sched.queue import TryOutcome
+from deltaserve.control.sched.request import Origin, Request
+from deltaserve.control.sched.sched_config import SchedConfig
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import Namespace, PageId, PoolId
+from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.core.wire.messages import CacheUse
+from tests.control.sched.sharing import check_runs, possible_positions, shared_positions
+from tests.control.sched.toys import Bench, held_pages, make_request, page_lists
 
 WINDOW = st.integers(1, 24)
 SPARE = st.integers(0, 12)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
-from deltaserve.request.client import Generation, OutputDelta
+from deltaserve.control.front.client import Generation, OutputDelta
+from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
-from deltaserve.wire.messages import FinishReason
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.text_folder import VOCAB, write_text_folder
 from tests.patience import PATIENCE_S
 from tests.server.corpus import MODEL, completion

@@ -12,15 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deltaserve.base.ids import Attempt, Room, TicketSeq
-from deltaserve.cache.pages import PageState
-from deltaserve.layout.prompt_pages import PromptPages
-from deltaserve.transfer.commands import PostChunk, TicketId
-from deltaserve.transfer.receiver import Heard, Ticket
-from deltaserve.transfer.sender import GrantVerdict, SendTicket
-from deltaserve.transfer.tables import ReceiverState, SenderState
-from deltaserve.wire.messages import Done, Drain, Drained, Grant, Piece, Revoke
-from tests.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT, DecodeSide, PrefillSide, done_of
+from deltaserve.control.cache.pages import PageState
+from deltaserve.control.transfer.commands import PostChunk, TicketId
+from deltaserve.control.transfer.receiver import Heard, Ticket
+from deltaserve.control.transfer.sender import GrantVerdict, SendTicket
+from deltaserve.control.transfer.tables import ReceiverState, SenderState
+from deltaserve.core.ids import Attempt, Room, TicketSeq
+from deltaserve.core.layout.prompt_pages import PromptPages
+from deltaserve.core.wire.messages import Done, Drain, Drained, Grant, Piece, Revoke
+from tests.control.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BOOT, DecodeSide, PrefillSide, done_of
 
 NUM_PAGES = (12, 14)
 ToPrefill = tuple[Grant | Revoke, int]

@@ -18,7 +18,7 @@ from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.oracle import OracleEngine
 

@@ -15,7 +15,7 @@ from deltaserve.server.app import create_app
 from deltaserve.server.front import Front
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.text_folder import write_text_folder
 from tests.patience import PATIENCE_S
 from tests.server.oracle import OracleEngine

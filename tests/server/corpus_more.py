@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right
 from tests.server.corpus import CHAT, COMPLETIONS, GENERATE, JSON, Case, chat, completion, generate
 

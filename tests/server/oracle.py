@@ -6,11 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Role, Room
-from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.base.tokens import unpack_u32
-from deltaserve.request.client import (
+from deltaserve.control.front.client import (
     EngineStats,
     Generation,
     Limits,
@@ -19,7 +15,11 @@ from deltaserve.request.client import (
     RoleRefused,
     UnknownWorker,
 )
-from deltaserve.wire.messages import FinishReason, Usage
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Role, Room
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.tokens import unpack_u32
+from deltaserve.core.wire.messages import FinishReason, Usage
 from tests.fixtures.text_folder import VOCAB
 
 LIMITS = Limits(max_context_len=512, max_prompt_len=400, vocab_size=VOCAB)

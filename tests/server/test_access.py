@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
-from deltaserve.base.config_rules import is_loopback
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.settings.rules import is_loopback
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

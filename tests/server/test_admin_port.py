@@ -5,7 +5,7 @@ import pytest
 
 from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.oracle import OracleEngine
 
 pytestmark = pytest.mark.anyio

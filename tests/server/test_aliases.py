@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from deltaserve.request.client import Generation
+from deltaserve.control.front.client import Generation
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.stop_filter import StopFilter
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.stop_filter import StopFilter
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, served
 from tests.server.corpus import JSON, chat, completion, generate
 from tests.server.oracle import OracleEngine

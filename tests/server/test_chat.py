@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
-from deltaserve.wire.messages import CacheUse
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, served
 from tests.server.oracle import OracleEngine, logprob_of

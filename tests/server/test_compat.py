@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from deltaserve import __version__
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.settings import HttpLimits, ServerSettings
-from deltaserve.text.template import ChatTemplate
-from deltaserve.text.text_codec import TextCodec
-from deltaserve.wire.messages import CacheUse
+from deltaserve.server.text.template import ChatTemplate
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, Served, events, live, served, until
 from tests.server.corpus import CHAT, COMPLETIONS, GENERATE, completion

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import processors
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.text_folder import VOCAB
 from tests.fixtures.tiny_tokenizer import BOS_ID, EOS_ID, build_tokenizer
 from tests.server.conftest import MODEL, Served, events, served

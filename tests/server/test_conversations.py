@@ -7,8 +7,8 @@ import pytest
 
 from deltaserve.server.call_ids import tied
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.template import ChatTemplate
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.template import ChatTemplate
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID, SPECIALS, build_tokenizer
 from tests.server.conftest import MODEL, Served, served
 from tests.server.oracle import OracleEngine

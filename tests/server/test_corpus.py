@@ -6,7 +6,7 @@ import json
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Served, served
 from tests.server.corpus import CASES, JSON, Case, completion

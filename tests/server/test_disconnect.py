@@ -7,12 +7,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Room
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Room
 from deltaserve.server.app import create_app
 from deltaserve.server.settings import ServerSettings, StreamTimes
 from deltaserve.server.stream import OpenRooms
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL
 from tests.server.corpus import completion

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.app import PUBLIC
 from deltaserve.server.settings import ApiKey, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, served
 from tests.server.oracle import OracleEngine
 

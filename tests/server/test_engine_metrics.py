@@ -2,9 +2,9 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from deltaserve.request.client import EngineStats, WorkerStats
+from deltaserve.control.front.client import EngineStats, WorkerStats
+from deltaserve.core.wire.messages import Status
 from deltaserve.server.prometheus import EngineMetrics
-from deltaserve.wire.messages import Status
 
 
 def scrape(stats: EngineStats) -> str:

@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.app import create_admin_app, create_app
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, live, served
 from tests.server.oracle import OracleEngine
 from tests.server.raw_corpus import parse

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.request.client import Limits
+from deltaserve.control.front.client import Limits
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import chat, completion, generate
 from tests.server.oracle import OracleEngine

@@ -7,10 +7,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Namespace
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.conftest import MODEL, live
 from tests.server.oracle import OracleEngine

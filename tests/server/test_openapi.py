@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 from deltaserve.server.app import PUBLIC, create_app
 from deltaserve.server.openapi import document
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL
 from tests.server.oracle import OracleEngine
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import Namespace
 from deltaserve.server.admission import Admission
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.health import Liveness
 from deltaserve.server.read import TextThreads
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, served, until
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

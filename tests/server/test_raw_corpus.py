@@ -6,7 +6,7 @@ import json
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Live, live
 from tests.server.corpus import CASES, Case

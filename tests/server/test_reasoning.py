@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.template import ChatTemplate
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.template import ChatTemplate
+from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.harmony import BOS, MARKERS, TEMPLATE, VOCAB, harmony_tokenizer, ids_of
 from tests.server.conftest import MODEL, Served, events, served
 from tests.server.oracle import OracleEngine

@@ -7,12 +7,12 @@ import logging
 import httpx
 import pytest
 
-from deltaserve.base.errors import DeadlineTooShort, FailReason, RequestFailed
-from deltaserve.base.ids import Role
-from deltaserve.request.client import Limits
+from deltaserve.control.front.client import Limits
+from deltaserve.core.errors import DeadlineTooShort, FailReason, RequestFailed
+from deltaserve.core.ids import Role
 from deltaserve.server.api_errors import FAIL_STATUS
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, Served, events, served
 from tests.server.corpus import chat, completion, generate
 from tests.server.oracle import LIMITS, OracleEngine

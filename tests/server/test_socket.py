@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from deltaserve.base.errors import ConfigError, FailReason
+from deltaserve.core.errors import ConfigError, FailReason
 from deltaserve.server.protocol import GuardedProtocol
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Live, live, until
 from tests.server.corpus import completion

@@ -18,41 +18,41 @@ class Mutant:
     new: str
 
 
-_RECEIVER = "deltaserve.transfer.receiver"
-_SENDER = "deltaserve.transfer.sender"
-_ENDPOINT = "deltaserve.transfer.endpoint"
-_GATE = "deltaserve.transfer.gate"
-_RANKS = "deltaserve.transfer.ranks"
-_PLAN = "deltaserve.layout.copy_plan"
-_PROMPT_PAGES = "deltaserve.layout.prompt_pages"
-_COVERAGE = "deltaserve.transfer.coverage"
-_CHAIN = "deltaserve.transfer.rank_chain"
-_STAGING = "deltaserve.transfer.staging"
-_RING = "deltaserve.transfer.ring"
-_CORE = "deltaserve.instance.core"
-_SERVING = "deltaserve.instance.serving"
-_OUTFLOW = "deltaserve.instance.outflow"
-_INTAKE = "deltaserve.instance.intake"
-_LINKS = "deltaserve.instance.greeting"
-_METER = "deltaserve.instance.meter"
-_ROOMS = "deltaserve.instance.rooms"
-_ENDED = "deltaserve.instance.ended"
-_POOL = "deltaserve.cache.allocator"
-_TREE = "deltaserve.cache.prefix_cache"
-_RADIX = "deltaserve.cache.radix"
-_TAILS = "deltaserve.cache.tails"
-_BUDGET = "deltaserve.sched.budget"
-_CHECKS = "deltaserve.instance.checks"
-_WAITING = "deltaserve.sched.waiting"
-_RUNNING = "deltaserve.sched.running"
-_STEPS = "deltaserve.sched.steps"
-_SPECULATION = "deltaserve.sched.speculation"
-_ROUNDS = "deltaserve.sched.rounds"
-_FRONT = "deltaserve.routing.front_core"
-_WORKERS = "deltaserve.routing.workers"
-_TABLE = "deltaserve.peer.table"
-_CODEC = "deltaserve.wire.codec"
-_LOOPBACK = "deltaserve.transport.loopback"
+_RECEIVER = "deltaserve.control.transfer.receiver"
+_SENDER = "deltaserve.control.transfer.sender"
+_ENDPOINT = "deltaserve.control.transfer.endpoint"
+_GATE = "deltaserve.control.transfer.gate"
+_RANKS = "deltaserve.control.transfer.ranks"
+_PLAN = "deltaserve.core.layout.copy_plan"
+_PROMPT_PAGES = "deltaserve.core.layout.prompt_pages"
+_COVERAGE = "deltaserve.control.transfer.coverage"
+_CHAIN = "deltaserve.control.transfer.rank_chain"
+_STAGING = "deltaserve.control.transfer.staging"
+_RING = "deltaserve.control.transfer.ring"
+_CORE = "deltaserve.control.engine.core"
+_SERVING = "deltaserve.control.engine.serving"
+_OUTFLOW = "deltaserve.control.engine.outflow"
+_INTAKE = "deltaserve.control.engine.intake"
+_LINKS = "deltaserve.control.engine.greeting"
+_METER = "deltaserve.control.engine.meter"
+_ROOMS = "deltaserve.control.engine.rooms"
+_ENDED = "deltaserve.control.engine.ended"
+_POOL = "deltaserve.control.cache.allocator"
+_TREE = "deltaserve.control.cache.prefix_cache"
+_RADIX = "deltaserve.control.cache.radix"
+_TAILS = "deltaserve.control.cache.tails"
+_BUDGET = "deltaserve.control.sched.budget"
+_CHECKS = "deltaserve.control.engine.checks"
+_WAITING = "deltaserve.control.sched.waiting"
+_RUNNING = "deltaserve.control.sched.running"
+_STEPS = "deltaserve.control.sched.steps"
+_SPECULATION = "deltaserve.control.sched.speculation"
+_ROUNDS = "deltaserve.control.sched.rounds"
+_FRONT = "deltaserve.control.front.front_core"
+_WORKERS = "deltaserve.control.front.workers"
+_TABLE = "deltaserve.control.peer.table"
+_CODEC = "deltaserve.core.wire.codec"
+_LOOPBACK = "deltaserve.sim.loopback"
 
 MUTANTS = (
     # one-sided memory safety
@@ -425,7 +425,7 @@ MUTANTS = (
     Mutant(
         "window_given_up_early",
         "H3",
-        "deltaserve.base.lifetime",
+        "deltaserve.core.lifetime",
         "return max(0, num_tokens + 1 - (self.window_len or 1)) // page_size",
         "return max(0, num_tokens + 1 + page_size - (self.window_len or 1)) // page_size",
     ),
@@ -515,7 +515,7 @@ MUTANTS = (
     Mutant(
         "ranking_forgets_the_urgent",
         "D1",
-        "deltaserve.sched.queue",
+        "deltaserve.control.sched.queue",
         "return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]",
         "return [*sorted(head, key=lambda r: -ranks[r]), *rest]",
     ),
@@ -549,7 +549,7 @@ MUTANTS = (
     Mutant(
         "stop_id_before_min_tokens",
         "H1",
-        "deltaserve.request.ending",
+        "deltaserve.control.sched.ending",
         "output_len > sampling.min_tokens",
         "output_len >= sampling.min_tokens",
     ),
@@ -604,7 +604,7 @@ MUTANTS = (
     Mutant(
         "kept_logprobs_miscounted",
         "C1",
-        "deltaserve.instance.kept_logprobs",
+        "deltaserve.control.engine.kept_logprobs",
         "self.num_numbers -= _num_numbers(told.frames.popleft())",
         "told.frames.popleft()",
     ),
@@ -687,7 +687,7 @@ MUTANTS = (
     Mutant(
         "replication_by_modulo",
         "T3",
-        "deltaserve.layout.shard",
+        "deltaserve.core.layout.shard",
         "    return range(first, first + replicas)\n",
         "    return range(head, size, num_heads) if replicas > 1 else range(first, first + 1)\n",
     ),
@@ -724,7 +724,7 @@ MUTANTS = (
     Mutant(
         "plan_beyond_the_grant",
         "T7",
-        "deltaserve.transfer.staged_grants",
+        "deltaserve.control.transfer.staged_grants",
         "covered[place] != tuple(map(PageId, pages))",
         "len(covered[place]) != len(pages)",
     ),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.base.ids import PeerName
+from deltaserve.core.ids import PeerName
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.faults import FaultKind

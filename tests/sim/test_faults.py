@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from deltaserve.base.errors import FailReason
-from deltaserve.base.ids import PeerName
-from deltaserve.base.tokens import pack_u32
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import PeerName
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import WriteState
+from deltaserve.core.wire.messages import Envelope, Hello
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
+from deltaserve.sim.loopback import Fabric, Fate, Part, Posted
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer
-from deltaserve.transport.base import WriteState
-from deltaserve.transport.loopback import Fabric, Fate, Part, Posted
-from deltaserve.wire.messages import Envelope, Hello
 
 Asked = tuple[Answer, tuple[int, ...]]
 

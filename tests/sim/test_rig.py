@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.base.errors import FailReason
-from deltaserve.cache.pages import PageEvent, PageState
+from deltaserve.control.cache.pages import PageEvent, PageState
+from deltaserve.control.transfer.tables import SenderEvent, SenderState
+from deltaserve.core.errors import FailReason
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.excuses import TROUBLE, is_excused
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import calm, draw_knobs, draw_plain_knobs, request_s
 from deltaserve.sim.rig import LIVENESS_S, Report, simulate
 from deltaserve.sim.summary import CELLS, UNREACHABLE, Summary
-from deltaserve.transfer.tables import SenderEvent, SenderState
 
 KEPT_SEEDS = {
     17: "a replayed Hello left prefill READY without an endpoint",

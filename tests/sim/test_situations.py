@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.base.ids import PeerName
+from deltaserve.core.ids import PeerName
+from deltaserve.core.wire.codec import encode
+from deltaserve.core.wire.messages import Envelope, Heartbeat
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.sim.drawn import drawn
 from deltaserve.sim.faults import FaultKind
@@ -13,8 +15,6 @@ from deltaserve.sim.rig import Report, simulate
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 from deltaserve.sim.summary import Summary
 from deltaserve.sim.work import MARGIN, WorkBound
-from deltaserve.wire.codec import encode
-from deltaserve.wire.messages import Envelope, Heartbeat
 from tests.sim.test_staged_runs import KNOBS, SHAPE
 
 DRAWN = [draw_knobs(seed) for seed in range(4000)]

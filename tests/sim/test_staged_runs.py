@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.control.transfer.ring import ALIGNMENT
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import Knobs, Traffic, draw_knobs
 from deltaserve.sim.rig import Run
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch
-from deltaserve.transfer.ring import ALIGNMENT
 
 QUIET = Traffic(6, 0.3, largest=40, max_output=4, share=0.5, num_namespaces=1, max_samples=1, oddity=0.0)
 SHAPE = Shape(num_heads=4, prefill_ranks=1, decode_ranks=2, prefill_staging_bytes=1 << 13, decode_staging_bytes=1 << 13)

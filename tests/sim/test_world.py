@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from deltaserve.base.ids import PeerName
-from deltaserve.base.tokens import pack_u32
+from deltaserve.core.ids import PeerName
+from deltaserve.core.tokens import pack_u32
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer

@@ -61,4 +61,4 @@ def test_only_the_reference_of_verify_imports_transformers() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "transformers" for name in names):
                 importing.add(str(file.relative_to(src)))
-    assert importing == {"cli/verify_reference.py"}
+    assert importing == {"commands/verify/reference.py"}

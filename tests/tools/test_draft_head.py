@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.base.ids import Role
-from deltaserve.models.checkpoint_config import HeadFrom, load_spec
-from deltaserve.models.rope import Rope
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.compute.layers.rope import Rope
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.server.text.text_codec import TextCodec
+from tests.compute.executor.world import random_tokens, reference_logprobs
+from tests.compute.layers.dense_heads import NUM_GUESSES, dense_drafted, dense_eagle3, model_hidden
 from tests.fixtures.tiny_models import EAGLE3_MODEL
-from tests.models.dense_heads import NUM_GUESSES, dense_drafted, dense_eagle3, model_hidden
 from tests.product.in_process import Pages, Product, Setup
-from tests.runner.world import random_tokens, reference_logprobs
 from tools.draft_head.chats import ChatForm
 from tools.draft_head.folder import head_shape
 from tools.draft_head.head import TrainedHead

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.bench.recall import ASK
-from tests.runner.world import reference_logprobs
+from deltaserve.commands.bench.recall import ASK
+from tests.compute.executor.world import reference_logprobs
 from tools.recall.layers import with_layers
 from tools.recall.prompts import main, question_prompts
 

@@ -31,8 +31,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
-    for library in (ROOT / "src/deltaserve/native").glob("*.so"):  # current here: need not be compiled again
-        (folder / "tree/src/deltaserve/native" / library.name).write_bytes(library.read_bytes())
+    for library in (ROOT / "src/deltaserve/compute/native").glob("*.so"):  # current here: need not be compiled again
+        (folder / "tree/src/deltaserve/compute/native" / library.name).write_bytes(library.read_bytes())
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "tree")]
     subprocess.run(build, check=True, timeout=None)
     (made,) = folder.glob("deltaserve-*.whl")

@@ -15,10 +15,10 @@ from random import Random
 import torch
 from torch import Tensor
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.runner.sampler import SampleRow, sample
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.compute.executor.sampler import SampleRow, sample
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.server.text.text_codec import TextCodec
 from tools.draft_head.target import Computed, Piece, Target
 
 

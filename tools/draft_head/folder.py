@@ -9,8 +9,8 @@ import torch.nn.functional as functional
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from deltaserve.models.loader import load_weights
-from deltaserve.models.model_spec import ModelSpec
+from deltaserve.compute.weights.loader import load_weights
+from deltaserve.model.model_spec import ModelSpec
 from tools.draft_head.chats import Chat
 from tools.draft_head.head import HeadShape, TrainedHead
 from tools.draft_head.target import CPU, NUM_READ, read_layers

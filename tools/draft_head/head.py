@@ -1,4 +1,5 @@
-"""An EAGLE-3 head to be trained: the arithmetic of models/draft_head.py over whole texts, unrolled on its own output.
+"""An EAGLE-3 head to be trained: the arithmetic of compute/layers/draft_head.py over whole texts, unrolled on its own
+output.
 
 In service the head reads what its model made of a text, and behind that its own states, guess after guess. It is
 trained so ("training-time test", Li et al. 2025, arXiv 2503.01840): in pass s the entry of position j reads the state

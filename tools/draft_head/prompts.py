@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deltaserve.base.errors import ConfigError, DeltaserveError
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.core.errors import ConfigError, DeltaserveError
+from deltaserve.server.text.text_codec import TextCodec
 
 Prompt = tuple[int, ...]
 

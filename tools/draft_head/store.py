@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.models.fingerprint import model_fingerprint
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.server.text.text_codec import TextCodec
 from tools.draft_head.chats import AnswerWriter, Chat, ChatForm, ChatLimits, Chatter
 from tools.draft_head.prompts import Prompt
 from tools.draft_head.target import read_layers, trainable_spec

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.base.errors import ConfigError
-from deltaserve.base.ids import PageId, PoolId
-from deltaserve.device.attention import Batch, Query
-from deltaserve.device.attention_choice import make_attention, open_native
-from deltaserve.device.element_conversion import torch_dtype
-from deltaserve.device.kv_pool import KvPool
-from deltaserve.device.page_table import PageTable
-from deltaserve.layout.shard import Shard
-from deltaserve.models.checkpoint_config import load_spec
-from deltaserve.models.decoder import Decoder, LastTokens
-from deltaserve.models.loader import load_weights
-from deltaserve.models.model_spec import DraftKind, DraftNames, DraftSpec, ModelSpec
-from deltaserve.models.native_ops import make_step_ops, usable_quantization
+from deltaserve.compute.attention.attention import Batch, Query
+from deltaserve.compute.attention.attention_choice import make_attention, open_native
+from deltaserve.compute.layers.decoder import Decoder, LastTokens
+from deltaserve.compute.layers.native_ops import make_step_ops, usable_quantization
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.compute.weights.loader import load_weights
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import PageId, PoolId
+from deltaserve.core.layout.shard import Shard
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.model_spec import DraftKind, DraftNames, DraftSpec, ModelSpec
 
 PAGE_SIZE, SPLIT_TOKENS = 16, 256
 CPU = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""F8: the command line: flags, YAML and environment into one frozen Settings; one file per command."""
+"""The command line: flags, YAML and environment into one frozen Settings; one file per command."""

@@ -10,17 +10,17 @@ from itertools import groupby
 from typing import Any
 
 import deltaserve
-from deltaserve.base.config import Settings
-from deltaserve.base.errors import ConfigError, one_line
-from deltaserve.cli.lacking import lacking
-from deltaserve.cli.line_parser import LineParser
-from deltaserve.cli.options import nearest
-from deltaserve.cli.problems import problems_of, raise_problems
-from deltaserve.cli.settings_help import About
-from deltaserve.cli.settings_merge import command_of, read_line
-from deltaserve.cli.yaml_file import write_yaml
-from deltaserve.engine.interrupts import EXIT_INTERRUPTED
-from deltaserve.engine.terminal import say, say_in_json
+from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.launch.lacking import lacking
+from deltaserve.process.children.interrupts import EXIT_INTERRUPTED
+from deltaserve.process.children.terminal import say, say_in_json
+from deltaserve.settings.config import Settings
+from deltaserve.settings.flags.flag_help import About
+from deltaserve.settings.flags.line_parser import LineParser
+from deltaserve.settings.flags.merge import command_of, read_line
+from deltaserve.settings.flags.options import nearest
+from deltaserve.settings.flags.problems import problems_of, raise_problems
+from deltaserve.settings.flags.yaml_file import write_yaml
 
 EXIT_CONFIG = 2
 _USE, _MACHINES, _LOOK = "use a model", "workers started by hand, on one machine or several", "look at what runs"
@@ -65,26 +65,26 @@ def _begin_routing(settings: Settings) -> str:
 
 COMMANDS = {
     "serve": Command(
-        "deltaserve.cli.serve",
+        "deltaserve.launch.serve",
         "serve a model from this machine: front, prefill and decode workers",
         has_settings=True,
         example="models/recall-micro --page-size 16 --port 30000",
         exits=_SERVES,
     ),
     "chat": Command(
-        "deltaserve.cli.chat_command",
+        "deltaserve.commands.chat.command",
         "talk to a model: to a running server, or to a folder or GGUF file",
         example="models/recall-micro",
         exits="0 the chat ended, 1 the server failed, or refused a line of a script",
     ),
     "demo": Command(
-        "deltaserve.cli.demo",
+        "deltaserve.commands.demo.demo",
         "a tiny model on this machine, and what moved between the workers",
         example="--quick",
         exits="0 every answer was right, 1 some were not, or the server failed",
     ),
     "prefill": Command(
-        "deltaserve.cli.prefill",
+        "deltaserve.launch.prefill",
         "one prefill worker, for `router` to use",
         has_settings=True,
         group=_MACHINES,
@@ -92,7 +92,7 @@ COMMANDS = {
         exits=_SERVES,
     ),
     "decode": Command(
-        "deltaserve.cli.decode",
+        "deltaserve.launch.decode",
         "one decode worker, for `router` to use",
         has_settings=True,
         group=_MACHINES,
@@ -100,7 +100,7 @@ COMMANDS = {
         exits=_SERVES,
     ),
     "router": Command(
-        "deltaserve.cli.router",
+        "deltaserve.launch.router",
         "the front alone, for workers on other machines",
         has_settings=True,
         group=_MACHINES,
@@ -109,7 +109,7 @@ COMMANDS = {
         begin=_begin_routing,
     ),
     "doctor": Command(
-        "deltaserve.cli.doctor",
+        "deltaserve.commands.doctor.doctor",
         "what this machine offers, where a server would listen; `doctor prefill ...`: could that run here?",
         commands=("prefill", "decode", "router"),
         group=_LOOK,
@@ -117,21 +117,21 @@ COMMANDS = {
         exits="0 nothing stands in the way, 1 a check fails",
     ),
     "verify": Command(
-        "deltaserve.cli.verify",
+        "deltaserve.commands.verify.verify",
         "compare a server's answers with a reference",
         group=_LOOK,
         example="MODEL --base-url http://127.0.0.1:30000",
         exits="0 every answer agrees, 1 some do not, or a server could not be asked",
     ),
     "bench": Command(
-        "deltaserve.bench.command",
+        "deltaserve.commands.bench.command",
         "measure a running server with a shared-prefix workload",
         group=_LOOK,
         example="--num-groups 4 --prompts-per-group 8 --max-concurrency 8",
         exits="0 every request was completed, 1 some failed, or the server could not be reached",
     ),
     "sim": Command(
-        "deltaserve.cli.sim",
+        "deltaserve.commands.simulate.sim",
         "the control planes in virtual time, under faults: prove it safe",
         group=_LOOK,
         example="faults --seeds 300",

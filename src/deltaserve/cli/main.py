@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from deltaserve.engine.interrupts import clean_up_first, end_silently
+from deltaserve.process.children.interrupts import clean_up_first, end_silently
 
 
 def main(argv: Sequence[str] | None = None) -> int:

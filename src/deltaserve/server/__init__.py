@@ -1,1 +1,1 @@
-"""F6: the OpenAI-compatible HTTP front: bytes of a request in, validated generations to an Engine, answers out."""
+"""The OpenAI-compatible HTTP front: bytes of a request in, validated generations to an Engine, answers out."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deltaserve.base.errors import StateError
-from deltaserve.base.ids import Namespace
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import Namespace
 from deltaserve.server.api_errors import ApiError, retry_after
 from deltaserve.server.settings import ServerSettings
 

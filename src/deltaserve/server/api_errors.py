@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deltaserve.base.errors import ENDS_THE_CALLER, DeadlineTooShort, FailReason, RequestFailed
+from deltaserve.core.errors import ENDS_THE_CALLER, DeadlineTooShort, FailReason, RequestFailed
 
 MAX_MESSAGE_CHARS = 400
 CLIENT_CLOSED = 499

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.request.client import Engine
+from deltaserve.control.front.client import Engine
 from deltaserve.server import docs_page
 from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError
@@ -19,7 +19,7 @@ from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE
 from deltaserve.server.openapi import HttpRoute, document
 from deltaserve.server.replies import error_reply, json_reply
 from deltaserve.server.settings import Right, ServerSettings
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 
 
 def create_app(

@@ -12,8 +12,8 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, check_model, compose, new_id
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
-from deltaserve.text.answer_channels import Channels
-from deltaserve.text.sample_text import TextOptions
+from deltaserve.server.text.answer_channels import Channels
+from deltaserve.server.text.sample_text import TextOptions
 
 RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}

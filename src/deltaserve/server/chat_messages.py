@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel, model_validator
 
-from deltaserve.request.client import Limits
+from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items, UnknownFields
 from deltaserve.server.call_ids import tied
 from deltaserve.server.prompts import too_long
 from deltaserve.server.read import parse_object
-from deltaserve.text.template_needs import REASONING_NAMES, TemplateError
-from deltaserve.text.text_codec import TextCodec, TooManyTokens
+from deltaserve.server.text.template_needs import REASONING_NAMES, TemplateError
+from deltaserve.server.text.text_codec import TextCodec, TooManyTokens
 
 _NAME = re.compile(r"[^\s<>|\\]{1,128}\Z")
 _NAME_RULE = "a name has 1 to 128 characters, no white space and none of < > | \\"

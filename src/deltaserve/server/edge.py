@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.api_errors import CLIENT_CLOSED, NOT_OURS, ApiError, ClientGone, excerpt
 from deltaserve.server.front import Front
 from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name

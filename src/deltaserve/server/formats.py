@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.server.chat import ChatBody
 from deltaserve.server.completions import CompletionBody
 from deltaserve.server.jobs import Common, Job, Sample, Streaming
 from deltaserve.server.prompts import Prompt
+from deltaserve.server.text.sample_text import TextPiece
+from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.usage import Counted, usage_body, usage_fields
-from deltaserve.text.sample_text import TextPiece
-from deltaserve.text.text_codec import TextCodec
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
-from deltaserve.request.client import Engine, Limits
+from deltaserve.control.front.client import Engine, Limits
 from deltaserve.server.admission import Admission, Bodies
 from deltaserve.server.api_errors import not_ready
 from deltaserve.server.body_fields import Model, UnknownFields, parse
@@ -16,7 +16,7 @@ from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import TextThreads, read_object
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 
 
 @dataclass(frozen=True, slots=True)

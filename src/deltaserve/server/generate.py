@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
-from deltaserve.base.sampling import TokenLogprobs
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.body_fields import MAX_HINT_BYTES, parse
 from deltaserve.server.body_fields import Body as Fields
@@ -16,10 +17,9 @@ from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new
 from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.read import ID_CHARACTERS
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
+from deltaserve.server.text.sample_text import TextPiece
+from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.usage import Counted, cached_details, cached_len
-from deltaserve.text.sample_text import TextPiece
-from deltaserve.text.text_codec import TextCodec
-from deltaserve.wire.messages import FinishReason
 
 DEFAULT_NEW_TOKENS = 128
 _OUTSIDE = frozenset({"model", "stream", "stream_options", "prompt", "messages"})

@@ -10,7 +10,7 @@ from typing import Generic
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.base.errors import FailReason, RequestFailed
+from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.server.api_errors import NOT_OURS, ApiError, from_failure
 from deltaserve.server.body_fields import Model
 from deltaserve.server.chat import ChatBody, chat_job
@@ -23,8 +23,8 @@ from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s
 from deltaserve.server.replies import DONE, EventStream, EventWriter, event, json_reply, race, until_gone
 from deltaserve.server.stream import Runner
-from deltaserve.text.sample_text import TextPiece, join
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.sample_text import TextPiece, join
+from deltaserve.server.text.text_codec import TextCodec
 
 _log = logging.getLogger("deltaserve.server")
 Format = OpenAiFormat | GenerateFormat

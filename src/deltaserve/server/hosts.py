@@ -8,8 +8,8 @@ header. So a listener on loopback without keys answers to names of this machine,
 import ipaddress
 import re
 
-from deltaserve.base.config_rules import is_loopback
 from deltaserve.server.settings import Right, ServerSettings
+from deltaserve.settings.rules import is_loopback
 
 
 def allowed_hosts(settings: ServerSettings, right: Right) -> frozenset[str] | None:

@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve import __version__
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Role, Room
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.request.client import Generation, Limits, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.control.front.client import Generation, Limits, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Role, Room
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.body_fields import Body, Items
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
@@ -23,7 +24,6 @@ from deltaserve.server.jobs import check_model
 from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
-from deltaserve.wire.messages import CacheUse
 
 _log = logging.getLogger("deltaserve.server")
 _PROBE_S = 20.0

@@ -9,17 +9,17 @@ from enum import Enum
 import msgspec
 from pydantic import ConfigDict
 
-from deltaserve.base.ids import Namespace, Room
-from deltaserve.base.tokens import pack_u32
-from deltaserve.request.client import Generation, Limits
+from deltaserve.control.front.client import Generation, Limits
+from deltaserve.core.ids import Namespace, Room
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, UnknownFields
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
-from deltaserve.text.sample_text import TextOptions
-from deltaserve.text.text_codec import TextCodec
-from deltaserve.wire.messages import CacheUse
+from deltaserve.server.text.sample_text import TextOptions
+from deltaserve.server.text.text_codec import TextCodec
 
 MAX_SALT_BYTES = 256
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import uvicorn
 from starlette.applications import Starlette
 
-from deltaserve.base.errors import ConfigError
+from deltaserve.core.errors import ConfigError
 from deltaserve.server.app import create_admin_app
 from deltaserve.server.front import Front
 from deltaserve.server.protocol import MAX_HEAD_BYTES, PROBE_CONNECTIONS, protocol_factory

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from deltaserve.core.wire.messages import Usage
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Caller
+from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.usage import timings
-from deltaserve.text.sample_text import TextPiece
-from deltaserve.wire.messages import Usage
 
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000

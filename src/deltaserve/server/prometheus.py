@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from deltaserve.base.metrics import HELP, MetricSample, read_samples
-from deltaserve.request.client import EngineStats, WorkerStats
+from deltaserve.control.front.client import EngineStats, WorkerStats
+from deltaserve.core.metrics import HELP, MetricSample, read_samples
 from deltaserve.server.admission import Admission
 
 Stats = Callable[[], EngineStats]

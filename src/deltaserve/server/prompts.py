@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from functools import partial
 
-from deltaserve.request.client import Limits
+from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
 from deltaserve.server.admission import Bodies, Held
 from deltaserve.server.api_errors import ApiError, ClientGone, body_too_large, invalid
 from deltaserve.server.settings import ServerSettings

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deltaserve.base.sampling import SamplingParams
+from deltaserve.core.sampling import SamplingParams
 from deltaserve.server.api_errors import invalid
 from deltaserve.server.body_fields import Body, Items, at_most
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import TextCodec
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 1024

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deltaserve.base.config_rules import is_loopback
-from deltaserve.base.ids import Namespace
+from deltaserve.core.ids import Namespace
+from deltaserve.settings.rules import is_loopback
 
 
 class Right(Enum):

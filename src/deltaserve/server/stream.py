@@ -6,12 +6,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import cast
 
-from deltaserve.base.errors import FailReason, RequestFailed
-from deltaserve.base.ids import Room
-from deltaserve.request.client import Engine, OutputDelta
+from deltaserve.control.front.client import Engine, OutputDelta
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Room
 from deltaserve.server.jobs import Job, Sample
-from deltaserve.text.sample_text import SampleText, TextPiece, join
-from deltaserve.text.text_codec import TextCodec
+from deltaserve.server.text.sample_text import SampleText, TextPiece, join
+from deltaserve.server.text.text_codec import TextCodec
 
 DEADLINE_SLACK_S = 1.0
 """The engine ends a request at its deadline; the front gives up this much later, should the engine not."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from deltaserve.core.wire.messages import Usage
 from deltaserve.server.jobs import Common, Job
-from deltaserve.wire.messages import Usage
 
 Counted = Mapping[int, tuple[int, Usage | None]]
 """Sample index -> (output tokens shown, the engine's report)."""

@@ -1,1 +1,1 @@
-"""F5 (pure): the production control planes in virtual time, over simulated links, transport and executor."""
+"""Pure: the production control planes in virtual time, over simulated links, transport and executor."""

@@ -6,9 +6,9 @@ its number.
 
 from dataclasses import dataclass, field
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import PeerName
-from deltaserve.wire.messages import Offer
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.ids import PeerName
+from deltaserve.core.wire.messages import Offer
 
 
 @dataclass(slots=True)

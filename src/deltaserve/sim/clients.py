@@ -8,12 +8,13 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.base.ids import Namespace
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.request.client import Generation
-from deltaserve.sched.plan import Sampled
+from deltaserve.control.front.client import Generation
+from deltaserve.control.sched.plan import Sampled
+from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
+from deltaserve.core.ids import Namespace
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.core.wire.messages import CacheUse, FinishReason
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import VOCAB, room_of
 from deltaserve.sim.excuses import is_excused
@@ -21,7 +22,6 @@ from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import NAMESPACES, Knobs
 from deltaserve.sim.oracle import OracleAnswer, oracle_answer
 from deltaserve.sim.process import Answer, SimFront
-from deltaserve.wire.messages import CacheUse, FinishReason
 
 _DEADLINE_S = 90.0
 """Longer than a run may take after `heal`: who waits for a deadline is found out."""

@@ -5,24 +5,24 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from deltaserve.base.ids import Namespace, PeerName, RegionId, Role, Room
-from deltaserve.base.lifetime import Retention
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32
-from deltaserve.cache.pages import PageState
-from deltaserve.instance.api import InstanceConfig, InstanceOptions
-from deltaserve.layout.copy_plan import plan_cache
-from deltaserve.layout.spec import CacheSpec
-from deltaserve.request.client import Generation
-from deltaserve.routing.events import FrontConfig, Member
+from deltaserve.control.cache.pages import PageState
+from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
+from deltaserve.control.front.client import Generation
+from deltaserve.control.front.events import FrontConfig, Member
+from deltaserve.control.transfer.staging import StagingConfig, StagingMode
+from deltaserve.core.ids import Namespace, PeerName, RegionId, Role, Room
+from deltaserve.core.layout.copy_plan import plan_cache
+from deltaserve.core.layout.spec import CacheSpec
+from deltaserve.core.lifetime import Retention
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import Evidence
+from deltaserve.core.wire.messages import CacheUse
+from deltaserve.sim.loopback import Fabric
 from deltaserve.sim.oracle import stamp_spec
 from deltaserve.sim.process import WINDOW_PAGES, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
-from deltaserve.transfer.staging import StagingConfig, StagingMode
-from deltaserve.transport.base import Evidence
-from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import CacheUse
 
 VOCAB = 97
 SECRET = b"s" * 32

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from deltaserve.base.ids import PeerName
+from deltaserve.core.ids import PeerName
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.faults import FaultKind, LinkFaults
 from deltaserve.sim.process import SimProcess, SimWorker

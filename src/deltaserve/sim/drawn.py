@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from deltaserve.base.ids import Role
+from deltaserve.core.ids import Role
+from deltaserve.core.transport import Evidence
 from deltaserve.sim.faults import UNPROVEN_FAULTS
 from deltaserve.sim.knobs import Knobs, calm
+from deltaserve.sim.loopback import Mover
 from deltaserve.sim.situations import Situation
-from deltaserve.transport.base import Evidence
-from deltaserve.transport.loopback import Mover
 
 
 def _has_smallest_pool(knobs: Knobs) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping
 
-from deltaserve.base.errors import FailReason
+from deltaserve.core.errors import FailReason
 from deltaserve.sim.faults import (
     ENDPOINT_FAULTS,
     FRAME_FAULTS,

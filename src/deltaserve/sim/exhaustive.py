@@ -14,19 +14,19 @@ from enum import Enum
 
 import xxhash
 
-from deltaserve.base.ids import PeerName, Room
-from deltaserve.request.request import Request
+from deltaserve.control.sched.request import Request
+from deltaserve.core.ids import PeerName, Room
+from deltaserve.core.wire.codec import decode
+from deltaserve.core.wire.messages import Cancel, Drained, Draining, Failed, Grant, Offer, Revoke, Sent, Starting
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.faults import FRAME_FAULTS, WRITE_FAULTS, FaultKind, FrameCopy, LinkFaults, WriteFaults
 from deltaserve.sim.knobs import Knobs, Traffic
+from deltaserve.sim.loopback import Fate, Posted
 from deltaserve.sim.process import SimWorker
 from deltaserve.sim.rig import Report, Run
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch
-from deltaserve.transport.loopback import Fate, Posted
-from deltaserve.wire.codec import decode
-from deltaserve.wire.messages import Cancel, Drained, Draining, Failed, Grant, Offer, Revoke, Sent, Starting
 
 SEED = 1
 _TICKET_FRAMES = (Offer, Starting, Grant, Revoke, Draining, Drained, Sent, Failed, Cancel)

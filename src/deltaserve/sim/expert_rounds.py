@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from deltaserve.base.ids import PeerName
-from deltaserve.sched.plan import StepPlan
-from deltaserve.sched.rounds import MemberRounds, RoundPart
+from deltaserve.control.sched.plan import StepPlan
+from deltaserve.control.sched.rounds import MemberRounds, RoundPart
+from deltaserve.core.ids import PeerName
 
 Plans = Mapping[PeerName, StepPlan | None]
 """Of each member in a round: its plan, or that it has none."""

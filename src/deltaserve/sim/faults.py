@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deltaserve.base.ids import PeerName
+from deltaserve.core.ids import PeerName
+from deltaserve.core.transport import WriteState
+from deltaserve.core.wire.codec import LARGE_FRAME_BYTES
 from deltaserve.sim.chance import Chance
-from deltaserve.transport.base import WriteState
-from deltaserve.transport.loopback import Fate, Part, Posted
-from deltaserve.wire.codec import LARGE_FRAME_BYTES
+from deltaserve.sim.loopback import Fate, Part, Posted
 
 
 class FaultKind(Enum):

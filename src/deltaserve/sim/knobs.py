@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deltaserve.base.ids import PeerName, Role
-from deltaserve.cache.prefix_cache import StateEviction
-from deltaserve.routing.balance import POLICIES as BALANCE_METHODS
-from deltaserve.sched.policy import POLICIES as SCHEDULE_POLICIES
+from deltaserve.control.cache.prefix_cache import StateEviction
+from deltaserve.control.front.balance import POLICIES as BALANCE_METHODS
+from deltaserve.control.sched.policy import POLICIES as SCHEDULE_POLICIES
+from deltaserve.control.transfer.ring import ALIGNMENT
+from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.transport import Evidence
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import Shape, page_bytes, window_bytes
 from deltaserve.sim.faults import (
@@ -19,9 +21,7 @@ from deltaserve.sim.faults import (
     WRITE_FAULTS,
     FaultKind,
 )
-from deltaserve.transfer.ring import ALIGNMENT
-from deltaserve.transport.base import Evidence
-from deltaserve.transport.loopback import Mover
+from deltaserve.sim.loopback import Mover
 
 NAMESPACES = ("", "tenant-a", "tenant-b")
 LEAST_DRAIN_S = 0.7
@@ -57,8 +57,8 @@ Pages = tuple[tuple[int, int, int], ...]
 """(tokens of a page, fewest and most pages of the largest request), equally likely."""
 _PAGES: Pages = ((1, 6, 40), (4, 2, 14), (4, 2, 14), (4, 2, 14), (16, 1, 7), (16, 1, 7), (64, 1, 3))
 _PAGES_CUT: Pages = ((32, 5, 10), (64, 3, 6))
-"""So large that a piece of a page that goes to one rank fills a window (transfer/ring.py: ALIGNMENT), and so many that
-a chunk is several windows."""
+"""So large that a piece of a page that goes to one rank fills a window (control/transfer/ring.py: ALIGNMENT), and so
+many that a chunk is several windows."""
 _MANY_PAGES: Pages = ((1, 12, 40), (4, 8, 16))
 """A prompt is many chunks of a page, among which its client may leave."""
 _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.CORRUPT: 0.1}

@@ -16,15 +16,24 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import Namespace, PageId, PoolId, RowId, StepIndex
-from deltaserve.base.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.base.sampling import SamplingParams, TokenLogprobs
-from deltaserve.base.tokens import TOKEN_BYTES, pack_u32, token_len
-from deltaserve.layout.dtype import DType
-from deltaserve.layout.spec import CacheGroup, CacheSpec, HeadBlock, PageGroup, StateGroup
-from deltaserve.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, Sampled, StepPlan, StepResult, TokenValues
-from deltaserve.sched.speculation import right_draws
+from deltaserve.control.sched.plan import (
+    ItemOutcome,
+    ItemResult,
+    PlanItem,
+    RowOpen,
+    Sampled,
+    StepPlan,
+    StepResult,
+    TokenValues,
+)
+from deltaserve.control.sched.speculation import right_draws
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.ids import Namespace, PageId, PoolId, RowId, StepIndex
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheGroup, CacheSpec, HeadBlock, PageGroup, StateGroup
+from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.core.sampling import SamplingParams, TokenLogprobs
+from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, token_len
 from deltaserve.sim.rank_memory import STAMP_BYTES, SplitMemory, StampMemory
 
 DEFAULT_NAMESPACE = Namespace("")

@@ -5,29 +5,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from deltaserve.base.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.base.ids import Boot, Namespace, PeerName, Role, Room, RowId
-from deltaserve.base.sampling import TokenLogprobs
-from deltaserve.instance.api import DrainRequested, Event, InstanceConfig
-from deltaserve.instance.core import EngineCore
-from deltaserve.layout.shard import Shard
-from deltaserve.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
-from deltaserve.peer.table import PeerTable
-from deltaserve.request.client import Generation, OutputDelta, RoleAnswer, RoleRefused
-from deltaserve.routing.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
-from deltaserve.routing.front_core import FrontCore
-from deltaserve.sched.plan import StepPlan
-from deltaserve.sched.rounds import MemberRounds
-from deltaserve.sim.attempts import Attempts
-from deltaserve.sim.expert_rounds import SimExpertGroup
-from deltaserve.sim.oracle import OracleExecutor
-from deltaserve.sim.rank_memory import region_infos, stamp_memory
-from deltaserve.sim.sim_rank import RankPace, SimRank
-from deltaserve.sim.situations import Sightings, Situation
-from deltaserve.sim.staged_stamps import StampStaging
-from deltaserve.sim.trace import Trace
-from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.transfer.commands import (
+from deltaserve.control.engine.api import DrainRequested, Event, InstanceConfig
+from deltaserve.control.engine.core import EngineCore
+from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused
+from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
+from deltaserve.control.front.front_core import FrontCore
+from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
+from deltaserve.control.peer.table import PeerTable
+from deltaserve.control.sched.plan import StepPlan
+from deltaserve.control.sched.rounds import MemberRounds
+from deltaserve.control.transfer.commands import (
     FencePeer,
     GateDrained,
     PagesVerified,
@@ -35,12 +22,25 @@ from deltaserve.transfer.commands import (
     TransferCommand,
     TransferReport,
 )
-from deltaserve.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
-from deltaserve.transfer.ranks import RankGroup
-from deltaserve.transfer.staging import Staging, StagingConfig
-from deltaserve.transport.base import FenceResult
-from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.messages import Cancel, Drain, Envelope, Finished, Hello, Offer, Submit
+from deltaserve.control.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
+from deltaserve.control.transfer.ranks import RankGroup
+from deltaserve.control.transfer.staging import Staging, StagingConfig
+from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
+from deltaserve.core.ids import Boot, Namespace, PeerName, Role, Room, RowId
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.transport import FenceResult
+from deltaserve.core.wire.messages import Cancel, Drain, Envelope, Finished, Hello, Offer, Submit
+from deltaserve.sim.attempts import Attempts
+from deltaserve.sim.expert_rounds import SimExpertGroup
+from deltaserve.sim.loopback import Fabric
+from deltaserve.sim.oracle import OracleExecutor
+from deltaserve.sim.rank_memory import region_infos, stamp_memory
+from deltaserve.sim.sim_rank import RankPace, SimRank
+from deltaserve.sim.situations import Sightings, Situation
+from deltaserve.sim.staged_stamps import StampStaging
+from deltaserve.sim.trace import Trace
+from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 
 WINDOW_PAGES = 4
 """Posted at once, unless more or less is wanted."""
@@ -383,7 +383,7 @@ class SimWorker(SimProcess):
         self.executor.launch(plan)
         if self.config.options.steps_ahead:
             self.later(self.step_s / 2, self._plan)
-        # As sched/executor.py says: not before the pages that it wrote may be read.
+        # As control/sched/executor.py says: not before the pages that it wrote may be read.
         if self.expert_group is None:
             self.later(self.step_s, lambda: self._finish_step(plan))
         else:

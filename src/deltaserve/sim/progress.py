@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.ids import PeerName, Room
-from deltaserve.routing.streams import Placement
+from deltaserve.control.front.streams import Placement
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.ids import PeerName, Room
 from deltaserve.sim.clients import Asked
 
 PATIENCE_S = 4.0

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import xxhash
 
-from deltaserve.base.extents import Region
-from deltaserve.base.ids import PageId, PoolId, RegionId
-from deltaserve.base.tokens import pack_u32
-from deltaserve.layout.copy_plan import PageSlice, PlacedPages, Route
-from deltaserve.layout.kv import group_page_bytes
-from deltaserve.layout.prompt_pages import tokens_before
-from deltaserve.layout.shard import Shard, holders
-from deltaserve.layout.spec import CacheGroup, CacheSpec, StateGroup
-from deltaserve.transfer.staging import STAGING
-from deltaserve.wire.messages import RegionInfo
+from deltaserve.control.transfer.staging import STAGING
+from deltaserve.core.extents import Region
+from deltaserve.core.ids import PageId, PoolId, RegionId
+from deltaserve.core.layout.copy_plan import PageSlice, PlacedPages, Route
+from deltaserve.core.layout.kv import group_page_bytes
+from deltaserve.core.layout.prompt_pages import tokens_before
+from deltaserve.core.layout.shard import Shard, holders
+from deltaserve.core.layout.spec import CacheGroup, CacheSpec, StateGroup
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import RegionInfo
 
 STAMP_BYTES = 16
 
@@ -24,7 +24,7 @@ def poison_of(worker: str) -> bytes:
     """What stands in memory of `worker` that changed hands.
 
     No other worker writes that: bytes that were not written, sent with those that were, differ from what they land on.
-    Evidence.CONTENTS demands as much (transport/base.py).
+    Evidence.CONTENTS demands as much (core/transport.py).
     """
     return xxhash.xxh3_128_digest(b"poison of " + worker.encode())
 

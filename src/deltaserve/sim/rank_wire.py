@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import get_args
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.transfer.commands import TransferCommand, TransferReport
-from deltaserve.transfer.rank_chain import LogEnd
-from deltaserve.transfer.rank_entries import UnionCodec
+from deltaserve.control.transfer.commands import TransferCommand, TransferReport
+from deltaserve.control.transfer.rank_chain import LogEnd
+from deltaserve.control.transfer.rank_entries import UnionCodec
+from deltaserve.core.errors import IntegrityError
 
 _COMMANDS: UnionCodec[TransferCommand] = UnionCodec(get_args(TransferCommand))
 _REPORTS: UnionCodec[TransferReport] = UnionCodec(get_args(TransferReport))

@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from deltaserve.base.errors import FailReason, IntegrityError
-from deltaserve.base.ids import Namespace, PeerName, Role, Room
-from deltaserve.base.sampling import SamplingParams
-from deltaserve.base.tokens import pack_u32, unpack_u32
-from deltaserve.cache.pages import PageEvent, PageState
-from deltaserve.request.client import Generation, RoleAnswer
-from deltaserve.routing.events import Member, WorkerUp
+from deltaserve.control.cache.pages import PageEvent, PageState
+from deltaserve.control.front.client import Generation, RoleAnswer
+from deltaserve.control.front.events import Member, WorkerUp
+from deltaserve.core.errors import FailReason, IntegrityError
+from deltaserve.core.ids import Namespace, PeerName, Role, Room
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.core.transport import Evidence, FenceResult
+from deltaserve.core.wire.codec import encode
+from deltaserve.core.wire.messages import Envelope
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
 from deltaserve.sim.cluster import (
@@ -45,6 +48,7 @@ from deltaserve.sim.faults import (
     WriteFaults,
 )
 from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
+from deltaserve.sim.loopback import Fabric, Fate, Posted
 from deltaserve.sim.met import met_by_clients, met_by_front, met_by_group, met_by_worker
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import LivenessWatch
@@ -53,10 +57,6 @@ from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
 from deltaserve.sim.work import WorkBound
 from deltaserve.sim.world import World
-from deltaserve.transport.base import Evidence, FenceResult
-from deltaserve.transport.loopback import Fabric, Fate, Posted
-from deltaserve.wire.codec import encode
-from deltaserve.wire.messages import Envelope
 
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
@@ -378,7 +378,7 @@ class Run:
         return ", ".join(reason for front in self._fronts if (reason := front.core.ready()) is not None)
 
     def _restart_stranded(self) -> None:
-        """What the worker process and its supervisor do about pages that nobody gives back (engine/quarantine.py)."""
+        """What the worker process and its supervisor do about pages that nobody gives back (see quarantine.py)."""
         for name, worker in list(self.world.workers.items()):
             if not self.knobs.can_fence and worker.instance.metrics()["deltaserve_quarantine_age_seconds"] > 0:
                 self.world.kill(name)

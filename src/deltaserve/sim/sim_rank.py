@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from deltaserve.control.transfer.commands import FencePeer, TransferCommand, TransferReport
+from deltaserve.control.transfer.rank_chain import RankLogError
 from deltaserve.sim.rank_wire import RankWire
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.transfer.commands import FencePeer, TransferCommand, TransferReport
-from deltaserve.transfer.rank_chain import RankLogError
 
 POLL_S = 0.002
 """How long a transfer thread may sleep while something is open."""

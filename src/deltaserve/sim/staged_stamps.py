@@ -4,9 +4,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from deltaserve.base.ids import PageId, PoolId, RegionId
-from deltaserve.layout.copy_plan import PageFormat, PlacedPages
-from deltaserve.layout.staged_route import StagedRoute
+from deltaserve.core.ids import PageId, PoolId, RegionId
+from deltaserve.core.layout.copy_plan import PageFormat, PlacedPages
+from deltaserve.core.layout.staged_route import StagedRoute
 from deltaserve.sim.rank_memory import HeadMemory
 
 

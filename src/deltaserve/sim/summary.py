@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from deltaserve.cache.pages import PAGE_TRANSITIONS
+from deltaserve.control.cache.pages import PAGE_TRANSITIONS
+from deltaserve.control.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.rig import Report
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
-from deltaserve.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
 
 RUNS_PER_GATE = 100_000
 MIN_CELL_HITS = 100

@@ -2,7 +2,7 @@
 
 import xxhash
 
-from deltaserve.wire.messages import (
+from deltaserve.core.wire.messages import (
     Ask,
     Cancel,
     Drained,

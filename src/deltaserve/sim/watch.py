@@ -19,23 +19,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.extents import Span
-from deltaserve.base.ids import PageId, PeerName, PoolId
-from deltaserve.base.lifetime import Lifetime
-from deltaserve.base.tokens import TOKEN_BYTES
-from deltaserve.cache.allocator import PagePool
-from deltaserve.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
-from deltaserve.instance.core import EngineCore
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
+from deltaserve.control.engine.core import EngineCore
+from deltaserve.control.transfer.commands import TicketId
+from deltaserve.control.transfer.receiver import Ticket
+from deltaserve.control.transfer.ring import RingLease, RingPosition, StagingRing
+from deltaserve.control.transfer.staging import StagedTransport
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.extents import Span
+from deltaserve.core.ids import PageId, PeerName, PoolId
+from deltaserve.core.lifetime import Lifetime
+from deltaserve.core.tokens import TOKEN_BYTES
+from deltaserve.sim.loopback import WriteArrival
 from deltaserve.sim.oracle import is_state_of
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.wiring import SimTransport
-from deltaserve.transfer.commands import TicketId
-from deltaserve.transfer.receiver import Ticket
-from deltaserve.transfer.ring import RingLease, RingPosition, StagingRing
-from deltaserve.transfer.staging import StagedTransport
-from deltaserve.transport.loopback import WriteArrival
 
 _FREE = PageState.FREE.value
 

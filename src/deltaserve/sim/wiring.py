@@ -5,21 +5,21 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from deltaserve.base.errors import IntegrityError
-from deltaserve.base.extents import Copy
-from deltaserve.base.ids import PeerName, PoolId, RegionId
-from deltaserve.base.tokens import pack_u32, unpack_u32
+from deltaserve.control.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
+from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig, Memory
+from deltaserve.control.transfer.gate import ChunkJob, Gate
+from deltaserve.control.transfer.ring import RingLease
+from deltaserve.control.transfer.staging import StagedWindow, Staging, Window
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.extents import Copy
+from deltaserve.core.ids import PeerName, PoolId, RegionId
+from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.core.transport import Evidence, FenceResult, RemoteRank, TransportError, WriteId
+from deltaserve.core.wire.staged_frames import StagedData, decode_stage, encode_stage, is_stage_frame
 from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.loopback import Fabric, LoopbackTransport
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
-from deltaserve.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
-from deltaserve.transfer.endpoint import Endpoint, EndpointConfig, Memory
-from deltaserve.transfer.gate import ChunkJob, Gate
-from deltaserve.transfer.ring import RingLease
-from deltaserve.transfer.staging import StagedWindow, Staging, Window
-from deltaserve.transport.base import Evidence, FenceResult, RemoteRank, TransportError, WriteId
-from deltaserve.transport.loopback import Fabric, LoopbackTransport
-from deltaserve.wire.staged_frames import StagedData, decode_stage, encode_stage, is_stage_frame
 
 
 def _never(kind: FaultKind) -> bool:

@@ -9,16 +9,16 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from deltaserve.base.errors import ProtocolError
-from deltaserve.base.ids import Boot, PeerName
-from deltaserve.peer.link import FrameIn, LinkBroken, PeerDied
+from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
+from deltaserve.core.errors import ProtocolError
+from deltaserve.core.ids import Boot, PeerName
+from deltaserve.core.wire.codec import decode, encode
+from deltaserve.core.wire.messages import Envelope
+from deltaserve.sim.loopback import Fabric
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.sim_rank import SimRank
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.trace import Trace, describe
-from deltaserve.transport.loopback import Fabric
-from deltaserve.wire.codec import decode, encode
-from deltaserve.wire.messages import Envelope
 
 LinkPolicy = Callable[[PeerName, PeerName, Envelope], Sequence[float]]
 """(from, to, frame) |-> delays of the copies that arrive; none: the frame is lost. Connections keep order."""

@@ -1,1 +1,0 @@
-"""F0 (pure): ids, errors, sampling parameters, extents, page keys, config: the words every other package speaks."""

@@ -1,5 +1,0 @@
-"""How weights are computed with, in the words of `--quantization`; models/code_plan.py says what each means."""
-
-from typing import Literal
-
-Quantization = Literal["none", "auto", "int8", "a8"]

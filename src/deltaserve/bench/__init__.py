@@ -1,1 +1,0 @@
-"""F7: benchmark any OpenAI-compatible server. Traffic is data made from a seed; the client sends it and times it."""

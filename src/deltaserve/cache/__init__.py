@@ -1,1 +1,0 @@
-"""F1 (pure): who holds which page, and which pages hold the KV of which tokens. Knows tokens, pages and leases only."""

@@ -1,0 +1,1 @@
+"""The commands that use a server or look at one: bench, chat, demo, doctor, simulate, verify."""

@@ -1,0 +1,1 @@
+"""Benchmark any OpenAI-compatible server. Traffic is data made from a seed; the client sends it and times it."""

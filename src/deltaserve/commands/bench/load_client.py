@@ -1,0 +1,147 @@
+"""Send conversations to a server under a concurrency limit and an arrival rate, and record every request."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from deltaserve.commands.bench.completion_stream import Completion, ServerDialect, ServerError, Tokenizer, complete
+from deltaserve.commands.bench.record import RequestRecord
+from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+
+LAG_PROBE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The outcome of one run."""
+
+    records: tuple[RequestRecord, ...]
+    """By conversation and turn. A failed request ends its conversation; later turns of it have no record."""
+    duration_s: float
+    """From the first send to the last answer's end."""
+    lags_s: tuple[float, ...] = ()
+    """How late this client was, looked at every LAG_PROBE_S: arrivals may be noted as much too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How hard to push."""
+
+    arrivals_s: Sequence[float]
+    """When each conversation may start, seconds after the start."""
+    max_concurrency: int | None = None
+    """Conversations, and so requests, in flight at most."""
+
+
+class Client:
+    """Runs conversations against one server. Answers go back into the next turn's prompt."""
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        dialect: ServerDialect,
+        tokenizer: Tokenizer | None = None,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
+        self._http = http
+        self._dialect = dialect
+        self._tokenizer = tokenizer
+        self._on_record = on_record
+
+    async def measure(self, conversations: Sequence[Conversation], load: Load) -> Measurement:
+        """Send everything; returns when the last answer is complete."""
+        gate = asyncio.Semaphore(load.max_concurrency or max(1, len(conversations)))
+        began_s = time.perf_counter()
+
+        async def one(index: int, conversation: Conversation, arrival_s: float) -> list[RequestRecord]:
+            await asyncio.sleep(arrival_s - (time.perf_counter() - began_s))
+            async with gate:
+                return await self._converse(index, conversation, began_s)
+
+        lags_s: list[float] = []
+        probe = asyncio.create_task(_probe_lag(lags_s))
+        try:
+            async with asyncio.TaskGroup() as group:
+                pairs = zip(conversations, load.arrivals_s, strict=True)
+                tasks = [group.create_task(one(index, *pair)) for index, pair in enumerate(pairs)]
+        finally:
+            probe.cancel()
+        records = tuple(record for task in tasks for record in task.result())
+        return Measurement(records, _duration_s(records), tuple(lags_s))
+
+    async def _converse(self, index: int, conversation: Conversation, began_s: float) -> list[RequestRecord]:
+        """All turns of one conversation, or up to the first that fails."""
+        history: list[int] = []
+        records: list[RequestRecord] = []
+        for number, turn in enumerate(conversation.turns):
+            history += turn.tokens
+            completion = Completion()
+            sent_s = time.perf_counter()
+            error = await self._send(history, turn, completion)
+            e2e_s = time.perf_counter() - sent_s
+            answer = self._answer_ids(completion)
+            records.append(
+                RequestRecord(
+                    conversation=index,
+                    turn=number,
+                    sent_s=sent_s - began_s,
+                    prompt_len=len(history),
+                    arrivals=tuple(completion.arrivals),
+                    e2e_s=e2e_s,
+                    output_len=completion.output_len,
+                    cached_len=completion.cached_len,
+                    tokens_right=num_right(answer, turn.expected),
+                    tokens_expected=len(turn.expected or ()),
+                    error=error,
+                    retokenized_len=self._retokenized_len(completion),
+                    usage=completion.usage,
+                )
+            )
+            self._on_record(records[-1])
+            if error is not None:
+                break
+            history += turn.stand_in if answer is None else answer
+        return records
+
+    async def _send(self, prompt: Sequence[int], turn: ChatTurn, completion: Completion) -> str | None:
+        """Fill `completion`; returns what went wrong, in words."""
+        try:
+            await complete(self._http, self._dialect.body(prompt, turn.output_len), completion)
+        except (ServerError, httpx.HTTPError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _retokenized_len(self, completion: Completion) -> int | None:
+        """As SGLang's benchmark counts output: servers differ in what they call a token of it."""
+        tokenizer = self._tokenizer
+        return None if tokenizer is None else len(tokenizer.encode(completion.text, add_special_tokens=False))
+
+    def _answer_ids(self, completion: Completion) -> list[int] | None:
+        """The answer's ids: from the server, else by tokenizing its text; None if there is no tokenizer either."""
+        if completion.tokens:
+            return completion.tokens
+        return self._tokenizer.encode(completion.text, add_special_tokens=False) if self._tokenizer else None
+
+
+def num_right(answer: Sequence[int] | None, expected: Sequence[int] | None) -> int | None:
+    """How many expected tokens stand at their place in the answer; None if either is unknown."""
+    if answer is None or expected is None:
+        return None
+    return sum(got == want for got, want in zip(answer, expected, strict=False))
+
+
+async def _probe_lag(lags_s: list[float]) -> None:
+    """Append, until cancelled, by how much each short sleep overslept."""
+    while True:
+        began_s = time.perf_counter()
+        await asyncio.sleep(LAG_PROBE_S)
+        lags_s.append(time.perf_counter() - began_s - LAG_PROBE_S)
+
+
+def _duration_s(records: Sequence[RequestRecord]) -> float:
+    if not records:
+        return 0.0
+    return max(record.sent_s + record.e2e_s for record in records) - min(record.sent_s for record in records)

@@ -1,0 +1,48 @@
+"""The chart of a sweep, as a PNG. Needs matplotlib, the extra `plot`."""
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deltaserve.commands.bench.sweep import Sweep, SweepPoint
+from deltaserve.core.errors import ConfigError
+
+_LIBRARY = "matplotlib"
+_INCHES = (11.0, 4.5)
+_DPI = 120
+
+
+def require_chart(path: Path) -> None:
+    """That a chart can be drawn there, before anything is measured for it. Raises ConfigError."""
+    if importlib.util.find_spec(_LIBRARY) is None:
+        raise ConfigError(f"--sweep-png needs {_LIBRARY}: pip install {_LIBRARY} (the extra `plot`)")
+    if path.suffix != ".png":
+        raise ConfigError(f"--sweep-png {path}: the name must end in .png")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--sweep-png {path}: there is no folder {path.parent}")
+
+
+def draw_sweep(path: Path, title: str, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
+    """Requests per second, and time to first token, over the time between tokens. Points without that are left out."""
+    figure: Any = importlib.import_module(f"{_LIBRARY}.figure").Figure(figsize=_INCHES, layout="constrained")
+    figure.suptitle(title, fontsize="small", wrap=True)
+    rate, ttft = figure.subplots(1, 2)
+    told = [(point, itl) for point in points if (itl := point.latency_ms("itl", "p50")) is not None]
+    itls = [itl for _, itl in told]
+    rate.plot(itls, [point.summary.requests_per_s for point, _ in told], marker="o")
+    rate.set_ylabel("requests/s")
+    for quantile, line in (("p50", "-"), ("p95", "--")):
+        values = [point.latency_ms("ttft", quantile) for point, _ in told]
+        ttft.plot(itls, values, line, marker="o", label=f"TTFT {quantile}")
+    ttft.set_ylabel("time to first token, ms")
+    ttft.set_yscale("log")
+    ttft.legend()
+    for point, itl in told:
+        rate.annotate(f" {point.value:g}", (itl, point.summary.requests_per_s))
+        ttft.annotate(f" {point.value:g}", (itl, point.latency_ms("ttft", "p50")))
+    for axes in (rate, ttft):
+        axes.set_xlabel(f"time between tokens p50, ms (points: {sweep.kind.value})")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=_DPI)

@@ -1,0 +1,1 @@
+"""`deltaserve chat`: a conversation in the terminal."""

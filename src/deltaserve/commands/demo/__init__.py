@@ -1,0 +1,1 @@
+"""`deltaserve demo`: prefill and decode apart on a small model, decode's cache off and on."""

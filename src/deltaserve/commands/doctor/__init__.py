@@ -1,0 +1,1 @@
+"""`deltaserve doctor`: what works here and what does not, before a server starts."""

@@ -1,0 +1,82 @@
+"""`deltaserve doctor prefill|decode|router ARGV`: whether that command could run here now, and reach whom it needs."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from deltaserve.commands.doctor.links import check_links, link_fault
+from deltaserve.commands.doctor.machine import check_device, check_listener, check_software
+from deltaserve.commands.doctor.report import Level, Line
+from deltaserve.commands.doctor.transfer import check_mooncake, check_transfer
+from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import has_staging
+from deltaserve.launch.lacking import lacking
+from deltaserve.launch.router import prepare_router
+from deltaserve.launch.serve import admin_address, describe, describe_staging
+from deltaserve.launch.worker_command import prepare_worker
+from deltaserve.process.front.secrets import read_cluster_key
+from deltaserve.process.links.security import LinkSecurity
+from deltaserve.settings.config import Settings
+from deltaserve.settings.flags.flag_help import About
+from deltaserve.settings.flags.merge import read_line
+from deltaserve.settings.flags.problems import problems_of, raise_problems
+from deltaserve.transports.mooncake.options import MooncakeOptions
+from deltaserve.transports.nixl.options import NixlOptions
+
+
+def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
+    """One line per finding, as it is found."""
+    yield from check_software()
+    yield from check_device()
+    about = About(f"whether `deltaserve {command}` could run here")
+    try:
+        line = read_line(command, about, argv, os.environ)
+        yield from (Line(Level.OK, "settings", note) for note in line.notes)
+        raise_problems([*line.problems, *lacking(command, line.settings)])
+        yield from _CHECKS[command](line.settings)
+    except ConfigError as error:
+        yield from (Line(Level.FAIL, "settings", one_line(problem)) for problem in problems_of(error))
+
+
+def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
+    prepared = prepare_worker(settings, role)
+    yield Line(Level.OK, "settings", describe(prepared.resolved))
+    if has_staging(settings):
+        yield Line(Level.OK, "settings", describe_staging(settings))
+    yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+    yield Line(
+        Level.OK,
+        "listener",
+        f"any free port of {prepared.doors.devices}: page transfers, which carry no authentication",
+    )
+    tls, doors = prepared.resolved.transfer_tls, prepared.doors
+    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        yield from check_mooncake(MooncakeOptions(doors.host, tls, doors.devices if tls == "rdma" else ""), Level.FAIL)
+    else:
+        yield from check_transfer(NixlOptions(tls=tls, net_devices=doors.devices))
+
+
+def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:
+    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
+    line = check_listener(host, port, "links of this worker, for members of the cluster")
+    if line.level is Level.FAIL and link_fault(f"{host}:{port}", security) is None:
+        return Line(Level.WARN, "listener", f"{host}:{port}: a worker with this cluster key listens there already")
+    return line
+
+
+def _check_router(settings: Settings) -> Iterator[Line]:
+    prepared = prepare_router(settings)
+    yield Line(Level.OK, "settings", f"model {prepared.checkpoint.name}, {len(prepared.workers)} workers")
+    yield check_listener(settings.network.host, settings.network.port, "API")
+    admin = admin_address(settings)
+    if admin is not None:
+        yield check_listener(*admin, "admin routes")
+    yield from check_links(prepared.workers, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+
+
+_CHECKS: dict[str, Callable[[Settings], Iterator[Line]]] = {
+    "prefill": partial(_check_worker, Role.PREFILL),
+    "decode": partial(_check_worker, Role.DECODE),
+    "router": _check_router,
+}

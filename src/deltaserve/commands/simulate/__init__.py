@@ -1,0 +1,1 @@
+"""`deltaserve sim`: the fault simulator from the command line, in several processes."""

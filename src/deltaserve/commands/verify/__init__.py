@@ -1,0 +1,1 @@
+"""`deltaserve verify`: a server's tokens and logprobs against transformers."""

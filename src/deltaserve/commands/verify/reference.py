@@ -1,0 +1,100 @@
+"""The model in transformers on this machine: scores that owe nothing to our own code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+
+from deltaserve.commands.verify.client import Score, VerifyError
+from deltaserve.compute.weights.gguf_arrays import gguf_arrays
+from deltaserve.core.errors import ConfigError
+from deltaserve.launch.compose import Checkpoint
+from deltaserve.model.families.gemma3 import ZERO_CENTRED
+from deltaserve.model.formats.gguf_model import GgufModel
+from deltaserve.model.formats.quantised_folder import QuantisedFolder
+from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
+from deltaserve.model.open_source import open_source
+
+_HEADROOM = 1.3
+"""Memory needed per byte of weights: activations, and what loading takes in passing."""
+
+
+class TransformersReference:
+    """Scores tokens in float32, or in the checkpoint's own type where float32 does not fit."""
+
+    def __init__(self, folder: Path) -> None:
+        """Loads the model. Raises ConfigError when it does not fit into memory, or the folder is none."""
+        checkpoint = Checkpoint.open(str(folder))
+        self.vocab_size = checkpoint.spec.vocab_size
+        self.stored = checkpoint.spec.dtype
+        self.dtype = self._choose_dtype(checkpoint)
+        self.name = f"transformers {str(self.dtype).removeprefix('torch.')}"
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self._model = _load(checkpoint.path, self.dtype)
+
+    @staticmethod
+    def _choose_dtype(checkpoint: Checkpoint) -> torch.dtype:
+        own = getattr(torch, checkpoint.spec.dtype.value)
+        free = psutil.virtual_memory().available
+        for dtype in (torch.float32, own):
+            need = checkpoint.num_values * dtype.itemsize * _HEADROOM
+            if need <= free:
+                return dtype
+        raise ConfigError(
+            f"--model-path {checkpoint.path}: needs {need / 2**30:.1f} GiB of {free / 2**30:.1f}; use --reference"
+        )
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int]) -> list[Score]:
+        """Of tokens 1 .. n-1. Raises VerifyError for a token the model does not know."""
+        if max(tokens) >= self.vocab_size:
+            raise VerifyError(f"token {max(tokens)} is outside the reference's vocabulary of {self.vocab_size}")
+        logits = self._model(torch.tensor([list(tokens)])).logits[0, :-1]  # [T-1, V]
+        logprobs = logits.float().log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
+        best = logprobs.max(-1).values
+        return [Score(a, b) for a, b in zip(own.tolist(), best.tolist(), strict=True)]
+
+
+def _load(path: Path, dtype: torch.dtype) -> Any:
+    match open_source(path):
+        case GgufModel() as model:
+            return load_gguf(model, dtype)
+        case QuantisedFolder():
+            raise ConfigError(f"--model-path {path}: is quantised; use --reference, or a folder that is not")
+        case SafetensorsFolder():
+            return load_folder(path, dtype)
+
+
+def load_folder(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype=dtype, local_files_only=True, trust_remote_code=False).eval()
+
+
+@torch.no_grad()
+def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
+    """The model of transformers with the values of a GGUF file: our reading of the file, their computation.
+
+    Their own reader of GGUF needs another package (accelerate) and leaves the file's rope factors out.
+    """
+    values = dict(source.config().values)
+    rope = dict(values.pop("rope_parameters"))
+    added = 0.0 if values.pop(ZERO_CENTRED, True) else 1.0
+    factors = rope.pop("factors", None)
+    if factors is not None:
+        rope["rope_type"] = "default"
+    model_type = values.pop("model_type")
+    config = transformers.AutoConfig.for_model(model_type, **values, rope_parameters=rope)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    own = model.state_dict()
+    for array in gguf_arrays(source):
+        name = array.header.name
+        own[name].copy_(torch.from_numpy(array.values()) - (added if name.endswith("norm.weight") else 0.0))
+    if factors is not None:
+        model.model.rotary_emb.inv_freq /= torch.tensor(factors)
+    return model.eval()

@@ -1,0 +1,1 @@
+"""What computes: torch, kernels, and the memory that pages live in."""

@@ -1,0 +1,1 @@
+"""Attention by FlashInfer's kernels, for CUDA devices."""

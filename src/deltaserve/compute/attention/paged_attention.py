@@ -1,0 +1,56 @@
+"""What attention backends over a KvPool have in common: one step for each page group, scratch kept between steps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from deltaserve.compute.attention.attention import Batch, Shared, StepAttention, StepStates
+from deltaserve.compute.attention.torch_states import step_states
+from deltaserve.compute.memory.kv_pool import KvArena, KvPool
+from deltaserve.compute.memory.page_table import PageTable, Table
+from deltaserve.compute.memory.workspace import Workspace
+
+
+class PagedAttention(ABC):
+    """AttentionBackend over a KvPool. Queries of each page group have so many heads on this rank."""
+
+    def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._query_heads = tuple(query_heads)
+        self._workspace = Workspace(pool.arenas[0].bytes.device)
+
+    @abstractmethod
+    def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
+        """`rows_per_head`: query heads to a KV head."""
+
+    @abstractmethod
+    def _num_readers(self, batch: Batch, run: Shared) -> int:
+        """Queries that read the positions of a run together."""
+
+    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
+        return [self.begin_group(batch, group) for group in range(len(self._query_heads))]
+
+    def begin_group(self, batch: Batch, group: int) -> StepAttention:
+        arena, table, rows_per_head = self._place(group)
+        return self._begin(arena, table, batch, rows_per_head)
+
+    def _place(self, group: int) -> tuple[KvArena, Table, int]:
+        """Where a page group lies, and its query heads to a KV head."""
+        arena, num_heads = self._pool.page_arenas[group], self._query_heads[group]
+        table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
+        return arena, table, num_heads // arena.layout.num_heads
+
+    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
+        return step_states(self._pool, self._tables, batch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Kept between steps."""
+        return self._workspace.num_bytes
+
+    def free_scratch(self) -> None:
+        """A step that failed may have grown it beyond what there is. Steps begun before are over."""
+        self._workspace.clear()
+
+    def shared_tokens_read(self, batch: Batch) -> int:
+        return sum(max(0, self._num_readers(batch, run) - 1) * (run.end - run.start) for run in batch.shared)

@@ -1,0 +1,251 @@
+"""Attention by Triton's kernels: K and V are read in place from their pages, each shared split in one item.
+
+Guarantee: for one batch and the same KV bytes, a position's result has equal bits whether splits are shared or not.
+See work_tiles.py for the partition. Needs triton when it is imported.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
+from deltaserve.compute.attention.fixed_step import FixedStepBackend
+from deltaserve.compute.attention.paged_attention import PagedAttention
+from deltaserve.compute.attention.triton.triton_kernels import IS_INTERPRETED, partial_results, store_tokens
+from deltaserve.compute.attention.triton.triton_merge import PartialResults, merge_partial_results
+from deltaserve.compute.attention.work_buffer import WorkBuffer, WorkCapacity
+from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work, sharers
+from deltaserve.compute.memory.kv_pool import KvArena, KvPool
+from deltaserve.compute.memory.page_table import PageTable, Table
+from deltaserve.compute.memory.workspace import Workspace
+from deltaserve.core.errors import StateError
+from deltaserve.core.layout.dtype import DType
+
+_LOG2_E = 1.4426950408889634
+_LEAST_DIM = 16
+"""Of a product on tensor cores."""
+_WIDE_DIM = 256
+"""Heads of more channels have fewer rows and keys at once: a tile has to fit in a multiprocessor."""
+_STORED_VALUES = 2048
+"""Of one program that stores."""
+_LEAST_ROOM = 256
+"""Of tiles and partial results in a fixed step: so many empty programs take about a microsecond (reckoned)."""
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class TritonAttention(PagedAttention, FixedStepBackend):
+    """See PagedAttention."""
+
+    def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
+        PagedAttention.__init__(self, pool, tables, query_heads)
+        self._fixed_scratch = Workspace(pool.arenas[0].bytes.device)
+        """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
+
+    def fixed_step(self, batch: Batch, num_rows: int) -> "TritonFixedStep":
+        groups = [_PagesOfGroup(*self._place(group)) for group in range(len(self._query_heads))]
+        return TritonFixedStep(groups, batch, num_rows, self._fixed_scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._workspace.num_bytes + self._fixed_scratch.num_bytes
+
+    def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
+        group = _PagesOfGroup(arena, table, rows_per_head)
+        return TritonStep(group, WorkBuffer.of(group.planned(batch), arena.bytes.device), self._workspace)
+
+    def _num_readers(self, batch: Batch, run: Shared) -> int:
+        return len(sharers(batch, run))
+
+
+class _PagesOfGroup(NamedTuple):
+    """Where a page group lies, and how its queries are cut into tiles."""
+
+    arena: KvArena
+    table: Table
+    group_size: int
+    """Query heads to a KV head."""
+
+    @property
+    def sizes(self) -> tuple[TileSize, TileSize]:
+        return tile_sizes(self.group_size, self.arena.layout.group.head_dim)
+
+    def planned(self, batch: Batch) -> WorkTiles:
+        window_len = self.arena.layout.group.retention.window_len
+        return plan_work(batch, self.table, self.arena.layout.page_size, self.group_size, window_len, self.sizes)
+
+    def capacity(self, batch: Batch, num_rows: int) -> WorkCapacity:
+        """For so many decoding rows: room for all pages that the table can name, and of the rest for what `batch`
+        needs, to the next power of two, but for as much at least as costs next to nothing.
+
+        So rows that grow, or stop sharing, need new room a few times in the life of a worker. Of the programs of a
+        launch, unless they are few, half at least had something to do in the step that they were made for.
+        """
+        need, max_pages = WorkCapacity.of(self.planned(batch)), self.table.shape[1]
+        most_pieces = max_pages * self.arena.layout.page_size // batch.split_tokens + 1
+        most_tiles = num_rows * most_pieces * -(-self.group_size // self.sizes[0].rows)
+        return WorkCapacity(
+            tokens=num_rows,
+            results=_room(need.results),
+            short=min(_room(need.short), most_tiles),
+            long=0,
+            listed=_room(need.listed),
+            pages=num_rows * max_pages,
+        )
+
+
+def _room(need: int) -> int:
+    room: int = triton.next_power_of_2(max(_LEAST_ROOM, need))
+    return room
+
+
+class TritonFixedStep:
+    """See FixedStep. Keeps the scratch memory that it was made with: what was recorded has its address. Steps of equal
+    room, or of less, have the same, and as sizes are powers of two all that is kept is less than twice the largest."""
+
+    def __init__(self, groups: Sequence[_PagesOfGroup], batch: Batch, num_rows: int, scratch: Workspace) -> None:
+        self._groups = tuple(groups)
+        devices = [group.arena.bytes.device for group in groups]
+        capacities = [group.capacity(batch, num_rows) for group in groups]
+        self._buffers = [WorkBuffer.empty(*of) for of in zip(capacities, devices, strict=True)]
+        self._attention = [TritonStep(*of, scratch) for of in zip(groups, self._buffers, strict=True)]
+        if not self.fill(batch):
+            raise StateError(f"{len(batch.queries)} queries do not fit in a step of {num_rows} rows")
+
+    @property
+    def attention(self) -> Sequence[StepAttention]:
+        return self._attention
+
+    def fill(self, batch: Batch) -> bool:
+        planned = [group.planned(batch) for group in self._groups]
+        if not all(buffer.capacity.holds(work) for buffer, work in zip(self._buffers, planned, strict=True)):
+            return False
+        for buffer, work in zip(self._buffers, planned, strict=True):
+            buffer.fill(work)
+        return True
+
+
+class TritonStep:
+    """StepAttention over one arena."""
+
+    def __init__(self, group: _PagesOfGroup, work: WorkBuffer, scratch: Workspace) -> None:
+        self._arena = group.arena
+        self._group_size = group.group_size
+        self._sizes = group.sizes
+        self.work = work
+        num_heads = group.group_size * group.arena.layout.num_heads
+        size = (work.capacity.results, num_heads)
+        self._outs = scratch.take("outs", (*size, group.arena.layout.group.value_dim), torch.float32)
+        self._sums = scratch.take("sums", size, torch.float32)
+
+    def write_kv(self, layer: int, *planes: Tensor) -> None:
+        """[T, H, D] each"""
+        arena, work = self._arena, self.work
+        _, num_heads, dim = planes[0].shape
+        row, width = arena.layout.page_size * dim, triton.next_power_of_2(dim)
+        num_rows = max(1, _STORED_VALUES // width)
+        for plane, values in enumerate(planes):
+            stored = arena.stored(values if values.stride(2) == 1 else values.contiguous())
+            with torch.cuda.device_of(stored):  # type: ignore[no-untyped-call]  # does nothing on the CPU
+                store_tokens[-(-work.capacity.tokens * num_heads // num_rows),](
+                    stored,
+                    arena.plane(layer, plane),
+                    work.num_tokens,
+                    work.positions,
+                    work.write_pages,
+                    stored.stride(0),
+                    stored.stride(1),
+                    arena.rows_per_page * row,
+                    arena.rows_per_head * row,
+                    NUM_HEADS=num_heads,
+                    PAGE_SIZE=arena.layout.page_size,
+                    D=dim,
+                    W=width,
+                    ROWS=num_rows,
+                )
+
+    def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """q [T, Hq, D] -> [T, Hq, Dv]"""
+        group, work = self._arena.layout.group, self.work
+        if q.shape[0] != work.capacity.tokens or q.shape[2] != group.head_dim:
+            raise StateError(f"queries of shape {tuple(q.shape)} in a step of {work.capacity.tokens} tokens")
+        q = q if q.stride(2) == 1 else q.contiguous()
+        out = q.new_empty(*q.shape[:-1], group.value_dim)
+        with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # does nothing on the CPU
+            short, long = self._sizes
+            if work.capacity.short:
+                self._compute(work.num_short, work.short, short, layer, q, scale)
+            if work.capacity.long:
+                self._compute(work.num_long, work.long, long, layer, q, scale)
+            if work.capacity.tokens:
+                merge_partial_results(PartialResults(self._outs, self._sums, work.part_starts), sinks, out)
+        return out
+
+    def _compute(self, num_tiles: Tensor, tiles: Tensor, size: TileSize, layer: int, q: Tensor, scale: float) -> None:
+        arena, group, num_heads, work = self._arena, self._arena.layout.group, q.shape[1], self.work
+        row = arena.layout.page_size * group.head_dim
+        d1, d2 = split_dim(group.head_dim)
+        v1, v2 = split_dim(group.value_dim)
+        compute = compute_type(q.dtype, group.dtype)
+        partial_results[len(tiles) // 8, arena.layout.num_heads](
+            q,
+            arena.plane(layer, 0),
+            arena.plane(layer, group.planes - 1),
+            num_tiles,
+            tiles,
+            work.tokens,
+            work.positions,
+            work.first_parts,
+            work.pages,
+            self._outs,
+            self._sums,
+            q.stride(0),
+            q.stride(1),
+            arena.rows_per_page * row,
+            arena.rows_per_head * row,
+            scale * _LOG2_E,
+            NUM_HEADS=num_heads,
+            GROUP_SIZE=self._group_size,
+            PAGE_SIZE=arena.layout.page_size,
+            WINDOW=group.retention.window_len or 0,
+            D=group.head_dim,
+            DV=group.value_dim,
+            D1=d1,
+            D2=d2,
+            V1=v1,
+            V2=v2,
+            ROWS=size.rows,
+            KEYS=size.keys,
+            FP8=group.dtype is DType.FP8_E4M3,
+            COMPUTE=_TYPES[compute],
+            num_warps=num_warps(group.head_dim),
+            num_stages=1 if compute is torch.float32 else 2,
+        )
+
+
+def tile_sizes(group_size: int, head_dim: int) -> tuple[TileSize, TileSize]:
+    """Of tiles of short queries and of long ones. The first are few rows: a product of a decoding row alone, padded to
+    them, should take less time than its keys."""
+    most, keys = (32, 32) if head_dim > _WIDE_DIM else (64, 64)
+    return TileSize(min(most, max(16, triton.next_power_of_2(group_size))), keys), TileSize(most, keys)
+
+
+def num_warps(head_dim: int) -> int:
+    """Of a program of partial results."""
+    return 8 if head_dim > _WIDE_DIM else 4
+
+
+def split_dim(dim: int) -> tuple[int, int]:
+    """Two powers of two that hold so many channels; the second may be 0."""
+    first = max(_LEAST_DIM, 1 << dim.bit_length() - 1)
+    return first, max(_LEAST_DIM, triton.next_power_of_2(dim - first)) if dim > first else 0
+
+
+def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
+    """In which products are computed; sums are float32 always. The interpreter multiplies no bfloat16."""
+    of_pages = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+    found = q if of_pages.get(kept, q) is q else torch.float32
+    return torch.float32 if IS_INTERPRETED and found is torch.bfloat16 else found

@@ -1,0 +1,149 @@
+"""How the ranks of a worker add up and put together what each has computed.
+
+Ranks compute the same steps; which collectives a step makes follows from its plan alone. What a rank gets has equal
+bits on all ranks: decisions taken from it (which experts a token goes to) are the same everywhere.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
+from deltaserve.core.layout.shard import Shard
+
+
+class Collective(Protocol):
+    """One rank's end. Called from one thread; every rank makes the same calls in the same order."""
+
+    @property
+    def shard(self) -> Shard: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks; `x` may be overwritten. Raises CollectiveError."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[..., n] of each rank -> [..., size * n], in the order of ranks. Raises CollectiveError."""
+        ...
+
+
+class Alone:
+    """The only rank."""
+
+    shard = Shard()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+ALONE = Alone()
+
+
+@dataclass(slots=True)
+class _Table:
+    """Where the threads of a group meet."""
+
+    barrier: threading.Barrier
+    timeout_s: float
+    parts: list[Tensor] = field(default_factory=list)
+    """What each rank has put down, by rank."""
+
+    def meet(self) -> None:
+        try:
+            self.barrier.wait(self.timeout_s)
+        except threading.BrokenBarrierError:
+            raise CollectiveError(f"a rank did not come within {self.timeout_s:g} s, or has failed") from None
+
+
+class ThreadCollective:
+    """A rank that is a thread of this process."""
+
+    def __init__(self, shard: Shard, table: _Table) -> None:
+        self._shard = shard
+        self._table = table
+
+    @classmethod
+    def group(cls, size: int, timeout_s: float) -> tuple["ThreadCollective", ...]:
+        """One for each rank."""
+        table = _Table(threading.Barrier(size), timeout_s, [torch.empty(0)] * size)
+        return tuple(cls(Shard(rank, size), table) for rank in range(size))
+
+    @property
+    def shard(self) -> Shard:
+        return self._shard
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._together(x, _sum)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._together(x, lambda parts: torch.cat(parts, -1))
+
+    def leave(self) -> None:
+        """This rank takes part no more: the others hear of it at once instead of after the time limit."""
+        self._table.barrier.abort()
+
+    def _together(self, x: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """Every rank computes the same from the same parts."""
+        table = self._table
+        table.parts[self._shard.rank] = x
+        table.meet()
+        out = combine(table.parts)
+        table.meet()  # from here on each may overwrite its part
+        return out
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    """In the order of ranks."""
+    out = parts[0] + parts[1] if len(parts) > 1 else parts[0]
+    for part in parts[2:]:
+        out += part
+    return out
+
+
+class ProcessCollective:
+    """A rank that is a process of this machine. What a GPU has computed goes through the memory of the host."""
+
+    def __init__(self, mesh: RankMesh) -> None:
+        self._mesh = mesh
+
+    @classmethod
+    def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "ProcessCollective":
+        """See RankMesh.join."""
+        return cls(RankMesh.join(shard, meeting_point, timeout_s))
+
+    @property
+    def shard(self) -> Shard:
+        return self._mesh.shard
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        own = x.cpu().contiguous()
+        flat = own.view(-1)
+        sums = torch.empty_like(flat)
+        for piece, parts in self._exchange(flat):
+            torch.add(parts[0], parts[1], out=sums[piece])
+            for part in parts[2:]:
+                sums[piece] += part
+        return sums.view(own.shape).to(x.device)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        own = x.cpu().contiguous()
+        flat = own.view(-1)
+        gathered = flat.new_empty((self.shard.size, flat.numel()))
+        for piece, parts in self._exchange(flat):
+            gathered[:, piece] = parts
+        return torch.cat(gathered.view(len(gathered), *own.shape).unbind(), -1).to(x.device)
+
+    def _exchange(self, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """flat [n] -> for each piece of it, what the ranks have there, [ranks, n']; to be read before the next one."""
+        length = SLOT_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), length):
+            piece = slice(start, min(start + length, flat.numel()))
+            yield piece, self._mesh.exchange(flat[piece].view(torch.uint8)).view(flat.dtype)

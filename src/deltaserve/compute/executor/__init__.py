@@ -1,0 +1,1 @@
+"""The torch Executor: a StepPlan becomes tensors, logits become tokens."""

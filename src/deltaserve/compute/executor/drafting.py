@@ -1,0 +1,72 @@
+"""Guesses at the tokens that come next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaserve.core.ids import RowId
+from deltaserve.core.tokens import pack_u32
+
+DraftChoice = Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"]
+"""Who guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """A row whose next tokens are to be guessed."""
+
+    row: RowId
+    tokens: npt.NDArray[np.int64]  # [n]
+    """All that are known, those just drawn included."""
+    count: int
+    """At most so many."""
+
+
+class Drafter(Protocol):
+    """Who guesses. Called on the rank that draws, once for each step, behind the draws."""
+
+    def propose(self, asked: Sequence[DraftAsk]) -> list[bytes]:
+        """Packed ids for each, none where it knows nothing."""
+        ...
+
+
+class NgramDrafter:
+    """No model: what followed the last time that the text read as it reads now (prompt lookup, Saxena 2023).
+
+    The longest ending that occurred before counts, of equally long ones the latest. Good where an answer repeats what
+    is in the prompt: documents that are summarised, code that is edited, answers that quote; else it has no guess.
+    """
+
+    def __init__(self, min_len: int = 2, max_len: int = 8) -> None:
+        """Lengths in tokens of the ending that must have occurred before."""
+        self._min_len, self._max_len = min_len, max_len
+
+    def propose(self, asked: Sequence[DraftAsk]) -> list[bytes]:
+        return [pack_u32(self._following(ask.tokens, ask.count)) for ask in asked]
+
+    def _following(self, tokens: npt.NDArray[np.int64], count: int) -> list[int]:
+        if len(tokens) <= self._min_len or count < 1:
+            return []
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where the last token stood before
+        matched = 0
+        for length in range(1, self._max_len + 1):
+            found = ends[ends >= length - 1]
+            found = found[tokens[found - (length - 1)] == tokens[-length]]
+            if not len(found):
+                break
+            ends, matched = found, length
+            if length + 1 > len(tokens) - 1:
+                break
+        if matched < self._min_len:
+            return []
+        start = int(ends[-1]) + 1
+        following: list[int] = tokens[start : start + count].tolist()
+        return following
+
+
+def make_drafter(choice: DraftChoice) -> Drafter | None:
+    """None: nobody guesses, or a draft head does (model_drafter.py)."""
+    return NgramDrafter() if choice == "NGRAM" else None

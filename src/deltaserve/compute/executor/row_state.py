@@ -1,0 +1,105 @@
+"""What the executor keeps per running request: its tokens and its sampling state."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deltaserve.control.sched.plan import RowOpen
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import StepIndex
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import token_len
+
+_UINT32_LE = np.dtype("<u4")
+
+
+class Row:
+    """Tokens known so far (prompt and output) and what was drawn last."""
+
+    def __init__(self, opened: RowOpen, max_context_len: int, vocab_size: int) -> None:
+        self.sampling: SamplingParams = opened.sampling
+        self.prompt_len = opened.prompt_len
+        self.num_known = token_len(opened.tokens)
+        if self.num_known > max_context_len:
+            raise StateError(f"row of {self.num_known} tokens, context is {max_context_len}")
+        self._tokens: npt.NDArray[np.int64] = np.zeros(max_context_len + 1, np.int64)
+        self._tokens[: self.num_known] = np.frombuffer(opened.tokens, _UINT32_LE)
+        self._last: tuple[StepIndex, int] | None = None
+        self._unread: StepIndex | None = None
+        self._history: History | None = None
+        self._vocab_size = vocab_size
+
+    def tokens(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Known tokens of positions [start, end), fewer where they are not known yet."""
+        return self._tokens[start : min(end, self.num_known)]
+
+    def known(self) -> npt.NDArray[np.int64]:
+        """[n] A view."""
+        return self._tokens[: self.num_known]
+
+    def give(self, start: int, tokens: npt.NDArray[np.int64]) -> None:
+        """Tokens of positions [start, start + len) are these; later ones are not known any more."""
+        end = start + len(tokens)
+        if start > self.num_known:
+            raise StateError(f"tokens from {start} on, but only {self.num_known} are known")
+        if end <= self.num_known and (self._tokens[start:end] == tokens).all():
+            return
+        if start < self.num_known:
+            self._history = None
+        self._tokens[start:end] = tokens
+        self._count(tokens, start)
+        self.num_known = end
+
+    def draw(self, step: StepIndex, position: int, token: int) -> None:
+        """`token` was drawn in `step` for `position`."""
+        self.give(position, np.array([token], np.int64))
+        self._last = (step, token)
+
+    def leave_unread(self, step: StepIndex) -> None:
+        """A token is drawn in `step`, and stands in the device's memory only."""
+        self._unread = step
+
+    def read(self, step: StepIndex, position: int, token: int | None) -> None:
+        """`token` was drawn in `step`, which left it unread; None: its logits were not finite."""
+        if self._unread == step:
+            self._unread = None
+        if token is not None:
+            self.draw(step, position, token)
+
+    def is_unread(self, step: StepIndex) -> bool:
+        """Whether the device alone knows what was drawn in `step`."""
+        return self._unread == step
+
+    def drawn_in(self, step: StepIndex) -> int:
+        """The token drawn in `step`; 0 when its logits were not finite: such a row's results are dropped."""
+        if self._last is None or self._last[0] != step:
+            return 0
+        return self._last[1]
+
+    def history(self, device: torch.device) -> "History":
+        """Counts for penalties, made when first asked for."""
+        if self._history is None:
+            self._history = History(self._vocab_size, device)
+            known = self._tokens[: self.num_known]
+            self._history.add(known[: self.prompt_len], is_output=False)
+            self._history.add(known[self.prompt_len :], is_output=True)
+        return self._history
+
+    def _count(self, tokens: npt.NDArray[np.int64], start: int) -> None:
+        if self._history is not None:
+            self._history.add(tokens, is_output=start >= self.prompt_len)
+
+
+class History:
+    """Which tokens a row has seen, and how often it produced each."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.seen: Tensor = torch.zeros(vocab_size, dtype=torch.bool, device=device)  # [V] prompt or output
+        self.output_counts: Tensor = torch.zeros(vocab_size, device=device)  # [V] float32
+
+    def add(self, tokens: npt.NDArray[np.int64], *, is_output: bool) -> None:
+        ids = torch.from_numpy(tokens.copy()).to(self.seen.device)
+        self.seen[ids] = True
+        if is_output:
+            self.output_counts.index_add_(0, ids, torch.ones(len(ids), device=self.seen.device))

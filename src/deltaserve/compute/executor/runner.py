@@ -1,0 +1,488 @@
+"""The torch Executor: applies a StepPlan to rows and pages, runs the decoder, draws tokens."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention, open_native
+from deltaserve.compute.collective.expert_group import Partners
+from deltaserve.compute.executor.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
+from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
+from deltaserve.compute.executor.launched import AtOnce, DrawingItem, Launched, StepClock
+from deltaserve.compute.executor.model_drafter import ModelDrafter
+from deltaserve.compute.executor.row_state import Row
+from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample, token_logprobs
+from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS
+from deltaserve.compute.executor.step_graphs import StepGraphs, make_step_graphs
+from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
+from deltaserve.compute.executor.step_threads import StepThreads
+from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_unread
+from deltaserve.compute.layers.decoder import Decoder, Hidden, LastTokens
+from deltaserve.compute.layers.draft_head import DraftHead
+from deltaserve.compute.layers.native_ops import check_deterministic, make_step_ops, usable_quantization
+from deltaserve.compute.layers.step_ops import Peaks
+from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.memory.host_arrays import on_device
+from deltaserve.compute.memory.memory_block import Sharing
+from deltaserve.compute.memory.page_memory import DeviceMemory
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.compute.native.core_share import CoreShare
+from deltaserve.compute.native.native_library import NativeContext
+from deltaserve.compute.weights.loader import load_weights
+from deltaserve.control.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenValues
+from deltaserve.control.sched.speculation import right_draws
+from deltaserve.core.errors import ConfigError, StateError
+from deltaserve.core.ids import RowId
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheSpec
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.rounding import Rounding
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.model.model_spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSizes:
+    """What an executor takes of its machine."""
+
+    num_pages: tuple[int, ...]
+    """Per pool of the CacheSpec."""
+    max_rows: int
+    """Row ids are 0 .. max_rows - 1."""
+    max_context_len: int
+    num_threads: int = 1
+    """Of this process's torch, and of the native library."""
+    least_threads: int = 1
+    """So many compute where more would wait for cores; at most `num_threads`."""
+    core_share: CoreShare | None = None
+    """Which threads compute only on cores where nobody else does; None: none of them. With the native library."""
+    attention_backend: AttentionChoice = "auto"
+    rounding: Rounding = Rounding.OF_QUERY
+    sharing: Sharing = Sharing.PRIVATE
+    """Of the pages."""
+    drafts: DraftChoice = "off"
+    """Who guesses at the next tokens."""
+    quantization: Quantization = "auto"
+    """Which matrices are codes; none are where the native library does not compute."""
+    graph_rows: int | None = None
+    """Rows of the largest decode step that is recorded and replayed; None: none is."""
+    recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
+    """By what."""
+
+    @property
+    def own_threads(self) -> int:
+        """That compute wherever others do."""
+        return self.num_threads if self.core_share is None else self.core_share.own_threads
+
+
+def _with_shared_cores(sizes: ExecutorSizes, share: CoreShare, native: NativeContext | None) -> ExecutorSizes:
+    """Without them a worker computes with its own threads alone."""
+    if native is not None:
+        try:
+            native.share_cores(share)
+            return sizes
+        except OSError as error:
+            _log.warning("%s: %s; no core is borrowed", share.path, error.strerror)
+            native.use_threads(share.own_threads)
+    return replace(sizes, num_threads=share.own_threads, core_share=None)
+
+
+class TorchExecutor:
+    """One rank's Executor. Called from one thread; `memory` may be used from another.
+
+    All ranks of a worker execute the same plans. The first one draws the tokens; the results of the others hold none,
+    and plans give them every input token by value. Which collectives a step makes follows from its plan alone.
+
+    `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
+    what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
+    (guesses, log-probabilities, penalties, several ranks) are computed as by `execute`.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: CacheSpec,
+        sizes: ExecutorSizes,
+        device: torch.device,
+        native: NativeContext | None,
+        drafter: Drafter | None = None,
+        head: DraftHead | None = None,
+    ) -> None:
+        """`native` None: attention by torch. Raises ConfigError where it cannot be had as `sizes` ask for it."""
+        self._shard = decoder.shard
+        self.memory = DeviceMemory(cache, sizes.num_pages, device, self._shard, sizes.sharing)
+        self._tables = PageTable(cache.num_pools, sizes.max_rows, cache.num_pages(sizes.max_context_len))
+        self._attention = make_attention(
+            sizes.attention_backend, native, self.memory.kv, self._tables, decoder.local.query_heads
+        )
+        self._decoder = decoder
+        self._device = device
+        self._max_context_len = sizes.max_context_len
+        self._drafter = drafter
+        self._head = head
+        self._guessing: ModelDrafter | None = None
+        if head is not None:
+            self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
+        self._rows: dict[RowId, Row] = {}
+        self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
+        self._under_way: deque[Launched] = deque()
+        self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
+        """[row] what steps under way drew."""
+        self._clock = StepClock()
+        self._graphs: StepGraphs | None = None
+        if sizes.graph_rows is not None:
+            recorder, rows = sizes.recorder(device), min(sizes.graph_rows, sizes.max_rows)
+            self._graphs = make_step_graphs(decoder, self._attention, self._last_drawn, rows, recorder)
+
+    @classmethod
+    def load(
+        cls,
+        model_path: Path,
+        spec: ModelSpec,
+        cache: CacheSpec,
+        sizes: ExecutorSizes,
+        device: str = "cpu",
+        dtype: DType | None = None,
+        partners: Partners = Partners(),
+    ) -> "TorchExecutor":
+        """Read the weights, allocate the pools. `spec`, `cache`: of the whole model. `dtype` None: the checkpoint's.
+
+        Raises ConfigError for a folder or device that cannot be used.
+        """
+        where = torch.device(device)
+        if where.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device {device} asked for, but torch sees no CUDA device")
+        collective, of_weights = partners.collective, torch_dtype(dtype or spec.dtype)
+        native = open_native(sizes.attention_backend, where, sizes.num_threads, sizes.rounding)
+        torch.set_num_threads(sizes.own_threads)
+        if sizes.core_share is not None:
+            sizes = _with_shared_cores(sizes, sizes.core_share, native)
+        ops = make_step_ops(native, of_weights)
+        if sizes.rounding is Rounding.OF_POSITION:
+            check_deterministic(cache, dtype or spec.dtype, ops)
+        quantization = usable_quantization(sizes.quantization, ops)
+        weights = load_weights(model_path, spec, of_weights, where, collective.shard, quantization)
+        decoder = Decoder(spec, weights, ops, collective, partners.group)
+        head = None if spec.draft is None else DraftHead(spec.draft, weights, ops, collective)
+        return cls(decoder, cache, sizes, where, native, make_drafter(sizes.drafts), head)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See control/sched/executor.py."""
+        start = time.perf_counter()
+        with self._threads.computing():
+            result = self._execute(plan)
+        num_threads, seconds = self._threads.count, time.perf_counter() - start
+        self._threads.learn(seconds)
+        return replace(result, seconds=seconds, num_threads=num_threads)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        self._end_all()
+        self._apply(plan)
+        if not plan.items:
+            return StepResult(plan.step, ())
+        self._check_inputs(plan)
+        inputs = step_inputs(plan, self._rows)
+        return self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched | AtOnce:
+        """As `execute`, but it may return before the device has computed the step. Steps end in their order."""
+        while self._under_way and self._under_way[0].is_over:
+            self._under_way.popleft().settle()
+        launched_at = time.perf_counter()
+        if not self._may_stay_unread(plan):
+            return AtOnce(self.execute(plan))
+        self._apply(plan)
+        inputs = step_inputs(plan, self._rows)
+        try:
+            launched = self._enqueue(plan, inputs, launched_at)
+        except Exception:
+            _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
+        else:
+            self._under_way.append(launched)
+            return launched
+        self._end_all()
+        return AtOnce(self._failed(plan))
+
+    def _end_all(self) -> None:
+        """Wait for what is under way: from then on rows know their tokens."""
+        while self._under_way:
+            launched = self._under_way.popleft()
+            launched.wait()
+            launched.settle()
+
+    def _may_stay_unread(self, plan: StepPlan) -> bool:
+        """Whether nothing on the host depends on the tokens that the plan's items draw."""
+        opened = {opened.row: opened.sampling for opened in plan.opens}
+        if not self._is_alone or self._guessing is not None or not plan.items:
+            return False
+        for item in plan.items:
+            sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
+            has_guesses = item.num_drafts or item.wanted_drafts or item.wants_features
+            if has_guesses or item.wants_prompt_logprobs or sampling.logprobs is not None or sampling.needs_history:
+                return False
+        return True
+
+    def _enqueue(self, plan: StepPlan, inputs: StepInputs, launched_at: float) -> Launched:
+        _, wanted = self._forward(plan, inputs)
+        drawing = [DrawingItem(item, self._rows[item.row]) for item in plan.items if item.samples]
+        draws = self._draw_unread(drawing, inputs, plan, wanted) if drawing else None
+        result = StepResult(
+            step=plan.step,
+            items=tuple(ItemResult(item.row) for item in plan.items),
+            tokens_read=inputs.batch.tokens_read,
+            shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
+        )
+        return Launched(result, drawing, draws, self._device, self._clock, launched_at)
+
+    def _draw_unread(
+        self, drawing: Sequence[DrawingItem], inputs: StepInputs, plan: StepPlan, wanted: Tensor
+    ) -> UnreadDraws:
+        """wanted [N, hidden]"""
+        ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
+        logits = self._decoder.logits(wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
+        rows = [SampleRow(one.row.sampling, one.position - one.row.prompt_len, None) for one in drawing]
+        draws = draw_unread(logits, rows)
+        places = self._tensor(np.array([one.item.row for one in drawing], np.int64))
+        self._last_drawn.index_copy_(0, places, draws.tokens)
+        return draws
+
+    @torch.inference_mode()
+    def accompany(self) -> None:
+        """A round of the expert group in which this member has no step. Raises CollectiveError."""
+        self._decoder.accompany()
+
+    def _check_inputs(self, plan: StepPlan) -> None:
+        if self._shard.rank and not all(isinstance(item.inputs, TokenValues) for item in plan.items):
+            raise StateError(f"rank {self._shard.rank} draws no tokens, but step {plan.step} asks for one that it drew")
+
+    def _compute_or_fail(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        """Raises only when the device does not answer any more.
+
+        Only of a worker with one rank and no group: where one of several fails, the others wait for it in a
+        collective, and the worker ends.
+        """
+        try:
+            return self._compute(plan, inputs)
+        except Exception:
+            _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
+        return self._failed(plan)
+
+    def _failed(self, plan: StepPlan) -> StepResult:
+        """Not to be called from the handler of what failed: the exception holds the tensors of the step."""
+        self._attention.free_scratch()
+        self._wait_for_device()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        failed = tuple(ItemResult(item.row, outcome=ItemOutcome.FAILED) for item in plan.items)
+        return StepResult(plan.step, failed)
+
+    def _wait_for_device(self) -> None:
+        """CUDA computes beside the host, on one stream; pages are read by other threads and streams."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._shard.size == 1 and not self._decoder.is_in_group
+
+    def _forward(self, plan: StepPlan, inputs: StepInputs) -> tuple[Hidden, Tensor]:
+        """And of the tokens that are read, [N, hidden]."""
+        vocab_size = self._decoder.spec.vocab_size
+        if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
+            raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
+        replayed = None if self._graphs is None else self._graphs.forward(inputs)
+        if replayed is not None:
+            return replayed, replayed.normed
+        attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
+        tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
+        if len(inputs.unread.places):
+            drawn = self._last_drawn.index_select(0, self._tensor(inputs.unread.rows))
+            tokens = tokens.index_copy(0, self._tensor(inputs.unread.places), drawn)
+        reads_all = self._head is not None and self._head.reads_all
+        last = None if reads_all else self._last_tokens(inputs)
+        hidden = self._decoder.forward(tokens, positions, attention, last, states)
+        wanted = hidden.normed
+        if len(wanted) != len(inputs.wanted.tokens):
+            wanted = wanted.index_select(0, self._tensor(inputs.wanted.tokens))
+        return hidden, wanted
+
+    def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        hidden, wanted = self._forward(plan, inputs)
+        items = self._results(plan, inputs, wanted)
+        drawn = self._known_to_all(plan, items)
+        undecided = [(item, tokens) for item, tokens in zip(plan.items, drawn, strict=True) if item.num_drafts]
+        self._decoder.settle(hidden, [item.num_known + max(0, len(tokens) - 1) for item, tokens in undecided])
+        draft_start = time.perf_counter()
+        if self._guessing is not None:
+            items = self._guessing.follow(plan, hidden, self._rows, items, drawn)
+        result = StepResult(
+            step=plan.step,
+            items=items,
+            draft_seconds=time.perf_counter() - draft_start,
+            tokens_read=inputs.batch.tokens_read,
+            shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
+        )
+        self._wait_for_device()
+        return result
+
+    def _known_to_all(self, plan: StepPlan, results: Sequence[ItemResult]) -> list[list[int]]:
+        """Of each item the tokens drawn, on every rank, where something is made of them in the step or guesses may be
+        among them."""
+        drawn = [[sampled.token for sampled in result.drawn] for result in results]
+        samples = any(item.num_drafts or (item.samples and self._guessing is not None) for item in plan.items)
+        if self._shard.size == 1 or not samples:
+            return drawn
+        width = 2 + max(item.num_drafts for item in plan.items)
+        lines = torch.zeros((len(drawn), width), dtype=torch.int64)
+        for line, tokens in zip(lines, drawn, strict=True):
+            line[: 1 + len(tokens)] = torch.tensor([len(tokens), *tokens])
+        summed: list[list[int]] = self._decoder.collective.all_reduce(lines.to(self._device)).tolist()
+        told = [line[1 : 1 + line[0]] for line in summed]
+        if self._shard.rank:
+            for item, tokens in zip(plan.items, told, strict=True):
+                if tokens:
+                    self._rows[item.row].give(item.q_start + item.num_known, np.array(tokens, np.int64))
+        return told
+
+    def _last_tokens(self, inputs: StepInputs) -> LastTokens | None:
+        """None: those of the step."""
+        wanted = inputs.wanted
+        if len(wanted.tokens) == inputs.batch.num_tokens:
+            return None
+        attention = self._attention.begin_step(wanted.batch) if wanted.batch.queries else ()
+        return LastTokens(self._tensor(wanted.tokens), attention)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.closes:
+            del self._rows[row]
+            if self._guessing is not None:
+                self._guessing.close(row)
+        for opened in plan.opens:
+            self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+            if self._guessing is not None:
+                self._guessing.open(opened.row, opened.draft_start)
+        for update in plan.pages:
+            self._tables.write(update.pool, update.row, update.first_index, update.pages)
+
+    def _results(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> tuple[ItemResult, ...]:
+        """hidden [N, hidden] of the wanted tokens"""
+        results = {item.row: ItemResult(item.row) for item in plan.items}
+        for item, end in zip(plan.items, inputs.wanted.ends, strict=True):
+            if item.wants_prompt_logprobs:
+                results[item.row] = self._prompt_logprobs(item, hidden[end - item.q_len : end])
+        drawing = [(item, end) for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
+        if drawing:
+            wanted = np.concatenate([np.arange(end - num_draws(item), end) for item, end in drawing])
+            logits = self._decoder.logits(hidden.index_select(0, self._tensor(wanted)))  # [D, V] float32
+            if self._shard.rank == 0:
+                for result in self._draw(plan, [item for item, _ in drawing], logits):
+                    of_prompt = results[result.row]
+                    outcome = of_prompt.outcome if result.drawn else ItemOutcome.NOT_FINITE
+                    results[result.row] = replace(result, outcome=outcome, prompt_logprobs=of_prompt.prompt_logprobs)
+        return tuple(results[item.row] for item in plan.items)
+
+    def _draw(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor) -> list[ItemResult]:
+        """logits [D, V]: of each item's last known position, and of its guesses."""
+        firsts = np.cumsum([0, *(num_draws(item) for item in items)]).tolist()
+        draws = _StepDraws(self._rows, logits, self._decoder.peaks(logits), self._device)
+        draws.draw_together(items, firsts)
+        results = []
+        for item, first in zip(items, firsts, strict=False):
+            row = self._rows[item.row]
+            begin = item.q_start + item.num_known
+            drawn = right_draws(item, row.sampling, begin - row.prompt_len, partial(draws.of, item, first))
+            for place, sampled in enumerate(drawn):
+                row.draw(plan.step, begin + place, sampled.token)
+            results.append(ItemResult(item.row, drawn))
+        return self._with_drafts(items, results)
+
+    def _with_drafts(self, items: Sequence[PlanItem], results: list[ItemResult]) -> list[ItemResult]:
+        if self._drafter is None:
+            return results
+        asked = [
+            DraftAsk(item.row, self._rows[item.row].known(), item.wanted_drafts)
+            for item, result in zip(items, results, strict=True)
+            if item.wanted_drafts and result.drawn
+        ]
+        proposed = dict(zip((ask.row for ask in asked), self._drafter.propose(asked), strict=True))
+        return [replace(result, drafts=proposed.get(result.row, b"")) for result in results]
+
+    def _prompt_logprobs(self, item: PlanItem, hidden: Tensor) -> ItemResult:
+        """hidden [q_len, hidden]: position i predicts the token at i + 1, where that is known."""
+        row = self._rows[item.row]
+        targets = row.tokens(item.q_start + 1, item.q_start + item.q_len + 1)
+        num_top = row.sampling.prompt_logprobs or 0
+        out: list[TokenLogprobs] = []
+        is_finite = True
+        for start in range(0, item.q_len, LOGPROB_POSITIONS):  # all of them, whatever the logits are: ranks gather them
+            logits = self._decoder.logits(hidden[start : start + LOGPROB_POSITIONS])
+            piece = self._tensor(targets[start : start + LOGPROB_POSITIONS].copy())
+            is_finite = is_finite and all(finite_rows(logits[: len(piece)]))
+            if is_finite and self._shard.rank == 0:
+                out += token_logprobs(logits[: len(piece)], piece, num_top)
+        if not is_finite:
+            return ItemResult(item.row, outcome=ItemOutcome.NOT_FINITE)
+        return ItemResult(item.row, prompt_logprobs=tuple(out))
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        return on_device(values, self._device)
+
+
+class _StepDraws:
+    """The draws of a step: what does not depend on tokens drawn before at once, the others when they are asked for."""
+
+    def __init__(self, rows: Mapping[RowId, Row], logits: Tensor, peaks: Peaks, device: torch.device) -> None:
+        """logits [D, V]"""
+        self._rows = rows
+        self._logits = logits
+        self._device = device
+        self._is_finite, self._largest = peaks
+        self._drawn: dict[int, Sampled] = {}
+
+    def draw_together(self, items: Sequence[PlanItem], firsts: Sequence[int]) -> None:
+        """`firsts`: line of each item's first draw."""
+        lines, sampling = [], []
+        for item, first in zip(items, firsts, strict=False):
+            row = self._rows[item.row]
+            if row.sampling.needs_history and item.num_drafts:
+                continue
+            for line in range(first, first + num_draws(item)):
+                if self._is_finite[line]:
+                    lines.append(line)
+                    sampling.append(self._sample_row(item, line - first))
+        if lines:
+            logits = self._logits if len(lines) == len(self._logits) else self._logits[lines]
+            draws = sample(logits, sampling, [self._largest[line] for line in lines])
+            self._drawn = {line: Sampled(d.token, d.logprobs) for line, d in zip(lines, draws, strict=True)}
+
+    def of(self, item: PlanItem, first: int, place: int) -> Sampled | None:
+        """The token behind the last known one (place 0) or behind a guess; None: its logits are not finite.
+
+        A rule that counts tokens counts those drawn before, so each is given to the row before the next is asked for.
+        """
+        line = first + place
+        if not self._is_finite[line]:
+            return None
+        if line not in self._drawn:
+            (draw,) = sample(self._logits[line : line + 1], [self._sample_row(item, place)], [self._largest[line]])
+            self._rows[item.row].give(item.q_start + item.num_known + place, np.array([draw.token], np.int64))
+            return Sampled(draw.token, draw.logprobs)
+        return self._drawn[line]
+
+    def _sample_row(self, item: PlanItem, place: int) -> SampleRow:
+        row = self._rows[item.row]
+        history = row.history(self._device) if row.sampling.needs_history else None
+        return SampleRow(row.sampling, item.q_start + item.num_known + place - row.prompt_len, history)

@@ -1,0 +1,1 @@
+"""A model's layers as torch operators or native ones, composed by `decoder` for every family."""

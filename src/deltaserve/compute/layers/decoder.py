@@ -1,0 +1,253 @@
+"""The one decoder: composes layers as the ModelSpec says.
+
+Each rank computes its heads, its part of the feed-forward layers and of the vocabulary; hidden states are whole on all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from deltaserve.compute.attention.attention import StepAttention, StepStates
+from deltaserve.compute.collective.collective import ALONE, Collective
+from deltaserve.compute.collective.expert_group import ExpertGroup
+from deltaserve.compute.layers.delta_net import StepTokens, UndecidedStates, mix_tokens
+from deltaserve.compute.layers.gqa import attend, project
+from deltaserve.compute.layers.layers import Projected, dense_mlp
+from deltaserve.compute.layers.mla import attend_latents, project_latents
+from deltaserve.compute.layers.moe import compute_for_others, moe_mlp
+from deltaserve.compute.layers.rope import Rope
+from deltaserve.compute.layers.step_ops import Peaks, StepOps
+from deltaserve.compute.weights.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    DeltaWeights,
+    DenseWeights,
+    LayerWeights,
+    MlaWeights,
+    MoeWeights,
+)
+from deltaserve.core.layout.shard import Shard
+from deltaserve.model.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The tokens of a step whose hidden states are read: all that the last layer computes, besides K and V of all."""
+
+    tokens: Tensor  # [N] int64
+    attention: Sequence[StepAttention]
+    """Of these tokens, one per page group as for the step; none where N is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What is read of a step's tokens."""
+
+    normed: Tensor  # [N, hidden] after the final norm
+    residual: Tensor  # [N, hidden] before it
+    read: Tensor | None  # [T, layers * hidden]: what entered those layers that the draft reads
+    undecided: UndecidedStates | None = None
+    """Present where queries end in guesses: their recurrent states wait for `Decoder.settle`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Where a layer finds its part of what a step brings."""
+
+    weights: LayerWeights
+    group: int
+    """Page group that holds its keys and values."""
+    index: int
+    """Within that group; of a recurrent layer, among those."""
+    rope: int
+    """Of the distinct ones."""
+    next_norm: Tensor
+    """Of what it leaves: the next layer's, or the last one of all."""
+    is_read: bool
+    """What enters it is read by the draft."""
+
+
+class Decoder:
+    """Packed batches: a step is a flat list of tokens of all rows, one after the other; no padding."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ops: StepOps,
+        collective: Collective = ALONE,
+        group: ExpertGroup | None = None,
+        num_logits: int | None = None,
+    ) -> None:
+        """`spec`: of the whole model; `weights`: of this rank. `group`: of workers that share their experts.
+        `num_logits`: rows of the whole output matrix; None: of the vocabulary."""
+        self.spec = spec
+        self._num_logits = num_logits or spec.vocab_size
+        self.local = spec.local(collective.shard)
+        self._weights = weights
+        self._ops = ops
+        self._collective = collective
+        self._group = group
+        embedding = weights.embedding
+        scale = spec.embedding_scale
+        self._scale = None if scale == 1.0 else torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)
+        ropes = dict.fromkeys(layer.rope for layer in spec.layers)
+        self._ropes = tuple(Rope(rope, embedding.device) for rope in ropes)
+        norms = [*(held.attention_norm for held in weights.layers[1:]), weights.norm]
+        read = () if spec.draft is None else spec.draft.read_layers
+        self._layers = tuple(
+            _Layer(held, *spec.place(index), list(ropes).index(layer.rope), norms[index], index in read)
+            for index, (held, layer) in enumerate(zip(weights.layers, spec.layers, strict=True))
+        )
+
+    @property
+    def shard(self) -> Shard:
+        return self._collective.shard
+
+    @property
+    def collective(self) -> Collective:
+        return self._collective
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether other workers take part in its steps."""
+        return self._group is not None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Sequence[StepAttention],
+        last: LastTokens | None = None,
+        states: Sequence[StepStates] = (),
+    ) -> Hidden:
+        """tokens, positions [T] int64 -> what is read of `last`, or of all.
+
+        `attention` holds one StepAttention per page group of the model's CacheSpec, `states` one StepStates per state
+        group.
+        """
+        return self.compute(self.embed(tokens), None, positions, attention, last, states)
+
+    def compute(
+        self,
+        x: Tensor,
+        normed: Tensor | None,
+        positions: Tensor,
+        attention: Sequence[StepAttention],
+        last: LastTokens | None = None,
+        states: Sequence[StepStates] = (),
+    ) -> Hidden:
+        """As `forward`, of what the first layer is given.
+
+        x [T, hidden]; `normed` [T, attention_inputs * hidden], what its attention is computed from: None: the norm of x
+        """
+        ops, eps, add_up = self._ops, self.spec.norm_eps, self._collective.all_reduce
+        if normed is None:
+            normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
+        turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
+        step = StepTokens.of(states, x.device) if states else None
+        read = []
+        for layer in self._layers:
+            held, index = layer.weights, layer.index
+            if layer.is_read:
+                read.append(x)
+            is_cut = last is not None and layer is self._layers[-1]
+            if isinstance(held.attention, DeltaWeights):
+                added = add_up(self._mix(normed, held.attention, step, index))
+                if last is not None and is_cut:
+                    x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
+                    if not last.attention:
+                        return self._unread(x, read)
+            else:
+                projected = self._project(normed, held.attention, turns[layer.rope])
+                attention[layer.group].write_kv(index, *projected.planes)
+                reading = attention
+                if last is not None and is_cut:
+                    x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
+                    if not reading:
+                        return self._unread(x, read)
+                added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
+            x, normed = ops.add_norm(x, added, held.after_attention, held.mlp_norm, eps)
+            added = add_up(self._mlp(normed, held.mlp))
+            x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, eps)
+        hidden = _hidden(normed, x, read)
+        return hidden if step is None else replace(hidden, undecided=step.undecided)
+
+    def peaks(self, logits: Tensor) -> Peaks:
+        """[N, V] of `logits`"""
+        return self._ops.peaks(logits)
+
+    def _unread(self, x: Tensor, read: Sequence[Tensor]) -> Hidden:
+        """Nobody reads any token of the step: what is left of its last layer is not computed."""
+        self._compute_for_others(self._layers[-1])
+        return _hidden(x, x, read)
+
+    def accompany(self) -> None:
+        """A step of the other members of the expert group, in which this one has nothing to compute."""
+        for layer in self._layers:
+            self._compute_for_others(layer)
+
+    def _compute_for_others(self, layer: _Layer) -> None:
+        mlp = layer.weights.mlp
+        if self._group is not None and isinstance(mlp, MoeWeights):
+            assert self.local.moe is not None
+            nothing = self._weights.embedding.new_empty((0, self.spec.hidden_size))
+            compute_for_others(nothing, mlp, self.local.moe, self._ops, self._group)
+
+    def settle(self, hidden: Hidden, lens: Sequence[int]) -> None:
+        """Of each query that ended in guesses only the first `lens` tokens were right, one at least."""
+        if hidden.undecided is not None:
+            assert self.local.delta is not None
+            hidden.undecided.settle(lens, self.local.delta, self._ops)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary and nothing beside it, on every rank"""
+        gathered = self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head))
+        return gathered[:, : self._num_logits].contiguous().to(torch.float32)  # without rows that fill up a share
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T] -> [T, hidden]"""
+        x = self._look_up(tokens)
+        return x if self._scale is None else x * self._scale
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        shard, table = self._collective.shard, self._weights.embedding
+        if shard.size == 1:
+            return functional.embedding(tokens, table)
+        lines = tokens - shard.rank * len(table)
+        is_elsewhere = (lines < 0) | (lines >= len(table))
+        found = functional.embedding(lines.masked_fill(is_elsewhere, 0), table)
+        return self._collective.all_reduce(found.masked_fill_(is_elsewhere[:, None], 0))
+
+    def _mix(self, x: Tensor, weights: DeltaWeights, step: StepTokens | None, layer: int) -> Tensor:
+        """This rank's part of a sum."""
+        assert self.local.delta is not None
+        assert step is not None
+        return mix_tokens(x, weights, self.local.delta, self.spec.norm_eps, self._ops, step, layer)
+
+    def _project(self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]) -> Projected:
+        if isinstance(weights, MlaWeights):
+            return project_latents(x, weights, self.local, rope, self._ops)
+        return project(x, weights, self.local, rope, self._collective, self._ops)
+
+    def _attend(
+        self, projected: Projected, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
+    ) -> Tensor:
+        """This rank's part of a sum."""
+        if isinstance(weights, MlaWeights):
+            return attend_latents(projected.q, weights, self.local, self._ops, attention, layer)
+        return attend(projected, weights, self.local, self._ops, attention, layer)
+
+    def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
+        """This rank's part of a sum."""
+        if isinstance(weights, DenseWeights):
+            return dense_mlp(x, weights, self._ops, self.spec.activation)
+        assert self.local.moe is not None
+        return moe_mlp(x, weights, self.local.moe, self._ops, self._group)
+
+
+def _hidden(normed: Tensor, residual: Tensor, read: Sequence[Tensor]) -> Hidden:
+    return Hidden(normed, residual, torch.cat(tuple(read), -1) if read else None)

@@ -1,0 +1,202 @@
+"""Streams a checkpoint into weights, tensor by tensor. Nothing in it is ever executed."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from deltaserve.compute.weights.block_matrix import write_rows
+from deltaserve.compute.weights.dequantised import FolderWeight, dequantised
+from deltaserve.compute.weights.gguf_arrays import Array, GgufArray, gguf_arrays
+from deltaserve.compute.weights.packing import pack, pack_draft, pack_layer
+from deltaserve.compute.weights.weights import (
+    CodeRows,
+    CodeTable,
+    DecoderWeights,
+    DraftWeights,
+    allocate,
+    allocate_draft,
+)
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.quantization import Quantization
+from deltaserve.model.checkpoint_config import family_named
+from deltaserve.model.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
+from deltaserve.model.eagle3 import draft_inventory
+from deltaserve.model.formats.block_forms import BlockForm
+from deltaserve.model.formats.gguf_model import GgufModel
+from deltaserve.model.formats.quantised_folder import QuantisedFolder
+from deltaserve.model.formats.safetensors_folder import SafetensorsFolder, valid_file
+from deltaserve.model.model_spec import DraftSpec, ModelSpec
+from deltaserve.model.open_source import Source, open_source
+from deltaserve.model.source import TensorHeader
+from deltaserve.model.tensors import EMBEDDING, Inventory, as_stored
+
+_log = logging.getLogger(__name__)
+
+
+class _Loaded(NamedTuple):
+    """What a rank holds of one tensor, or a part of that."""
+
+    name: str
+    """Canonical."""
+    box: tuple[slice, ...]
+    """Of the target that it fills."""
+    values: Tensor
+
+
+def load_weights(
+    model_path: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = Shard(),
+    quantization: Quantization = "none",
+) -> DecoderWeights:
+    """A rank's part of every tensor exactly once, cast to `dtype`, matrices packed. `spec`: of the whole model.
+
+    `quantization`: another than "none" only for the CPU. Raises ConfigError naming file and tensor.
+    """
+    rules = CODE_RULES[quantization]
+    source = open_source(model_path)
+    family = family_named(spec.family)
+    stored = as_stored(spec, family, source.headers())
+    inventory = Inventory.of(family, stored, source.index)
+    codes = CodeTable(_planned(source, stored, inventory, shard) if rules.keeps_codes else {}, rules.rounds_inputs)
+    weights, targets = allocate(stored, dtype, device, shard, codes)
+    _fill(targets, source, inventory, shard, codes.targets)
+    if spec.tied_embeddings and not stored.tied_embeddings:
+        weights = _tie_equal(weights)
+    layers = deque(weights.layers)
+    own_draft = _draft_of_its_own(spec.draft, dtype, device, shard)
+    draft = weights.draft and pack_draft(weights.draft, rules)
+    draft = draft if own_draft is None else pack_draft(own_draft, draft_rules(rules))
+    rest = replace(weights, layers=(), lm_head=pack(weights.lm_head, rules), draft=draft)
+    del weights, targets, codes, own_draft  # so that a layer's plain matrices go when it is packed
+    return replace(rest, layers=tuple(pack_layer(layers.popleft(), rules) for _ in range(len(layers))))
+
+
+def _planned(source: Source, stored: ModelSpec, inventory: Inventory, shard: Shard) -> Mapping[str, BlockForm]:
+    """Which tensors stay codes, with a line about those that a rank's share cuts where no run ends."""
+    tied = EMBEDDING if stored.tied_embeddings else None
+    plan = plan_codes(inventory.parts, stored_kinds(source, inventory.family), shard, tied)
+    if plan.uncut:
+        names = shown_names(plan.uncut)
+        _log.warning("weights: %d tensors are dequantised, for ranks cut them within a run: %s", len(plan.uncut), names)
+    return plan.forms
+
+
+def _draft_of_its_own(
+    draft: DraftSpec | None, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> DraftWeights | None:
+    """Of a head with a folder of its own, not packed."""
+    if draft is None or draft.folder is None:
+        return None
+    source = open_source(Path(draft.folder))
+    weights, targets = allocate_draft(draft, dtype, device, shard)
+    _fill(targets, source, draft_inventory(draft, source.index), shard)
+    return weights
+
+
+def _fill(
+    targets: Mapping[str, Tensor],
+    source: Source,
+    inventory: Inventory,
+    shard: Shard,
+    codes: Mapping[str, CodeRows] | None = None,
+) -> None:
+    """`codes`: where tensors go that are not dequantised; one of both comes twice."""
+    for name, box, values in _tensors(source, inventory, shard, _CodeReader(targets, codes or {}, shard)):
+        added = inventory.parts[name].added
+        targets[name][box].copy_(values.float() + added if added else values)
+    inventory.check_complete()
+    _name_unused(inventory.unused)
+
+
+@dataclass(frozen=True, slots=True)
+class _CodeReader:
+    """Reads tensors that stay codes into their places."""
+
+    targets: Mapping[str, Tensor]
+    codes: Mapping[str, CodeRows]
+    shard: Shard
+
+    def take(self, array: GgufArray | FolderWeight, inventory: Inventory) -> bool:
+        """Whether nothing else of it is needed."""
+        canonical = inventory.family.canonical(array.header.name)
+        if canonical is None or canonical not in self.codes:
+            return False
+        matrix, row = self.codes[canonical]
+        for source, target in inventory.parts[canonical].pieces(self.shard):
+            rows, columns = (*source, slice(None), slice(None))[:2]
+            first = row + (target[0].start or 0 if target else 0)
+            for part in array.codes(rows, columns):
+                write_rows(matrix, first, part)
+                first += len(part.codes)
+        if canonical in self.targets:
+            return False
+        inventory.take(array.header)
+        return True
+
+
+def _tensors(source: Source, inventory: Inventory, shard: Shard, reader: _CodeReader) -> Iterator[_Loaded]:
+    """What the model needs."""
+    match source:
+        case SafetensorsFolder():
+            for file in source.shards:
+                yield from _file_tensors(file, inventory, shard)
+        case QuantisedFolder():
+            for weight in dequantised(source):
+                if not reader.take(weight, inventory):
+                    yield from _cut(weight.header, weight.values, inventory, shard)
+        case GgufModel():
+            for array in gguf_arrays(source):
+                if not reader.take(array, inventory):
+                    yield from _cut(array.header, partial(_array_tensor, array.values), inventory, shard)
+
+
+def _file_tensors(file: Path, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+    """Of a tensor only what the rank holds is read."""
+    with valid_file(file), safe_open(file, "pt") as reader:
+        for name in sorted(reader.keys()):
+            entry = reader.get_slice(name)
+            header = TensorHeader(file.name, name, entry.get_dtype(), tuple(entry.get_shape()))
+            canonical = inventory.take(header)
+            if canonical is not None:
+                for box, target in inventory.parts[canonical].pieces(shard):
+                    yield _Loaded(canonical, target, entry[box] if box else reader.get_tensor(name))
+
+
+def _array_tensor(read: Callable[[], Array]) -> Tensor:
+    return torch.from_numpy(read())
+
+
+def _cut(header: TensorHeader, read: Callable[[], Tensor], inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
+    """Of a tensor that can only be read whole."""
+    canonical = inventory.take(header)
+    pieces = () if canonical is None else inventory.parts[canonical].pieces(shard)
+    if canonical is not None and pieces:
+        whole = read()
+        for box, target in pieces:
+            yield _Loaded(canonical, target, whole[box])
+
+
+def _tie_equal(weights: DecoderWeights) -> DecoderWeights:
+    """Weights of a config that ties the output matrix to the embedding and a file that holds both."""
+    if not isinstance(weights.lm_head, Tensor):
+        return weights  # codes: the embedding's values would take more memory, not less
+    if torch.equal(weights.lm_head, weights.embedding):
+        return replace(weights, lm_head=weights.embedding)
+    _log.warning("weights: lm_head.weight differs from the embedding and is used, though tie_word_embeddings is true")
+    return weights
+
+
+def _name_unused(names: list[str]) -> None:
+    if names:
+        _log.warning("weights: %d tensors of the files are not used: %s", len(names), shown_names(names))

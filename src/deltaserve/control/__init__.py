@@ -1,0 +1,1 @@
+"""Pure: every decision of a worker and of the front: what is cached, computed, moved, and where."""

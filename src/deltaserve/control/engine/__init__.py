@@ -1,0 +1,1 @@
+"""Pure: a worker's whole control plane, the engine: prefill, decode, unified."""

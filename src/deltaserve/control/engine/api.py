@@ -1,0 +1,170 @@
+"""How a control plane is driven, by a worker's loop thread and by the simulator alike.
+
+    instance.handle(event, now)              a frame, a transfer report, a death notice
+    instance.commit(result, now)             the executor's answer to the last plan
+    instance.tick(now)                       when next_timer() has passed
+    actions = instance.turn(now)             once, after all of the above that were there
+    plan = instance.plan(now)                when the executor is free; None: nothing to compute
+
+Events are recorded as they come; admission, grants and outgoing frames are worked out once per turn, however many
+events it has. The driver performs every action of a turn, in order. No call blocks, sleeps or looks at a clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from deltaserve.control.peer.link import LinkAction, LinkEvent
+from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.transfer.commands import TransferCommand, TransferReport
+from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.core.layout.spec import CacheSpec
+from deltaserve.core.transport import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Stop taking requests; `is_drained()` turns true when the last one ended."""
+
+
+Event = LinkEvent | DrainRequested | TransferReport
+
+Action = LinkAction | TransferCommand
+
+
+class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a control plane schedules and how long it waits: what an operator may choose."""
+
+    chunked_prefill_size: int = 512
+    """Tokens one request may compute per step."""
+    max_prefill_tokens: int = 2048
+    """Tokens of extends per step, over all requests."""
+    attention_split_tokens: int = 256
+    num_reserved_decode_tokens: int = 512
+    decode_extend_tokens: int = 256
+    max_queued_requests: int = 1024
+    radix_cache: bool = True
+    schedule_policy: str = "fcfs"
+    """A name in sched.policy.POLICIES."""
+    itl_target_s: float | None = None
+    """A step with decode rows takes no longer, if that can be had by taking in less."""
+    max_drafts: int = 0
+    """Guesses at a row's next tokens that a step verifies, at most."""
+    draft_policy: Literal["adaptive", "always"] = "adaptive"
+    """See SchedConfig."""
+    steps_ahead: int = 0
+    """Steps planned while another one computes, where what it draws does not decide what they compute: 0 or 1."""
+    state_chunk_tokens: int = 64
+    """Tokens that a recurrent layer computes as one piece: its states are kept at multiples of it, in whole pages."""
+    state_interval_tokens: int | None = None
+    """A recurrent state is kept every so many tokens, too; None: only where requests are likely to go on."""
+    state_eviction: str = "lru"
+    """A value of cache.tails.StateEviction."""
+    verify_checksums: bool = False
+    heartbeat_s: float = 0.5
+    peer_lost_s: float = 5.0
+    """On decode: a prefill worker silent for so long fails its requests and is fenced."""
+    peer_suspect_s: float = 1.5
+    """The same when the connection to it broke, and nothing was heard since."""
+    peer_lease_s: float = 5.0
+    """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
+    front_grace_s: float = 10.0
+    """On decode: the rooms of a front silent for so long are cancelled."""
+    drain_timeout_s: float = 2.0
+    """A peer silent for so long about a revoked ticket is fenced. While it drains it says so twice a second."""
+    share_wait_s: float = 2.0
+    """At most so long a request waits for a twin's transfer of the same pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceConfig:
+    """Everything a control plane needs to know. Plain numbers: "auto" was resolved before."""
+
+    name: PeerName
+    role: Role
+    boot: int
+    cache: CacheSpec
+    num_pages: tuple[int, ...]
+    """Per pool."""
+    max_running_requests: int
+    max_context_len: int
+    vocab_size: int
+    compat: tuple[tuple[str, str], ...]
+    """Field |-> value; all must agree between prefill and decode."""
+    cluster_secret: bytes
+    fingerprint: str
+    transport: str
+    """Its name; of what its word is worth see `evidence`."""
+    options: InstanceOptions
+    evidence: Evidence = Evidence.COMPLETION
+    tp_size: int = 1
+    """Ranks, each of which holds its heads of every page."""
+    has_staging: bool = False
+    """Each of them has memory in which elements are converted on the way."""
+    configured_role: Role | None = None
+    """What the process was started as, once its role was changed; None: it never was."""
+
+
+@dataclass(slots=True)
+class Door:
+    """One for all desks of an engine."""
+
+    is_closed: bool = False
+    """Nothing new is taken: the worker is to end, or to take up another role."""
+
+
+class Instance(Protocol):
+    """A control plane: prefill, decode or unified."""
+
+    @property
+    def role(self) -> Role: ...
+
+    def misfits(self) -> Mapping[PeerName, str]:
+        """Workers that pages cannot be moved to or from, and why: with both values of what differs."""
+        ...
+
+    def handle(self, event: Event, now: float) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def next_timer(self) -> float | None:
+        """When tick() is wanted at the latest."""
+        ...
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The step to compute after those that are not committed; None: nothing to compute, or one of them is to be
+        committed first."""
+        ...
+
+    def commit(self, result: StepResult, now: float) -> None: ...
+
+    def turn(self, now: float) -> list[Action]:
+        """What the events since the last turn lead to."""
+        ...
+
+    def transfer_active(self) -> bool:
+        """Whether a ticket is open or a write outstanding: then the transfer thread keeps polling."""
+        ...
+
+    def is_drained(self) -> bool: ...
+
+    def may_hand_over(self) -> bool:
+        """Whether an engine of another role is to take over, and this one holds nothing for anybody any more."""
+        ...
+
+    def successor(self, boot: Boot) -> "Instance":
+        """The engine that takes over: another role and boot, the same memory and tree. Drive it instead of this one.
+
+        Precondition: may_hand_over().
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Name (Prometheus, with unit) |-> value; label sets as `name{label="x"}`."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError."""
+        ...

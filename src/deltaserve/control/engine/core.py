@@ -1,0 +1,263 @@
+"""One engine: a scheduler and a cache, links to its peers, and the desks that requests come in by.
+
+    serving   requests of fronts, from Submit to Finished (serving.py)
+    intake    pages that other workers compute for those requests: the reader's side of a transfer (intake.py)
+    outflow   prompts computed for other workers: the writer's side of a transfer (outflow.py)
+
+A role is which desks are open. All of them share the scheduler's rows, steps and memory.
+
+A change of role is a change of engines: this one drains, ends its endpoints, and `successor` is a new one, with a boot
+of its own, over the same pools and tree. What carries the boot is new: links, tickets, rooms. Memory is what stays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from deltaserve.control.engine.api import Action, Door, DrainRequested, Event, InstanceConfig
+from deltaserve.control.engine.backlog import Backlog
+from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.meter import Meter
+from deltaserve.control.engine.outflow import Outflow
+from deltaserve.control.engine.parts import (
+    Parts,
+    build_parts,
+    check_parts,
+    drain_events,
+    facts_of,
+    pool_metrics,
+    sched_config,
+    snapshot_events,
+)
+from deltaserve.control.engine.serving import Serving
+from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
+from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.transfer.commands import (
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    PeerFenced,
+    StagingUsed,
+)
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.core.wire.messages import ChangeRole, Flush, Hello
+
+SERVES = frozenset({Role.DECODE, Role.UNIFIED})
+"""Roles whose serving desk (with its intake) is open."""
+WRITES = frozenset({Role.PREFILL})
+"""Roles whose outflow desk is open."""
+_CHANGEABLE = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(slots=True)
+class _Change:
+    """Another engine is to take over."""
+
+    role: Role
+    ends_rooms_at: float
+    """What still runs then goes elsewhere."""
+    has_left: bool = False
+    """Everything ended here; the endpoints are being fenced, and nobody is listened to any more."""
+
+
+class EngineCore:
+    """See control/engine/api.py for how it is driven."""
+
+    def __init__(self, config: InstanceConfig, parts: Parts | None = None) -> None:
+        """`parts`: of an engine before this one, whose scheduler is idle; None: new ones."""
+        self.config = config
+        self.parts = build_parts(config) if parts is None else parts
+        if parts is not None:
+            parts.scheduler.become(sched_config(config))
+        self._out: list[Action] = []
+        options = config.options
+        silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s
+        self.links = Greeter(config, facts_of(config), silence_s, self._out)
+        self._meter = Meter(options.heartbeat_s)
+        self._door = Door()
+        self.outflow = Outflow(config, self.parts, self.links, self._meter, self._door, self._out)
+        self.serving = Serving(config, self.parts, self.links, self._door, self._out)
+        self._serves, self._writes = config.role in SERVES, config.role in WRITES
+        self._is_to_end = False
+        """When nothing is left here; else it closed to take up another role."""
+        self._change: _Change | None = None
+
+    @property
+    def role(self) -> Role:
+        return self.config.role
+
+    def misfits(self) -> Mapping[PeerName, str]:
+        return self.links.misfits()
+
+    # ------------------------------------------------------------ driving
+
+    def handle(self, event: Event, now: float) -> None:
+        match event:
+            case FrameIn():
+                if self._change is not None and self._change.has_left:
+                    self.links.stale_frames += 1
+                else:
+                    self._on_frame(event, now)
+            case PeerDied():
+                self.links.died(event.peer)
+                self._drop_peer(event.peer, FailReason.PEER_LOST, now)
+            case LinkBroken():
+                self.links.table.broke(event.peer, now)
+            case DrainRequested():
+                self._is_to_end = self._door.is_closed = True
+            case StagingUsed():
+                self._meter.count_staging(event)
+            case EndpointOpened() | EndpointAttached() | EndpointFailed():
+                self.links.on_endpoint(event)
+                self.serving.on_endpoint(event.peer, now)
+            case _:
+                if isinstance(event, PeerFenced):
+                    self.links.on_fenced()
+                self.outflow.on_report(event)
+                self.serving.on_report(event, now)
+
+    def _on_frame(self, event: FrameIn, now: float) -> None:
+        heard = self.links.receive(event.envelope, now)
+        peer = heard.peer
+        if heard.is_gone:
+            self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
+        if isinstance(heard.message, Hello):
+            self.links.send(peer.name, snapshot_events(self.parts.cache))
+        if self._writes:
+            self.outflow.on_frame(peer, event.envelope, heard.message, now)
+        if self._serves and heard.message is not None:
+            self.serving.on_frame(peer, heard.message, now)
+        match heard.message:
+            case Flush():
+                self.parts.cache.clear()
+            case ChangeRole():
+                self._on_change(heard.message, now)
+
+    def tick(self, now: float) -> None:
+        if self._change is not None and self._change.has_left:
+            return
+        if self._meter.is_due(now):
+            for peer in self.links.beat(now):
+                self.links.fence(peer.name)
+                self._drop_peer(peer.name, FailReason.PEER_LOST, now)
+            backlog, is_closed = self._backlog(), self._door.is_closed
+            self.links.tell_fronts(self._meter.status(self.parts, backlog, is_closed, self.metrics()))
+            self.serving.intake.repeat_revokes()
+        self.outflow.tick(now)
+        self.serving.tick(now)
+
+    def _backlog(self) -> Backlog:
+        requests, granted = [*self.outflow.waiting(), *self.serving.requests()], self.serving.granted()
+        return Backlog.of(requests, granted, self.config.cache.page_size, self.parts.scheduler.running.shares_prompt)
+
+    def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+        """Its life, or its endpoint's, is over."""
+        self.outflow.drop_peer(peer)
+        self.serving.drop_peer(peer, reason, now)
+
+    def turn(self, now: float) -> list[Action]:
+        scheduler = self.parts.scheduler
+        for request in scheduler.waiting.admit(now):
+            if not self.outflow.started(request):
+                self.serving.started(request, now)
+        self._queue_again(now)
+        self.serving.turn()
+        self._go_on_changing(now)
+        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
+            self.links.tell_fronts(events)
+        actions = list(self._out)
+        self._out.clear()
+        return actions
+
+    # ------------------------------------------------------------ another role
+
+    def _on_change(self, asked: ChangeRole, now: float) -> None:
+        """Asked again it changes nothing; asked for another role, that one is the next."""
+        if {asked.role, self.config.role}.difference(_CHANGEABLE):
+            return
+        if self._change is not None:
+            self._change.role = asked.role
+        elif asked.role is not self.config.role:
+            self._change = _Change(asked.role, now + asked.grace_ms / 1000)
+            self._door.is_closed = True
+
+    def _go_on_changing(self, now: float) -> None:
+        change = self._change
+        if change is None or change.has_left:
+            return
+        if now >= change.ends_rooms_at:
+            self.outflow.leave_rooms()
+            self.serving.leave_rooms(now)
+        is_idle = self.parts.scheduler.is_idle and not self.num_rooms
+        if is_idle and not len(self.outflow.sender) and self.serving.receiver.is_settled:
+            change.has_left = True
+            self.links.leave()
+
+    def may_hand_over(self) -> bool:
+        is_over = self._change is not None and self._change.has_left and not self.links.is_fencing
+        return is_over and not self._is_to_end
+
+    def successor(self, boot: Boot) -> "EngineCore":
+        assert self._change is not None and self.may_hand_over()
+        configured = self.config.configured_role or self.config.role
+        config = replace(self.config, role=self._change.role, boot=boot, configured_role=configured)
+        engine = EngineCore(config, self.parts)
+        engine.serving.receiver.inherit(self.serving.receiver)
+        engine.links.succeed(self.links)
+        return engine
+
+    # ------------------------------------------------------------ steps
+
+    def plan(self, now: float) -> StepPlan | None:
+        plan = self.parts.scheduler.steps.plan() if self.parts.scheduler.steps.has_work() else None
+        self._queue_again(now)
+        return plan
+
+    def _queue_again(self, now: float) -> None:
+        """Requests whose memory went to somebody else: before the next event, which may ask for what they had."""
+        for request in self.parts.scheduler.running.take_retracted():
+            if not self.outflow.yielded(request):
+                self.serving.resume(request, now)
+        for request in self.parts.scheduler.waiting.holders.take_yielded():
+            self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
+
+    def commit(self, result: StepResult, now: float) -> None:
+        progress = self.parts.scheduler.steps.commit(result)
+        self._meter.count_step(result, progress)
+        for item in progress:
+            if not self.outflow.advance(item):
+                self.serving.advance(item, now)
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def _num_tickets(self) -> int:
+        return len(self.outflow.sender) + len(self.serving.receiver)
+
+    def next_timer(self) -> float | None:
+        if self._change is not None and self._change.has_left:
+            return None
+        return self._meter.next_timer(is_busy=bool(self.num_rooms) or len(self.serving.receiver) > 0)
+
+    @property
+    def num_rooms(self) -> int:
+        return len(self.outflow) + len(self.serving.rooms)
+
+    def transfer_active(self) -> bool:
+        return self._num_tickets > 0
+
+    def is_drained(self) -> bool:
+        return self._is_to_end and not self.num_rooms and not self._num_tickets
+
+    def metrics(self) -> dict[str, float]:
+        metrics = pool_metrics(self.parts) | self._meter.metrics()
+        metrics |= self.serving.metrics() if self._serves else self.outflow.metrics()
+        metrics["deltaserve_tickets_open"] = self._num_tickets
+        metrics["deltaserve_quarantine_age_seconds"] = self.serving.receiver.quarantine_age_s
+        metrics["deltaserve_stale_frames_total"] = self.links.stale_frames
+        return metrics
+
+    def check_integrity(self) -> None:
+        self.serving.receiver.check_integrity()
+        self.outflow.logprobs.check_integrity()
+        check_parts(self.parts, [*self.outflow.requests(), *self.serving.requests()])

@@ -1,0 +1,474 @@
+"""Greetings, boots and heartbeats of one instance, towards fronts and towards the other half of its pairs.
+
+Who dials greets first. Between decode and prefill a Hello carries transport metadata, so each side opens its endpoint
+before it can answer:
+
+    decode  OpenEndpoint ............ Hello(metadata) -> | prefill  OpenEndpoint(metadata): opened and attached
+    decode  AttachEndpoint <- Hello(metadata) .......... |          READY
+            READY
+A Hello is repeated with every heartbeat until it is answered; a repeated one gets the same answer and changes nothing.
+Links to fronts carry no data and are ready with the Hello itself.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import xxhash
+
+from deltaserve.control.engine.api import Action, InstanceConfig
+from deltaserve.control.engine.checks import Refusal, are_pair, may_say
+from deltaserve.control.engine.fitting import terms_of, unfitting
+from deltaserve.control.peer.link import Dial, HangUp, SendFrame
+from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict
+from deltaserve.control.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    EndpointFailed,
+    EndpointOpened,
+    FencePeer,
+    OpenEndpoint,
+)
+from deltaserve.control.transfer.staging import STAGING
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.core.layout.spec import PageTerms
+from deltaserve.core.wire.messages import (
+    PROTOCOL_VERSION,
+    Envelope,
+    Facts,
+    Heartbeat,
+    Hello,
+    Message,
+    PeerAddress,
+    RankEnd,
+)
+
+_MAX_PEERS = 1024
+_NOT_READY = Heartbeat(is_ready=False)
+_MAX_PLACES = 4
+"""Addresses of one peer."""
+_PLACE_S = 5.0
+"""A peer that is not there is looked for at each of its addresses for so long."""
+_FAREWELLS = 60
+"""Heartbeats with which those who knew the engine before this one hear that it is over, unless they are heard of."""
+_STRANGER_S = 60.0
+"""A peer that is not there and was not dialled is forgotten after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """What a frame turned out to be."""
+
+    peer: Peer
+    message: Message | None
+    """To be handled by the instance; None when the frame was about the link itself, or not current. A Hello is a
+    front's, which wants a snapshot."""
+    is_gone: bool = False
+    """The peer's former life or endpoint is over: everything held for it must fail first."""
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """An endpoint being opened for a peer, and what we know of theirs."""
+
+    number: int
+    ours: tuple[RankEnd, ...] = ()
+    """Of our ranks; none before they are open."""
+    theirs: Hello | None = None
+
+
+@dataclass(slots=True)
+class _Places:
+    """The addresses of a peer that we heard of; the first one is dialled."""
+
+    known: list[PeerAddress] = field(default_factory=list)
+    since: float = 0.0
+    """When the first one was dialled, or the peer was last there."""
+    has_news: bool = False
+    """The second one was heard of later than the first."""
+
+    def remember(self, address: PeerAddress) -> None:
+        """To be tried as soon as the peer is not where it was."""
+        others = [place for place in self.known[1:] if place != address]
+        self.known[1:] = [address, *others][: _MAX_PLACES - 1]
+        self.has_news = True
+
+    def put_first(self, address: PeerAddress, now: float) -> None:
+        others = [place for place in self.known if place != address]
+        self.known, self.since, self.has_news = [address, *others][:_MAX_PLACES], now, False
+
+    def next(self, now: float) -> PeerAddress | None:
+        """Another one to dial, when there is one and the first was tried for long enough."""
+        if len(self.known) < 2 or (now - self.since < _PLACE_S and not self.has_news):
+            return None
+        self.known, self.since, self.has_news = [*self.known[1:], self.known[0]], now, False
+        return self.known[0]
+
+
+class Greeter:
+    """All links of one instance. Actions go to `out`, which the instance empties."""
+
+    def __init__(self, config: InstanceConfig, facts: Facts, lost_s: float, out: list[Action]) -> None:
+        """`lost_s`: silence after which a peer is given up while its connection stands."""
+        self.config = config
+        self.table = PeerTable(config.name, Boot(config.boot), Patience(lost_s, config.options.peer_suspect_s))
+        self._next_beat: float | None = None
+        self._facts = facts
+        self._out = out
+        self._compat = dict(config.compat)
+        self._dialled: dict[PeerName, _Places] = {}
+        self._greetings: dict[PeerName, _Greeting] = {}
+        self._num_greetings = 0
+        self._farewells: dict[PeerName, Boot] = {}
+        """Who knew the engine before this one |-> their boot."""
+        self._num_farewells = 0
+        self._hang_up_later: list[PeerName] = []
+        """Whom that engine, or one before it, had dialled: over these links they hear of its end."""
+        self._num_fencing = 0
+        """Fences that were asked for and are not there yet."""
+        self.refusals: dict[PeerName, Refusal] = {}
+        """Why pages will not move between us and a peer, however long one waits; both values are named. One that is
+        refused for its role alone may take up another."""
+        self.closed_below: Callable[[PeerName, Boot], int] = lambda peer, boot: 1
+        """(peer, its boot) |-> tickets below this number are over, as frames tell. Set by whoever hands them out."""
+        self.stale_frames = 0
+
+    def misfits(self) -> dict[PeerName, str]:
+        """Whose configuration differs. A role that does not fit yet is none."""
+        return {name: words for name, (reason, words) in self.refusals.items() if reason is FailReason.INCOMPATIBLE}
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, peer: PeerName, message: Message) -> None:
+        boot = self.table.get(peer).boot
+        mark = 1 if boot is None else self.closed_below(peer, boot)
+        self._out.append(SendFrame(peer, self.table.seal(peer, message, mark)))
+
+    def _send_to(self, name: PeerName, boot: Boot, message: Message) -> None:
+        """To whoever had this boot, which is not, or no longer, the one in the table."""
+        envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message)
+        self._out.append(SendFrame(name, envelope))
+
+    def num_ranks(self, name: PeerName) -> int:
+        """Of a peer that is ready."""
+        hello = self.table.get(name).hello
+        return len(hello.ends) if hello is not None else 0
+
+    def _terms_of(self, hello: Hello) -> PageTerms:
+        """Of a peer that was not refused."""
+        return terms_of(self.config.cache, hello.facts)
+
+    def may_stage(self, name: PeerName) -> bool:
+        """Whether a peer that is ready has staging memory."""
+        hello = self.table.get(name).hello
+        return hello is not None and any(info.component == STAGING for end in hello.ends for info in end.regions)
+
+    def is_ready(self, name: PeerName) -> bool:
+        """Whether pages can move between us."""
+        peer = self.table.get(name)
+        return peer.is_ready and are_pair(self.config.role, _role(peer))
+
+    def tell_fronts(self, message: Message) -> None:
+        for peer in self.table:
+            if peer.is_ready and _role(peer) == Role.FRONT.value:
+                self.send(peer.name, message)
+
+    # ------------------------------------------------------------ greeting
+
+    def dial(self, address: PeerAddress, now: float) -> None:
+        """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair.
+
+        Another address ends no link that is up, and may be one of long ago: it is remembered, and tried in its turn.
+        """
+        name = PeerName(address.name)
+        peer = self.table.get(name)
+        if name == self.config.name or (_role(peer) and not are_pair(self.config.role, _role(peer))):
+            return
+        places = self._dialled.setdefault(name, _Places())
+        if places.known[:1] == [address]:
+            return
+        if peer.is_ready and places.known:
+            places.remember(address)
+            return
+        places.put_first(address, now)
+        self.refusals.pop(name, None)  # it was of whoever was at the other address
+        self._out.append(Dial(address))
+        self.greet(name, now)
+
+    def greet(self, name: PeerName, now: float) -> None:
+        """Open an endpoint for a dialled peer; the Hello follows when it is open."""
+        peer = self.table.get(name)
+        if name not in self._dialled or peer.state is PeerState.REFUSED:
+            return
+        self.table.move(peer, PeerEvent.GREET)
+        peer.last_heard = now
+        self._out.append(OpenEndpoint(name, self._new_greeting(name).number))
+
+    def _new_greeting(self, name: PeerName, theirs: Hello | None = None) -> _Greeting:
+        self._num_greetings += 1
+        greeting = self._greetings[name] = _Greeting(self._num_greetings, theirs=theirs)
+        return greeting
+
+    def receive(self, envelope: Envelope, now: float) -> FromPeer:
+        """Judge a frame by its boots and deal with Hellos."""
+        if len(self.table) >= _MAX_PEERS and PeerName(envelope.src) not in self.table:
+            self.stale_frames += 1
+            return FromPeer(Peer(PeerName(envelope.src)), None)
+        peer = self.table.get(PeerName(envelope.src))
+        verdict = self.table.judge(envelope, now)
+        hello = envelope.body if isinstance(envelope.body, Hello) else None
+        if verdict is Verdict.DEAD_BOOT:
+            self.stale_frames += 1
+            return FromPeer(peer, None)
+        if verdict is Verdict.WRONG_ADDRESSEE and hello is None:
+            self.stale_frames += 1
+            self._send_to(peer.name, Boot(envelope.src_boot), Heartbeat())  # it hears who is here now
+            return FromPeer(peer, None)
+        is_gone = False
+        if peer.boot != envelope.src_boot:
+            is_gone = peer.boot is not None
+            self._end_life(peer)
+            self.refusals.pop(peer.name, None)  # another start may have another configuration
+            self.table.rebooted(peer, Boot(envelope.src_boot), now)
+        if hello is not None:
+            return self._on_hello(peer, hello, now, is_gone)
+        if not peer.is_ready:
+            if is_gone and peer.name in self._dialled:
+                self.greet(peer.name, now)
+            elif peer.name not in self._dialled and envelope.body != _NOT_READY:
+                self.send(peer.name, _NOT_READY)  # never an answer to itself
+            return FromPeer(peer, None, is_gone)
+        if peer.name in self._dialled and envelope.body == _NOT_READY:
+            self.fence(peer.name)
+            self.greet(peer.name, now)
+            return FromPeer(peer, None, is_gone=True)
+        if not may_say(_role(peer), envelope.body):  # above all heartbeats
+            return FromPeer(peer, None, is_gone)
+        return FromPeer(peer, envelope.body, is_gone)
+
+    def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> FromPeer:
+        self.table.heard(peer, now)
+        if hello.role == Role.FRONT.value and peer.name not in self._dialled:
+            peer.hello = hello
+            self.table.move(peer, PeerEvent.HELLO)
+            self.send(peer.name, self._hello((), hello))
+            return FromPeer(peer, hello, is_gone)
+        if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
+            return FromPeer(peer, None, is_gone)
+        if self._refuses(peer, hello):
+            return FromPeer(peer, None, is_gone)
+        if peer.name in self._dialled:
+            return self._on_answer(peer, hello, is_gone)
+        known = self._greetings.get(peer.name)
+        if peer.is_ready and peer.hello == hello and known is not None and known.ours:
+            self.send(peer.name, self._hello(known.ours, hello))
+            return FromPeer(peer, None, is_gone)
+        if known is not None and known.theirs == hello and not is_gone:
+            return FromPeer(peer, None)  # its endpoint is being opened
+        if peer.is_ready:
+            is_gone = True
+            self._end_life(peer)
+            self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
+        greeting = self._new_greeting(peer.name, hello)
+        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
+        return FromPeer(peer, None, is_gone)
+
+    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> FromPeer:
+        greeting = self._greetings.get(peer.name)
+        ours = greeting.ours if greeting is not None else ()
+        is_answer = bool(ours) and hello.answers == _digest(ours)
+        if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
+            greeting.theirs = hello
+            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
+        elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
+            # it has attached to an endpoint that is no more, or has made another one since
+            is_gone = True
+            self.fence(peer.name)
+        if is_gone:
+            self.greet(peer.name, peer.last_heard)
+        return FromPeer(peer, None, is_gone)
+
+    def _refuses(self, peer: Peer, hello: Hello) -> bool:
+        differences = unfitting(self.config, hello)
+        if hello.version != PROTOCOL_VERSION:
+            differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
+        reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER
+        if not are_pair(self.config.role, hello.role):
+            differences.append(f"role: ours {self.config.role.value}, theirs {hello.role[:80]!r}")
+        if not differences:
+            self.refusals.pop(peer.name, None)
+            return False
+        if peer.name not in self._dialled:
+            self.send(peer.name, self._hello((), hello))  # so that the other side can name both values as well
+        self.refusals[peer.name] = reason, "; ".join(differences)
+        self.table.move(peer, PeerEvent.REFUSE)
+        if peer.name in self._greetings:
+            self._end_endpoint(peer.name)  # the one that was opened to greet it
+        if reason is FailReason.NO_PEER and self._dialled.pop(peer.name, None) is not None:
+            self.table.move(peer, PeerEvent.LOSE)
+            self._out.append(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
+        return True
+
+    def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:
+        return Hello(
+            role=self.config.role.value,
+            compat=self._compat,
+            facts=self._facts,
+            transport=self.config.transport,
+            ends=ends,
+            answers=_digest(answered.ends) if answered is not None else b"",
+            configured_role=self.config.configured_role.value if self.config.configured_role is not None else "",
+        )
+
+    # ------------------------------------------------------------ another engine takes over
+
+    def leave(self) -> None:
+        """End every endpoint, also one that is being opened; hang up whom we dialled."""
+        for peer in self.table:
+            if _role(peer) != Role.FRONT.value:
+                self._end_endpoint(peer.name)
+                self.lose(peer.name)
+
+    @property
+    def is_fencing(self) -> bool:
+        """Whether the transfer thread waits for a fence, and hears nothing else meanwhile. Reports come in order: after
+        `leave`, nothing that was commanded is still to be reported on when this ends.
+        """
+        return self._num_fencing > 0
+
+    def succeed(self, former: "Greeter") -> None:
+        """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
+        self._farewells = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
+        self._hang_up_later = [*former._hang_up_later, *former._dialled]
+        self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """To those of whom nothing was heard since: they may keep what they remember of the former engine for ever."""
+        for name, boot in self._farewells.items():
+            if self.table.get(name).boot is None:
+                self._send_to(name, boot, _NOT_READY)
+
+    # ------------------------------------------------------------ reports and time
+
+    def on_fenced(self) -> None:
+        """The transfer thread is done with a FencePeer."""
+        self._num_fencing -= 1
+
+    def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed) -> None:
+        """Progress of a greeting: send our Hello, or be ready."""
+        peer = self.table.get(report.peer)
+        greeting = self._greetings.get(report.peer)
+        if greeting is None or greeting.number != report.greeting:
+            return  # of an endpoint that was given up before it was there
+        if isinstance(report, EndpointFailed):
+            self.lose(report.peer)
+            return
+        if isinstance(report, EndpointOpened):
+            greeting.ours = report.ends
+            if report.peer in self._dialled:
+                self.send(report.peer, self._hello(report.ends))
+            return
+        if greeting.theirs is None:
+            return
+        peer.hello = greeting.theirs
+        self.table.move(peer, PeerEvent.HELLO)
+        if report.peer not in self._dialled and greeting.ours:
+            self.send(report.peer, self._hello(greeting.ours, greeting.theirs))
+
+    def beat(self, now: float) -> list[Peer]:
+        """Repeat unanswered Hellos, send heartbeats to data peers; returns data peers that fell silent."""
+        if self._next_beat is not None:
+            self.table.excuse(max(0.0, now - self._next_beat), now)
+        self._next_beat = now + self.config.options.heartbeat_s
+        silent = []
+        for peer in self.table.silent(now):
+            if _role(peer) == Role.FRONT.value:
+                self.lose(peer.name)  # it may come back: see is_deserted
+            elif peer.is_ready:
+                silent.append(peer)
+        self._forget_strangers(now)
+        if self._num_farewells < _FAREWELLS:
+            self._num_farewells += 1
+            self._say_farewell()
+        elif self._hang_up_later:
+            self._out.extend(HangUp(name) for name in self._hang_up_later if name not in self._dialled)
+            self._hang_up_later.clear()
+        for peer in self.table:
+            self._look_elsewhere(peer, now)
+            greeting = self._greetings.get(peer.name)
+            if peer.is_ready and _role(peer) != Role.FRONT.value:
+                self.send(peer.name, Heartbeat())
+            elif peer.state is PeerState.GREETING and peer.name in self._dialled:
+                if greeting is None:
+                    self.greet(peer.name, now)
+                elif greeting.ours and greeting.theirs is None:
+                    self.send(peer.name, self._hello(greeting.ours))
+                elif greeting.theirs is not None:
+                    self.send(peer.name, Heartbeat())  # it has attached; our transfer thread may be busy with a fence
+            elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
+                self.greet(peer.name, now)
+            elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
+                self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew
+        return silent
+
+    def is_deserted(self, front: PeerName, now: float) -> bool:
+        """Whether a front has been silent for so long that it will not come back for its rooms."""
+        return now - self.table.get(front).last_heard >= self.config.options.front_grace_s
+
+    def _look_elsewhere(self, peer: Peer, now: float) -> None:
+        """A peer that does not answer where it was looked for may be at another address we heard of."""
+        places = self._dialled.get(peer.name)
+        if places is None:
+            return
+        if peer.is_ready:
+            places.since = now
+        elif (address := places.next(now)) is not None:
+            self._out.append(Dial(address))
+
+    def _forget_strangers(self, now: float) -> None:
+        away = (PeerState.UNKNOWN, PeerState.LOST, PeerState.REFUSED)
+        for peer in self.table:
+            if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self._dialled:
+                self.table.forget(peer.name)
+                self._greetings.pop(peer.name, None)
+                self.refusals.pop(peer.name, None)
+
+    def _end_life(self, peer: Peer) -> None:
+        """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""
+        if peer.boot is not None and _role(peer) != Role.FRONT.value:
+            self._end_endpoint(peer.name)
+
+    def _end_endpoint(self, name: PeerName) -> None:
+        self._greetings.pop(name, None)
+        self._num_fencing += 1
+        self._out.append(FencePeer(name))
+
+    def fence(self, name: PeerName) -> None:
+        """End the peer's endpoint here; a dialled peer is greeted again with the next beat."""
+        self._end_life(self.table.get(name))
+        self.lose(name)
+
+    def died(self, name: PeerName) -> None:
+        """The peer's process is over: frames it left behind are ignored from now on."""
+        self.fence(name)
+        self.table.bury(self.table.get(name))
+
+    def lose(self, name: PeerName) -> None:
+        """The peer is not there any more, for whatever reason; a dialled one is greeted again with the next beat."""
+        peer = self.table.get(name)
+        self._greetings.pop(name, None)
+        if peer.state in (PeerState.READY, PeerState.GREETING):
+            self.table.move(peer, PeerEvent.LOSE)
+
+
+def _same_endpoint(greeting: _Greeting, hello: Hello) -> bool:
+    return greeting.theirs is not None and greeting.theirs.ends == hello.ends
+
+
+def _digest(ends: Iterable[RankEnd]) -> bytes:
+    metadata = (len(end.metadata).to_bytes(4, "little") + end.metadata for end in ends)
+    return xxhash.xxh3_64_digest(b"".join(metadata))
+
+
+def _role(peer: Peer) -> str:
+    return peer.hello.role if peer.hello else ""

@@ -1,0 +1,414 @@
+"""Decode's side of getting a prompt computed elsewhere: offer, grant, landing, revoke, fence.
+
+Between offer and grant a room holds a lease of its prefix and nothing else, and gives even that up when a running row
+or a room before it needs the memory: the grant, not the offer, names the prefix that counts.
+
+A room whose next page is on its way to a twin waits at the *grant*: prefill has computed the shared part once (its own
+scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from deltaserve.control.engine.api import Action, InstanceConfig
+from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.rooms import DecodeRoom, RoomBook
+from deltaserve.control.engine.status import DecodeEvent, DecodeState
+from deltaserve.control.sched.needs import Needs
+from deltaserve.control.sched.queue import TryOutcome
+from deltaserve.control.sched.request import Origin, Request
+from deltaserve.control.transfer.commands import ExpectPages, ForgetPages, Landed, PagesVerified, TicketId
+from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
+from deltaserve.core.errors import FailReason, ProtocolError
+from deltaserve.core.ids import PeerName
+from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.layout.copy_plan import RankPair, plan_cache
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import FenceResult
+from deltaserve.core.wire.first_token import FirstToken, decode_first_token
+from deltaserve.core.wire.messages import Ask, AskLogprobs, Cancel, Component, Grant, Offer, Revoke
+
+_UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED, DecodeState.VERIFYING)
+"""An attempt's states in which prefill was, or may be, asked for something."""
+_MAX_GAP_S = 8.0
+_ARRIVAL_S = 1.0
+"""After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
+_LOGPROBS_S = 6.0
+"""So long after the pages have landed the prompt's log-probabilities are asked for, if they do not come."""
+_BOOTSTRAP_S = 5.0
+"""A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A room's prompt is here: its pages are OWNED, its first token known."""
+
+    room: DecodeRoom
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    room: DecodeRoom
+    reason: FailReason
+    message: str
+    fence: PeerName | None = None
+    """What this peer announced had not landed: it may still."""
+
+
+Outcome = Arrived | AttemptFailed
+
+
+class Intake:
+    """All attempts under way. Rooms belong to the instance; here they are found through their tickets."""
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        parts: Parts,
+        links: Greeter,
+        receiver: Receiver,
+        rooms: RoomBook,
+        out: list[Action],
+    ) -> None:
+        self._config = config
+        self._rooms = rooms
+        parts.scheduler.waiting.fetch = self.fetch
+        self._parts = parts
+        self._links = links
+        self._receiver = receiver
+        receiver.on_over = self._over
+        self._out = out
+        self._by_ticket: dict[Ticket, DecodeRoom] = {}
+        self._coming: Counter[bytes] = Counter()
+        """Key of the first page that a ticket brings |-> tickets."""
+        self._page_size = config.cache.page_size
+        of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
+        self._page_bytes = tuple(size * config.tp_size for size in of_rank)
+        self._state_pools = parts.scheduler.running.needs.state_pools
+        self._planned_bytes = self._landed_bytes = 0
+        self._expected: set[TicketId] = set()
+        """Tickets whose pages the ranks were told of."""
+        self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
+        """By the number of ranks that write."""
+
+    # ------------------------------------------------------------ offer
+
+    def offer(self, room: DecodeRoom, prefill: PeerName, now: float) -> None:
+        """Open the room's next attempt: lease what is here, ask for the rest."""
+        room.prefill, room.ticket = prefill, None
+        room.attempt_len = room.request.num_tokens
+        room.times.started = room.times.granted = room.times.landed = None
+        room.waits_since = None
+        self._take_lease(room)
+        room.is_queued = False
+        room.repeat_gap_s, room.next_repeat, room.offered_at = 1.0, now, now
+        self.repeat(room, now)
+
+    def repeat(self, room: DecodeRoom, now: float) -> None:
+        """Send what the peer has not answered yet, with growing gaps. Safe at any time: repeats change nothing."""
+        prefill = room.prefill
+        if now < room.next_repeat or room.state not in _UNANSWERED or prefill is None:
+            return
+        if not self._links.is_ready(prefill):
+            return
+        if room.state is DecodeState.GRANTED:
+            assert room.ticket is not None
+            self._links.send(prefill, self._grant_message(room.ticket))
+        elif room.state is DecodeState.VERIFYING:
+            pass  # what it was asked for is here, but for the log-probabilities
+        elif room.is_queued:
+            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
+        else:
+            self._links.send(prefill, self._offer(room, now))
+        if room.misses_prompt_logprobs:
+            self.ask_logprobs(room)
+        room.next_repeat = now + room.repeat_gap_s
+        room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
+
+    def ask_logprobs(self, room: DecodeRoom) -> None:
+        """Say how many of the prompt's log-probabilities are here; prefill tells the others again, if there are any."""
+        if room.prefill is not None:
+            start = room.num_prompt_logprobs + 1
+            self._links.send(room.prefill, AskLogprobs(room=room.room, attempt=room.attempt, start=start))
+
+    def lost_logprobs(self, room: DecodeRoom, now: float) -> None:
+        """Some were overtaken by later ones, which are dropped: all are asked for from the first that is missing."""
+        if room.lost_behind != room.num_prompt_logprobs:
+            room.lost_behind = room.num_prompt_logprobs
+            room.repeat_gap_s, room.next_repeat = 1.0, now
+            self.repeat(room, now)
+
+    def await_logprobs(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
+        """All pages are here. The log-probabilities take another way: if they are not here soon, they are lost."""
+        room.arrived = first
+        room.repeat_gap_s, room.next_repeat = 1.0, now + 1.0
+
+    @staticmethod
+    def queued(room: DecodeRoom) -> None:
+        """Prefill has the offer: whole prompts are not sent twice."""
+        room.is_queued = True
+
+    def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
+        """Whether an attempt waits for what will not come.
+
+        An offer that has nobody to go to: refused for good, or not there for too long. Or what prefill sent is lost.
+        """
+        if room.arrived is not None and now >= (room.times.landed or now) + _LOGPROBS_S:
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt did not come")
+        if room.sent_at is not None and self._links.is_fencing:
+            room.sent_at = now  # what arrived is not heard before that fence is there
+        if room.sent_at is not None and room.state is DecodeState.GRANTED and now >= room.sent_at + _ARRIVAL_S:
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
+        if room.state is not DecodeState.OFFERED or room.prefill is None or self._links.is_ready(room.prefill):
+            return None
+        refusal = self._links.refusals.get(room.prefill)
+        if refusal is not None:
+            return AttemptFailed(room, *refusal)
+        if now - room.offered_at > _BOOTSTRAP_S:
+            return AttemptFailed(room, FailReason.NO_PEER, "the prefill worker does not answer")
+        return None
+
+    def _offer(self, room: DecodeRoom, now: float) -> Offer:
+        request = room.request
+        return Offer(
+            room=room.room,
+            attempt=room.attempt,
+            prompt=bytes(request.tokens),
+            prompt_len=request.prompt_len,
+            namespace=request.namespace,
+            sampling=request.sampling,
+            remaining_ms=max(1, int((request.deadline - now) * 1000)),
+            cache=request.cache,
+        )
+
+    def _take_lease(self, room: DecodeRoom) -> None:
+        """Lease what is cached, or more of it: never shorter than before, unless the lease was given up."""
+        request, cache = room.request, self._parts.cache
+        if request.lease is None:
+            limit = None if self._parts.scheduler.running.uses_tree(request) else 0
+            match = cache.match(request.namespace, request.tokens, request.keys, limit)
+            request.lease = cache.lease_kv(match, room.attempt_len)
+        elif room.leased_version != cache.version and self._next_key(room):
+            request.lease = cache.lengthen(request.lease, request.tokens, request.keys)
+        room.leased_version = cache.version
+        self._parts.scheduler.waiting.hold(request)
+
+    # ------------------------------------------------------------ grant
+
+    def started(self, room: DecodeRoom, cached_len: int, now: float) -> None:
+        """Prefill begins: the room waits for its grant."""
+        if room.state is DecodeState.OFFERED:
+            room.move(DecodeEvent.START)
+            room.times.started, room.prefill_cached_len = now, cached_len
+            room.request.origin = Origin.FETCHED
+            self._parts.scheduler.waiting.add(room.request)
+        elif room.state is DecodeState.GRANTED:
+            room.next_repeat = now  # it asks again: the grant was lost
+            self.repeat(room, now)
+
+    def fetch(self, request: Request, reserve: Needs, now: float) -> TryOutcome:
+        """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
+        room = self._rooms.of_request(request)
+        if room is None or room.prefill is None or self._waits_for_twin(room, now):
+            return TryOutcome.HELD_BACK
+        boot = self._links.table.get(room.prefill).boot
+        if boot is None or not self._links.is_ready(room.prefill):
+            return TryOutcome.HELD_BACK
+        self._take_lease(room)
+        missing = self._missing(room)
+        scheduler = self._parts.scheduler
+        leased = request.lease.num_pages if request.lease else 0
+        needs = tuple(map(len, missing))
+        if not scheduler.waiting.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
+            return TryOutcome.NO_ROOM
+        pairs = self._pairs(self._links.num_ranks(room.prefill))
+        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing, pairs)
+        if ticket is None:
+            return TryOutcome.NO_ROOM
+        scheduler.waiting.unhold(request)
+        scheduler.waiting.enter(request)
+        self._open(ticket, room)
+        self._expect(ticket)
+        self._planned_bytes += self._bytes_of(ticket)
+        room.move(DecodeEvent.GRANT)
+        room.times.granted = now
+        room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
+        room.repeat_gap_s, room.next_repeat = 1.0, now
+        self.repeat(room, now)
+        return TryOutcome.TAKEN
+
+    def _pairs(self, num_writers: int) -> tuple[RankPair, ...]:
+        """The ranks between which the pages of a worker of so many will go."""
+        pairs = self._pairs_from.get(num_writers)
+        if pairs is None:
+            cache = self._config.cache
+            pairs = self._pairs_from[num_writers] = plan_cache(cache, num_writers, cache, self._config.tp_size).pairs
+        return pairs
+
+    def _missing(self, room: DecodeRoom) -> list[range]:
+        """Page indexes to be sent, per pool: what continuing behind the prompt needs and the lease does not hold."""
+        lease, num_pages = room.request.lease, self._config.cache.num_pages(room.attempt_len)
+        missing = []
+        for pool, kept in enumerate(self._config.cache.pools):
+            first = kept.first_needed(room.attempt_len, self._page_size)
+            if lease is not None and lease.first_page(pool) < lease.num_pages:
+                first = lease.num_pages
+            missing.append(range(first, num_pages))
+        return missing
+
+    def _open(self, ticket: Ticket, room: DecodeRoom) -> None:
+        room.ticket, room.sent_at = ticket, None
+        self._by_ticket[ticket] = room
+        self._coming[self._next_key(room)] += 1
+
+    def _forget(self, ticket: Ticket, room: DecodeRoom) -> None:
+        """The room's pages are here, or will not come by this ticket."""
+        room.ticket = None
+        if self._by_ticket.pop(ticket, None) is not None:
+            key = self._next_key(room)
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
+
+    def _expect(self, ticket: Ticket) -> None:
+        """Before the grant goes out: a rank scatters nothing but what it was told of."""
+        if self._links.may_stage(ticket.peer):
+            self._expected.add(ticket.id)
+            firsts = tuple(missing.start for missing in ticket.coverage.missing)
+            self._out.append(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
+
+    def _over(self, ticket: Ticket) -> None:
+        if ticket.id in self._expected:
+            self._expected.discard(ticket.id)
+            self._out.append(ForgetPages(ticket.peer, ticket.id))
+
+    @staticmethod
+    def _grant_message(ticket: Ticket) -> Grant:
+        coverage = tuple(
+            Component(pool=pool, first=missing.start, pages=pack_u32(pages))
+            for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
+        )
+        return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)
+
+    def _waits_for_twin(self, room: DecodeRoom, now: float) -> bool:
+        """Whether the room's next page is on its way to another room; for a bounded time."""
+        key = self._next_key(room)
+        if not key or not self._coming[key]:
+            room.waits_since = None
+            return False
+        if room.waits_since is None:
+            room.waits_since = now
+        return now - room.waits_since < self._config.options.share_wait_s
+
+    def _next_key(self, room: DecodeRoom) -> bytes:
+        request = room.request
+        if not self._parts.scheduler.running.uses_tree(request):
+            return b""
+        first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
+        return bytes(request.keys[first : first + KEY_BYTES])
+
+    def _bytes_of(self, ticket: Ticket) -> int:
+        """Of the pages it covers."""
+        return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
+
+    def _state_bytes_of(self, ticket: Ticket) -> int:
+        """The part of it that recurrent states are."""
+        slots = (len(ticket.pages[pool]) * self._page_bytes[pool] for pool in self._state_pools)
+        return sum(slots)
+
+    # ------------------------------------------------------------ landing
+
+    def sent(self, key: TicketId, now: float) -> None:
+        """Prefill says that it has sent everything of a ticket."""
+        ticket = self._receiver.get(key)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if room is not None and room.sent_at is None:
+            room.sent_at = now
+
+    def landed(self, report: Landed, now: float) -> Outcome | None:
+        ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if ticket is None or room is None:
+            return None
+        if heard is Heard.COMPLETE:
+            room.move(DecodeEvent.LAND)
+            room.times.landed = now
+            verification = self._receiver.verification(ticket, room.attempt_len)
+            if verification is None:
+                return self._accept(ticket, room)
+            self._out.append(verification)
+        elif heard is Heard.BREACH:
+            return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")
+        return None
+
+    def verified(self, report: PagesVerified) -> Outcome | None:
+        ticket = self._receiver.get(report.ticket)
+        room = self._by_ticket.get(ticket) if ticket is not None else None
+        if ticket is None or room is None:
+            return None
+        if report.problem is not None:
+            ticket.is_refuted = True
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)
+        return self._accept(ticket, room)
+
+    def _accept(self, ticket: Ticket, room: DecodeRoom) -> Outcome:
+        """Everything has landed: the pages are the room's, the last announcement holds its first token."""
+        payload = ticket.coverage.payload or b""
+        try:
+            first = decode_first_token(payload)
+        except ProtocolError as error:
+            return AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))
+        if not 0 <= first.token < self._config.vocab_size:
+            return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")
+        self._forget(ticket, room)
+        firsts = [missing.start for missing in ticket.coverage.missing]
+        room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
+        num_bytes = self._bytes_of(ticket)
+        room.transferred_bytes += num_bytes + len(payload)
+        room.transferred_state_bytes += self._state_bytes_of(ticket)
+        self._landed_bytes += num_bytes
+        return Arrived(room, first)
+
+    # ------------------------------------------------------------ giving up
+
+    def withdraw(self, room: DecodeRoom, reason: FailReason, now: float) -> None:
+        """End the current attempt: revoke its ticket, tell prefill. The room keeps no pages of it."""
+        ticket, prefill = room.ticket, room.prefill
+        if ticket is not None:
+            self._forget(ticket, room)
+            if self._receiver.revoke(ticket, now) is Heard.NOTHING:
+                self._revoke(ticket)
+        if prefill is not None and self._links.is_ready(prefill):
+            self._links.send(prefill, Cancel(room=room.room, reason=reason))
+
+    def fenced(self, peer: PeerName, result: FenceResult) -> None:
+        """No byte of the peer can land any more; or that cannot be had, and its pages stay in quarantine."""
+        if result is FenceResult.CLOSED:
+            self._receiver.fenced(peer)
+        else:
+            self._receiver.strand(peer)
+
+    def repeat_revokes(self) -> None:
+        for ticket in self._receiver.quarantined():
+            if self._links.is_ready(ticket.peer):
+                self._revoke(ticket)
+
+    def _revoke(self, ticket: Ticket) -> None:
+        """Tell the process that holds the ticket; another life of that name would answer for numbers of its own.
+
+        Nor is one asked about that was handed out under an earlier boot of ours: its writer has been fenced.
+        """
+        theirs = self._links.table.get(ticket.peer).boot
+        if (self._config.boot, theirs) == (ticket.id.reader_boot, ticket.id.writer_boot):
+            self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
+
+    def metrics(self) -> dict[str, float]:
+        """Bytes of pages granted to prefill workers, and of those that landed and were accepted."""
+        return {
+            "deltaserve_transfer_bytes_planned_total": self._planned_bytes,
+            "deltaserve_transfer_bytes_landed_total": self._landed_bytes,
+        }

@@ -1,0 +1,141 @@
+"""What every engine is made of, built from its config: pools, tree, budget, scheduler."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.pages import PageEvent, PageState
+from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
+from deltaserve.control.engine.api import InstanceConfig
+from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.sched_config import SchedConfig
+from deltaserve.control.sched.scheduler import Scheduler
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.ids import Namespace, Role
+from deltaserve.core.keys import seed_key
+from deltaserve.core.wire.messages import Events, Facts
+
+_PAGE_STATES = tuple((state, state.name.lower()) for state in PageState)
+"""With their names in metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One engine's memory and scheduler."""
+
+    pools: tuple[PagePool, ...]
+    cache: PrefixCache
+    budget: Budget
+    scheduler: Scheduler
+
+
+def build_parts(config: InstanceConfig) -> Parts:
+    page_size = config.cache.page_size
+    pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
+    cache = PrefixCache(page_size, pools, config.cache.pools, StateEviction(config.options.state_eviction))
+    budget = Budget(cache, pools)
+
+    def seed_of(namespace: Namespace) -> bytes:
+        return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
+
+    return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, seed_of))
+
+
+def sched_config(config: InstanceConfig) -> SchedConfig:
+    page_size, options = config.cache.page_size, config.options
+    has_head = config.cache.draft_group is not None
+    return SchedConfig(
+        page_size=page_size,
+        max_running=config.max_running_requests,
+        chunk_len=options.chunked_prefill_size,
+        step_len=options.max_prefill_tokens,
+        split_tokens=options.attention_split_tokens,
+        reserve_len=0 if config.role is Role.PREFILL else options.num_reserved_decode_tokens,
+        extend_len_beside_decode=max(page_size, options.decode_extend_tokens) if config.role is Role.DECODE else None,
+        step_target_s=None if config.role is Role.PREFILL else options.itl_target_s,
+        radix_cache=options.radix_cache,
+        policy=options.schedule_policy,
+        max_drafts=0 if config.role is Role.PREFILL else options.max_drafts,
+        num_ahead=0 if config.role is Role.PREFILL or has_head else options.steps_ahead,
+        draft_policy=options.draft_policy,
+        drafts_take_places=has_head,
+        state_chunk_len=options.state_chunk_tokens,
+        state_interval_len=options.state_interval_tokens,
+    )
+
+
+def facts_of(config: InstanceConfig) -> Facts:
+    """As announced in a Hello."""
+    return Facts(
+        page_size=config.cache.page_size,
+        kv_dtypes={group.name: group.dtype.value for group in config.cache.groups},
+        has_staging=config.has_staging,
+        needs_equal_pages=not config.cache.keeps_all,
+        pool_pages=config.num_pages,
+        max_context_len=config.max_context_len,
+        max_running=config.max_running_requests,
+        vocab_size=config.vocab_size,
+        keys_seed_check=seed_key(config.cluster_secret, config.fingerprint, 0, Namespace("")),
+    )
+
+
+def drain_events(cache: PrefixCache) -> Events | None:
+    """What changed in the tree since the last call, or None."""
+    events = cache.drain_events()
+    if not events.stored and not events.evicted:
+        return None
+    return Events(first=events.first, stored=events.stored, evicted=events.evicted)
+
+
+def snapshot_events(cache: PrefixCache) -> Events:
+    """The whole tree, for a front that does not know it."""
+    snapshot = cache.snapshot()
+    return Events(first=snapshot.next_event, stored=snapshot.stored, evicted=b"", snapshot=True)
+
+
+def pool_metrics(parts: Parts) -> dict[str, float]:
+    """Pages by state, tree pages by protection, leases, rows, and what shortage of memory has cost."""
+    metrics: dict[str, float] = {}
+    for index, pool in enumerate(parts.pools):
+        for state, name in _PAGE_STATES:
+            metrics[f'deltaserve_pages{{pool="{index}",state="{name}"}}'] = pool.count(state)
+        evictable = parts.cache.evictable_pages(index)
+        metrics[f'deltaserve_pages_evictable{{pool="{index}"}}'] = evictable
+        metrics[f'deltaserve_pages_protected{{pool="{index}"}}'] = parts.cache.protected_pages(index)
+        metrics[f'deltaserve_pages_usage{{pool="{index}"}}'] = 1 - (pool.num_free + evictable) / pool.num_pages
+        num_flushed = parts.cache.num_flushed[index]
+        metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT] - num_flushed
+        metrics[f'deltaserve_pages_flushed_total{{pool="{index}"}}'] = num_flushed
+    metrics["deltaserve_leases"] = parts.cache.num_leases
+    metrics["deltaserve_num_running_reqs"] = len(parts.scheduler.running)
+    metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)
+    metrics["deltaserve_blocked_need_pages"] = parts.scheduler.waiting.blocked_need
+    metrics["deltaserve_admissions_blocked_total"] = parts.scheduler.waiting.num_blocked
+    metrics["deltaserve_retractions_total"] = parts.scheduler.running.num_retractions
+    speculation = parts.scheduler.steps.speculation
+    metrics["deltaserve_speculation_rounds_total"] = speculation.totals.num_rounds
+    metrics["deltaserve_drafts_verified_total"] = speculation.totals.num_verified
+    metrics["deltaserve_drafts_accepted_total"] = speculation.totals.num_right
+    metrics["deltaserve_drafts_right_share"] = speculation.right_share
+    metrics["deltaserve_draft_price"] = parts.scheduler.running.step_target.cost.price or 0.0
+    return metrics
+
+
+def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
+    """Raises IntegrityError unless the books of pools, tree, scheduler and of the rooms' requests agree."""
+    parts.cache.check_integrity()
+    parts.scheduler.running.check_integrity()
+    holders = {*requests, *parts.scheduler.steps.ending}
+    for index, pool in enumerate(parts.pools):
+        owned = [page for r in holders if r.owned for page in r.owned[index]]
+        if pool.count(PageState.OWNED) != len(owned):
+            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {len(owned)}")
+        if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
+            raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
+    for r in holders:
+        if not r.num_finite <= r.num_computed <= r.num_pages * parts.cache.page_size:
+            raise IntegrityError(f"{r.num_computed} tokens computed, {r.num_finite} finite, in {r.num_pages} pages")
+    num_leases = sum(r.lease is not None for r in holders)
+    if parts.cache.num_leases != num_leases:
+        raise IntegrityError(f"{parts.cache.num_leases} leases, requests hold {num_leases}")

@@ -1,0 +1,427 @@
+"""The desk of requests: rooms of fronts, from Submit to Finished.
+
+A Submit that names a prefill worker is offered to it (intake.py); one that names none is computed here. From the first
+token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
+"""
+
+from collections.abc import Sequence
+
+from deltaserve.control.engine.api import Action, Door, Event, InstanceConfig
+from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
+from deltaserve.control.engine.ended import EndedAnswer
+from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
+from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
+from deltaserve.control.engine.status import DecodeEvent, DecodeState
+from deltaserve.control.peer.table import Peer
+from deltaserve.control.sched.draft_book import DraftStart
+from deltaserve.control.sched.ending import finish_of
+from deltaserve.control.sched.plan import Sampled
+from deltaserve.control.sched.request import Origin, Request
+from deltaserve.control.sched.steps import StepProgress
+from deltaserve.control.transfer.commands import (
+    Landed,
+    PagesVerified,
+    PeerFenced,
+    TicketId,
+    TransferReport,
+)
+from deltaserve.control.transfer.receiver import Heard, Receiver
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Attempt, Boot, PeerName, Room, TicketSeq
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.wire.first_token import FirstToken
+from deltaserve.core.wire.messages import (
+    CacheUse,
+    Cancel,
+    Drained,
+    Draining,
+    Failed,
+    Finish,
+    FinishReason,
+    Hello,
+    Message,
+    PromptLogprobs,
+    Queued,
+    Sent,
+    Starting,
+    Submit,
+)
+
+_ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
+_REMOTE = (*_ASKED, DecodeState.VERIFYING)
+
+
+class Serving:
+    """All rooms of fronts. Those that other workers compute are under way at the intake."""
+
+    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, door: Door, out: list[Action]) -> None:
+        self.config = config
+        self.parts = parts
+        self.links = links
+        self.receiver = Receiver(Boot(config.boot), parts.pools, config.options.drain_timeout_s, config.evidence)
+        links.closed_below = self.receiver.closed_below
+        self.rooms = RoomBook()
+        self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
+        self._door = door
+        self._outbox = ToFronts(links)
+        self._num_near = 0
+        """Prompts computed here although a prefill worker was there."""
+        self._num_unsent_drafts = 0
+        """Tokens of prompts that came without what our draft head keeps of them."""
+
+    def requests(self) -> list[Request]:
+        """Of all rooms."""
+        return [room.request for room in self.rooms]
+
+    def granted(self) -> set[Request]:
+        """Of rooms whose pages are on their way, or about to be."""
+        return {room.request for room in self.rooms if room.ticket is not None}
+
+    # ------------------------------------------------------------ driving
+
+    def tick(self, now: float) -> None:
+        for name in self.receiver.overdue(now):
+            self._lose(name, now)
+        deserted = {front for front in self.rooms.fronts() if self.links.is_deserted(front, now)}
+        for room in self.rooms:
+            self._tick_room(room, deserted, now)
+        self.rooms.ended.expire(now)
+
+    def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], now: float) -> None:
+        if now >= room.request.deadline:
+            self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
+        elif room.front in deserted:
+            self._fail(room, FailReason.CANCELLED, "the front was lost", now)
+        elif room.state in _REMOTE:
+            self.intake.repeat(room, now)
+            self._come_to(self.intake.unanswered(room, now), now)
+
+    def resume(self, request: Request, now: float) -> None:
+        """A room whose memory was taken: extend a short missing suffix here, fetch a long one by a new attempt."""
+        room = self.rooms.of_request(request)
+        if room is None:
+            return
+        room.move(DecodeEvent.RETRACT)
+        prefill = room.submit.prefill
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
+        missing = request.num_tokens - match.num_tokens
+        near = missing <= self.config.options.decode_extend_tokens
+        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
+            self._compute_here(room)
+            return
+        room.attempt = Attempt(room.attempt + 1)
+        room.move(DecodeEvent.OFFER)
+        self.intake.offer(room, PeerName(prefill.name), now)
+
+    def started(self, request: Request, now: float) -> None:
+        """The room's request was admitted to a row."""
+        room = self.rooms.of_request(request)
+        if room is None:
+            return
+        room.move(DecodeEvent.RUN)
+        if room.times.running is None:
+            room.times.running = now
+        if room.prefill is None and request.num_retractions == 0:
+            room.decode_cached_len = request.num_computed
+
+    def turn(self) -> None:
+        """Tokens of all rooms go out, one frame per front."""
+        self._outbox.flush()
+
+    def advance(self, progress: StepProgress, now: float) -> None:
+        """One step's outcome for one request."""
+        room = self.rooms.of_request(progress.request)
+        if room is None:
+            return
+        failure = STEP_FAILURES.get(progress.outcome)
+        if failure is not None:
+            self._fail(room, *failure, now)
+            return
+        if progress.prompt_logprobs:
+            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
+        self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
+        if progress.drawn:
+            self._on_tokens(room, progress.drawn, now)
+        if room.finish_len is not None and room.room in self.rooms:
+            self._stop_at(room, room.finish_len, now)
+
+    # ------------------------------------------------------------ frames
+
+    def on_frame(self, peer: Peer, message: Message, now: float) -> None:
+        match message:
+            case Hello() as hello:
+                for address in hello.peers:
+                    self.links.dial(address, now)
+            case Submit() as submit:
+                self._on_submit(peer.name, submit, now)
+            case Finish() as finish:
+                self._on_finish(peer.name, finish, now)
+            case Cancel() as cancel:
+                room = self.rooms.get(cancel.room)
+                if room is not None and room.front == peer.name:
+                    self._fail(room, cancel.reason, "cancelled", now)
+            case _:
+                self._on_prefill_frame(peer, message, now)
+
+    def _on_prefill_frame(self, peer: Peer, body: Message, now: float) -> None:
+        if isinstance(body, Draining | Drained | Sent):
+            self._on_ticket_frame(peer, body, now)
+            return
+        if not isinstance(body, Queued | Starting | Failed | PromptLogprobs):
+            return
+        room = self.rooms.get(body.room)
+        if room is not None and room.prefill != peer.name:
+            room = None
+        match body:
+            case Queued():
+                if room is not None and body.attempt == room.attempt:
+                    self.intake.queued(room)
+            case Starting() if room is not None and room.state in _ASKED and body.attempt <= room.attempt:
+                if body.attempt == room.attempt:
+                    self.intake.started(room, body.cached_len, now)
+            case Starting():  # of a room that is over, or whose attempts are counted anew
+                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
+            case Failed() if room is not None and body.attempt == room.attempt:
+                if room.state in _ASKED or room.arrived is not None:  # else everything is here
+                    self._attempt_failed(room, body.reason, body.message, now)
+                if body.reason is FailReason.PEER_FENCED:
+                    self._lose(peer.name, now)
+            case PromptLogprobs() if room is not None:
+                self._tell_prompt_logprobs(room, body.start, body.values, now)
+
+    def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
+        if self._is_repeat(front, submit, now):
+            return
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            self._outbox.refused(front, submit, *refusal)
+            return
+        room = self.rooms.open(front, submit, now)
+        if submit.prefill is None or self._is_near(room):
+            self._num_near += submit.prefill is not None
+            self._compute_here(room)
+        else:
+            self.links.dial(submit.prefill, now)
+            self.intake.offer(room, PeerName(submit.prefill.name), now)
+
+    def _is_repeat(self, front: PeerName, submit: Submit, now: float) -> bool:
+        """Whether the Submit is of a room known here; then the front is told what it missed.
+
+        A room whose output is not what the client has was opened before another worker went on with the answer: it
+        ends, and is opened anew behind what the client has.
+        """
+        room, ended = self.rooms.get(submit.room), self.rooms.ended
+        if room is None:
+            if submit.epoch <= ended.epoch(Room(submit.room)):
+                return True  # an old one, late
+            answer = ended.answer(Room(submit.room))
+            if answer is None or not answer.told.continues(front, submit):
+                return False
+            ended.asked_again(Room(submit.room), submit.epoch)
+            self._outbox.repeat_ended(answer, submit)
+            return True
+        if room.front != front or submit.epoch <= room.epoch:
+            return True
+        room.epoch = submit.epoch
+        told = room.told()
+        if not told.continues(front, submit):
+            self._drop(room, now)
+            return False
+        self._outbox.repeat(told, submit)
+        return True
+
+    def _is_near(self, room: DecodeRoom) -> bool:
+        """Whether so little of the prompt is missing that computing it here is quicker, by the front's estimate."""
+        request = room.request
+        near = min(room.submit.local_len, self.config.options.decode_extend_tokens)
+        if near == 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
+            return False
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
+        return request.num_tokens - match.num_tokens <= near
+
+    def _refusal(self, submit: Submit) -> Refusal | None:
+        if self._door.is_closed:
+            return FailReason.DRAINING, "decode is draining"
+        if len(self.rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
+            return FailReason.OVERLOADED, "decode's queue is full"
+        return refuse_submit(self.config, submit)
+
+    def _on_finish(self, front: PeerName, finish: Finish, now: float) -> None:
+        room = self.rooms.get(finish.room)
+        if room is None or room.front != front or not room.has_output:
+            return
+        room.finish_len = max(1, min(finish.output_len, room.request.output_len))
+        if not self.parts.scheduler.steps.is_in_flight(room.request):
+            self._stop_at(room, room.finish_len, now)
+
+    def _stop_at(self, room: DecodeRoom, output_len: int, now: float) -> None:
+        room.request.truncate(room.request.prompt_len + output_len)
+        self._complete(room, FinishReason.STOP, now)
+
+    def _on_ticket_frame(self, peer: Peer, message: Draining | Drained | Sent, now: float) -> None:
+        ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(message.ticket)))
+        if ticket is None or ticket.peer != peer.name:
+            return
+        match message:
+            case Draining():
+                self.receiver.draining(ticket.id, message.bytes_outstanding, now)
+            case Sent():
+                self.intake.sent(ticket.id, now)
+            case Drained():
+                if self.receiver.drained(ticket.id, message.outcome) is Heard.FENCE:
+                    self._lose(peer.name, now)
+
+    # ------------------------------------------------------------ transfer reports
+
+    def on_endpoint(self, peer: PeerName, now: float) -> None:
+        """The endpoint of a peer came or went: what its rooms wait to tell it may go out."""
+        for room in self.rooms:
+            if room.prefill == peer:
+                self.intake.repeat(room, now)
+
+    def on_report(self, report: TransferReport | Event, now: float) -> None:
+        match report:
+            case Landed():
+                self._come_to(self.intake.landed(report, now), now)
+            case PagesVerified():
+                self._come_to(self.intake.verified(report), now)
+            case PeerFenced():
+                self.intake.fenced(report.peer, report.result)
+
+    def _come_to(self, outcome: Outcome | None, now: float) -> None:
+        match outcome:
+            case Arrived():
+                self._arrived(outcome.room, outcome.first, now)
+            case AttemptFailed():
+                self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
+                if outcome.fence is not None:
+                    self._lose(outcome.fence, now)
+
+    def _tell_prompt_logprobs(
+        self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
+    ) -> None:
+        told = room.new_prompt_logprobs(start, values)
+        if told is None:
+            self.intake.lost_logprobs(room, now)
+            return
+        for frame in told:
+            self.links.send(room.front, frame)
+        if not told or room.lacks_prompt_logprobs:
+            return
+        self.intake.ask_logprobs(room)  # for none: prefill may forget them
+        if room.arrived is not None:
+            first, room.arrived = room.arrived, None
+            self._arrived(room, first, now)
+
+    def _arrived(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
+        """The prompt's pages are ours: share them, take the first token, queue for a row."""
+        if room.lacks_prompt_logprobs:
+            self.intake.await_logprobs(room, first, now)
+            return
+        request = room.request
+        request.begin_at(room.attempt_len)
+        if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
+            request.num_finite = request.num_computed
+        room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
+        request.draft_start = self._draft_start(room, first)
+        room.move(DecodeEvent.QUEUE)
+        self.parts.scheduler.running.share_computed(request)
+        request.append(first.token)
+        self._on_tokens(room, (Sampled(first.token, first.logprobs),), now)
+        if room.room in self.rooms:
+            self.parts.scheduler.waiting.add_landed(request)
+
+    def _draft_start(self, room: DecodeRoom, first: FirstToken) -> DraftStart | None:
+        """From where on our draft head has to fill the prompt's pages: prefill may have none, or another."""
+        cache, sent = self.config.cache, first.draft
+        if cache.draft_group is None:
+            return None
+        if sent is not None and sent.group == cache.draft_group:
+            return DraftStart(room.attempt_len, sent.features)
+        start = DraftStart(min(room.attempt_len, room.request.owned_first[0] * cache.page_size), b"")
+        self._num_unsent_drafts += room.attempt_len - start.first
+        return start
+
+    # ------------------------------------------------------------ progress
+
+    def _on_tokens(self, room: DecodeRoom, drawn: Sequence[Sampled], now: float) -> None:
+        """The request's newest tokens: tell the front, end the request if the last of them ends it."""
+        for sampled in drawn:
+            self._outbox.token(room, sampled, now)
+        finish = finish_of(room.request.sampling, room.request.output_len, drawn[-1].token)
+        if finish is not None and room.finish_len is None:
+            self._complete(room, finish, now)
+
+    def _compute_here(self, room: DecodeRoom) -> None:
+        room.prefill = None
+        room.move(DecodeEvent.QUEUE)
+        room.request.origin = Origin.COMPUTED
+        self.parts.scheduler.waiting.add(room.request)
+
+    # ------------------------------------------------------------ endings
+
+    def _attempt_failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+        """Before the first token the front may try elsewhere; after it this worker computes the rest itself."""
+        if room.state not in _REMOTE:
+            return
+        if not room.has_output:
+            self._fail(room, reason, message, now)
+            return
+        self.intake.withdraw(room, reason, now)
+        self.parts.scheduler.discard(room.request)
+        room.move(DecodeEvent.LOCAL)
+        room.attempt = Attempt(room.attempt + 1)
+        self._compute_here(room)
+
+    def _lose(self, peer: PeerName, now: float, reason: FailReason = FailReason.PEER_FENCED) -> None:
+        """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
+        self.links.fence(peer)
+        self.drop_peer(peer, reason, now)
+        self.receiver.fencing(peer)
+
+    def drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+        """Its life, or its endpoint's, is over. A front's rooms end, prefill's attempts fail."""
+        for room in self.rooms:
+            if room.prefill == peer and room.state in _REMOTE:
+                self._attempt_failed(room, reason, "the link to the prefill worker ended", now)
+            elif room.front == peer:
+                self._fail(room, FailReason.CANCELLED, "the front was lost", now)
+
+    def leave_rooms(self, now: float) -> None:
+        """All rooms end without a word: their fronts submit them elsewhere when they hear that this engine is over."""
+        for room in self.rooms:
+            self._drop(room, now)
+
+    def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
+        answer = self._outbox.finished(room, finish, now)
+        if room.state in _REMOTE:  # a resumed room, ended by a stop string
+            self.intake.withdraw(room, FailReason.CANCELLED, now)
+        self._end(room, now, answer)
+
+    def _fail(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+        self._outbox.failed(room, reason, message, now)
+        self._drop(room, now, reason)
+
+    def _drop(self, room: DecodeRoom, now: float, reason: FailReason = FailReason.CANCELLED) -> None:
+        """End a room without a word to its front."""
+        if room.state in _REMOTE:
+            self.intake.withdraw(room, reason, now)
+        self._end(room, now, None)
+
+    def _end(self, room: DecodeRoom, now: float, answer: EndedAnswer | None) -> None:
+        """Everything the room held goes back; what was computed stays in the tree."""
+        room.move(DecodeEvent.END)
+        self.parts.scheduler.finish(room.request)
+        self.rooms.close(room, now, answer)
+
+    # ------------------------------------------------------------ views
+
+    def metrics(self) -> dict[str, float]:
+        return self.intake.metrics() | {
+            "deltaserve_late_dones_total": self.receiver.late_dones,
+            "deltaserve_conditional_prefills_total": self._num_near,
+            "deltaserve_unsent_draft_tokens_total": self._num_unsent_drafts,
+            "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
+        }

@@ -1,0 +1,142 @@
+"""Which pair serves a prompt. A policy is a row in POLICIES: who is there goes in, a pair comes out.
+
+For the ttft policy a hot worker's residency does not count: above 1.25 times the mean load it competes as if cold, so a
+hot prefix becomes resident on a second worker, and a cold one does not. Below a handful of rooms, or one more prompt,
+a mean says nothing, hence the slack: a lone conversation is not pushed away from its prefix by its own load, nor a
+burst of one prefix from the worker that is computing it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from deltaserve.control.front.estimate import (
+    Candidate,
+    Computing,
+    Estimate,
+    Keeping,
+    Prices,
+    compute_times,
+    estimate,
+    keep_times,
+)
+
+_HOT_FACTOR = 1.25
+_SLACK_ROOMS = 4.0
+_SLACK_TOKENS = 4096.0
+_TIE_S = 1e-4
+"""Prices closer than this are a tie."""
+_COST_TO_OTHERS = 0.25
+"""Of the time a prompt computes: others wait for it, so a hit is worth more than the time it saves this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choosable:
+    """Who could serve a prompt: any computing worker with any keeping one, or a unified one alone."""
+
+    computing: Sequence[Computing]
+    keeping: Sequence[Keeping]
+    unified: Sequence[Candidate] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen pair and what it was expected to cost."""
+
+    pair: Candidate
+    estimate: Estimate
+
+
+class PairPolicy(Protocol):
+    """Chooses a pair; there is at least one."""
+
+    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice: ...
+
+
+class LowestTtft:
+    """Lowest expected time to first token, each side for itself; ties go to the least load, then to the first name.
+
+    Of an expert group, whose members' steps take equally long, ties go first to the member that has most of the prompt.
+    """
+
+    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
+        heat = _Heat.of(prompt_len, workers)
+
+        def computing_rank(side: Computing) -> tuple[int, float, str]:
+            queue_s, prefill_s = compute_times(prompt_len, heat.computing(side))
+            price = queue_s + prefill_s * (1.0 + _COST_TO_OTHERS)
+            return round(price / _TIE_S), side.load.queue_tokens, side.load.worker
+
+        def keeping_rank(side: Keeping) -> tuple[int, int, float, str]:
+            side = heat.keeping(side)
+            price = sum(keep_times(prompt_len, side, prices)) + side.load.step_s
+            kept = side.hit if side.load.is_in_group else 0
+            return round(price / _TIE_S), -kept, side.load.num_rooms, side.load.worker
+
+        def pair_rank(choice: Choice) -> tuple[int, float, float, str]:
+            computing, keeping = choice.pair.computing.load, choice.pair.keeping.load
+            price = choice.estimate.ttft_s + choice.estimate.prefill_s * _COST_TO_OTHERS
+            return round(price / _TIE_S), keeping.num_rooms, computing.queue_tokens, keeping.worker
+
+        pairs = list(workers.unified)
+        if workers.computing and workers.keeping:
+            computing, keeping = min(workers.computing, key=computing_rank), min(workers.keeping, key=keeping_rank)
+            pairs.append(Candidate(computing, keeping))
+        choices = [Choice(pair, estimate(prompt_len, heat.pair(pair), prices)) for pair in pairs]
+        return min(choices, key=pair_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heat:
+    """Above which load a worker's residency does not count."""
+
+    queue_tokens: float
+    num_rooms: float
+
+    @classmethod
+    def of(cls, prompt_len: int, workers: Choosable) -> "_Heat":
+        queues = [side.load.queue_tokens for side in workers.computing]
+        queues += [pair.computing.load.queue_tokens for pair in workers.unified]
+        rooms = [side.load.num_rooms for side in workers.keeping]
+        rooms += [pair.keeping.load.num_rooms for pair in workers.unified]
+        return cls(_bound(queues, _SLACK_TOKENS + prompt_len), _bound(rooms, _SLACK_ROOMS))
+
+    def computing(self, side: Computing) -> Computing:
+        return replace(side, hit=0) if side.hit and side.load.queue_tokens > self.queue_tokens else side
+
+    def keeping(self, side: Keeping) -> Keeping:
+        return replace(side, hit=0) if side.hit and side.load.num_rooms > self.num_rooms else side
+
+    def pair(self, pair: Candidate) -> Candidate:
+        return Candidate(self.computing(pair.computing), self.keeping(pair.keeping))
+
+
+def _bound(loads: Sequence[float], slack: float) -> float:
+    return _HOT_FACTOR * sum(loads) / max(1, len(loads)) + slack
+
+
+class RoundRobin:
+    """Every worker in turn, by name; load and residency do not count."""
+
+    def __init__(self) -> None:
+        self._num_chosen = 0
+
+    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
+        computing = sorted(workers.computing, key=lambda side: side.load.worker)
+        turn = self._num_chosen
+        self._num_chosen += 1
+        alone = {pair.keeping.load.worker: pair for pair in workers.unified}
+        keeping = {side.load.worker: side for side in workers.keeping} if computing else {}
+        names = sorted({*alone, *keeping})
+        name = names[turn % len(names)]
+        if name in alone:
+            return Choice(alone[name], estimate(prompt_len, alone[name], prices))
+        # One step further after each full cycle: all pairs occur, not just one diagonal.
+        shift = turn // math.lcm(len(names), len(computing))
+        pair = Candidate(computing[(turn + shift) % len(computing)], keeping[name])
+        return Choice(pair, estimate(prompt_len, pair, prices))
+
+
+POLICIES: Mapping[str, Callable[[], PairPolicy]] = {"ttft": LowestTtft, "round_robin": RoundRobin}
+"""load_balance_method |-> policy."""

@@ -1,0 +1,122 @@
+"""Time to first token that one (prefill, decode) pair would give one prompt. A price, not a promise.
+
+    P queue + (prompt - P hit) / prefill rate + (prompt - D hit) * bytes / bandwidth + wait on D + one decode step
+
+A miss on P costs compute, a miss on D only wire and residency: both are priced. The terms are simply added, though a
+transfer overlaps compute, because the sum orders pairs in the same way; and because none of them depends on both
+workers, the best pair is the best of each side.
+"""
+
+from dataclasses import dataclass
+
+from deltaserve.control.front.load import DecodeLoad, PrefillLoad
+
+HANDOVER_S = 0.004
+"""What a hand-over adds to the first token of a cached prompt (docs/performance.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A worker that could compute a prompt, and what it holds of it."""
+
+    load: PrefillLoad
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """A worker that could decode a prompt, and what it holds of it."""
+
+    load: DecodeLoad
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair that could serve a prompt. One worker on both sides: unified."""
+
+    computing: Computing
+    keeping: Keeping
+
+    @property
+    def is_unified(self) -> bool:
+        return self.computing.load.worker == self.keeping.load.worker
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the cluster costs, apart from load."""
+
+    kv_bytes_per_token: float
+    transfer_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds."""
+
+    queue_s: float
+    prefill_s: float
+    wire_s: float
+    decode_wait_s: float
+    step_s: float
+    sure_wait_s: float
+    """Before anything is done for the request, as far as it follows from measured rates: a request may be refused for
+    it. What is assumed of workers that have computed little or nothing orders pairs, and refuses nobody."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.wire_s + self.decode_wait_s + self.step_s
+
+
+def estimate(prompt_len: int, pair: Candidate, prices: Prices) -> Estimate:
+    """Price one pair for one prompt."""
+    queue_s, prefill_s = compute_times(prompt_len, pair.computing)
+    wire_s, decode_wait_s = keep_times(prompt_len, pair.keeping, prices)
+    return Estimate(
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        wire_s=0.0 if pair.is_unified else wire_s,
+        decode_wait_s=decode_wait_s,
+        step_s=pair.keeping.load.step_s,
+        sure_wait_s=queue_s * pair.computing.load.is_measured + decode_wait_s * pair.keeping.load.is_measured,
+    )
+
+
+def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
+    """Seconds in the queue, and of computing."""
+    rate = side.load.tokens_per_s
+    return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
+
+
+def local_len(pair: Candidate) -> int:
+    """Missing tokens up to which decode has the first token sooner when it computes them itself.
+
+    Through prefill they cost its queue and the hand-over on top of their computation. Beside decode rows an extend is
+    taken to run at half prefill's pace, because a step there has both; so up to as many tokens as are computed in that
+    time. Dynamo decides by a fixed length instead (its conditional disaggregation).
+    """
+    load = pair.computing.load
+    return 0 if pair.is_unified else int(load.queue_tokens + HANDOVER_S * load.tokens_per_s)
+
+
+def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:
+    """Seconds on the wire, and of waiting for memory and a row."""
+    missing = prompt_len - side.hit
+    wire_s = missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
+    return wire_s, _decode_wait(missing, side.load)
+
+
+def _decode_wait(missing: int, load: DecodeLoad) -> float:
+    """Until decode has memory and a row.
+
+    Running requests are taken to end one after the other, evenly over the time an average one lives; so a whole pool
+    turns over once per life.
+    """
+    life_s = load.output_len * load.step_s
+    running = min(load.num_rooms, float(load.max_running)) if load.max_running else load.num_rooms
+    shortage = max(0.0, missing + load.waiting_tokens - load.free_tokens) if load.pool_tokens else 0.0
+    memory_s = life_s * shortage / max(1, load.pool_tokens)
+    queued = load.num_rooms + 1 - load.max_running if load.max_running else 0.0
+    rows_s = life_s * max(0.0, queued) / max(1.0, running)
+    return max(memory_s, rows_s)

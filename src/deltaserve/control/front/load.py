@@ -1,0 +1,176 @@
+"""What workers report about their load, made comparable: one number per worker and question, stale ones faded.
+
+A report is trusted for `stale_after_s`; after that it fades to the mean of its kind with a half-life of one second, so
+that neither an old bad report starves a worker nor an old good one floods it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deltaserve.core.ids import PeerName
+from deltaserve.core.wire.messages import Status
+
+_HALF_LIFE_S = 1.0
+
+
+@dataclass(slots=True)
+class Unseen:
+    """What this front put on a worker since its last report, less what ended since. The report is of all fronts."""
+
+    rooms: int = 0
+    compute_tokens: int = 0
+    """To compute."""
+    memory_tokens: int = 0
+    """Of memory asked for; below zero: more was given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What is known of one worker at one moment: its own words, and what this front put there."""
+
+    worker: PeerName
+    status: Status | None
+    age_s: float
+    pool_tokens: int
+    """Of the pool that keeps every page; 0: not told."""
+    max_running: int
+    own_tokens: int
+    """Tokens to compute of this front's rooms there that have no first token yet."""
+    own_rooms: int
+    own_output_tokens: int
+    """What those rooms are expected to produce in all."""
+    unseen: Unseen
+    group: str | None = None
+    """See Member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """Numbers used for a worker while nobody reported better ones."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    output_len: int
+    """Tokens that a running request produces in all."""
+    stale_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLoad:
+    """Load of the prefill side of a worker."""
+
+    worker: PeerName
+    queue_tokens: float
+    tokens_per_s: float
+    """> 0."""
+    is_measured: bool = True
+    """Whether any worker of its kind measured the rate; else it is assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """Load of the decode side of a worker. Tokens are tokens of KV memory."""
+
+    worker: PeerName
+    num_rooms: float
+    """Running and waiting."""
+    max_running: int
+    waiting_tokens: float
+    free_tokens: float
+    """Free or evictable."""
+    pool_tokens: int
+    step_s: float
+    output_len: float
+    """Tokens that one of its rooms produces in all, on average."""
+    is_measured: bool = True
+    """Whether any worker of its kind measured `step_s`; else it is assumed."""
+    is_in_group: bool = False
+    """Its steps take as long as those of others: it is no quicker with fewer rooms."""
+
+
+def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[PrefillLoad]:
+    """In the order of `reports`."""
+    stale = assumed.stale_after_s
+    queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
+    rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
+    is_measured = any(report.status and report.status.prefill_tokens_per_s for report in reports)
+    return [
+        PrefillLoad(
+            report.worker, max(queue + report.unseen.compute_tokens, float(report.own_tokens)), rate, is_measured
+        )
+        for report, queue, rate in zip(reports, queues, rates, strict=True)
+    ]
+
+
+def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[DecodeLoad]:
+    """In the order of `reports`."""
+    stale = assumed.stale_after_s
+    rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
+    waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
+    free = smooth(reports, _free_fraction, 1.0, stale)
+    steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale))
+    is_measured = any(report.status and report.status.decode_step_s for report in reports)
+    out: list[DecodeLoad] = []
+    for i, report in enumerate(reports):
+        num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))
+        owed = waiting[i] + report.unseen.memory_tokens
+        out.append(
+            DecodeLoad(
+                worker=report.worker,
+                num_rooms=num_rooms,
+                max_running=report.max_running,
+                waiting_tokens=max(0.0, owed),
+                free_tokens=min(float(report.pool_tokens), free[i] * report.pool_tokens + max(0.0, -owed)),
+                pool_tokens=report.pool_tokens,
+                step_s=steps[i],
+                output_len=_output_len(report, num_rooms, assumed.output_len),
+                is_measured=is_measured,
+                is_in_group=report.group is not None,
+            )
+        )
+    return out
+
+
+def _of_groups(reports: Sequence[LoadReport], values: Sequence[float]) -> list[float]:
+    """Of workers in a group the mean of its members: what differs is noise."""
+    own = [report.group or report.worker for report in reports]
+    found: dict[str, list[float]] = {}
+    for name, value in zip(own, values, strict=True):
+        found.setdefault(name, []).append(value)
+    return [sum(found[name]) / len(found[name]) for name in own]
+
+
+def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float:
+    """Of this front's rooms what they asked for is known; those of others are assumed."""
+    if not num_rooms:
+        return float(assumed_len)
+    return (report.own_output_tokens + (num_rooms - report.own_rooms) * assumed_len) / num_rooms
+
+
+def smooth(
+    reports: Sequence[LoadReport], pick: Callable[[Status], float | None], default: float, stale_after_s: float
+) -> list[float]:
+    """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet.
+
+    The mean is over reports that are not stale, else over all there are, else `default`.
+    """
+    values = [None if report.status is None else pick(report.status) for report in reports]
+    known = [(value, report.age_s) for value, report in zip(values, reports, strict=True) if value is not None]
+    fresh = [value for value, age in known if age <= stale_after_s]
+    basis = fresh or [value for value, _ in known]
+    mean = sum(basis) / len(basis) if basis else default
+    return [
+        mean if value is None else _fade(value, mean, report.age_s - stale_after_s)
+        for value, report in zip(values, reports, strict=True)
+    ]
+
+
+def _fade(value: float, mean: float, overdue_s: float) -> float:
+    weight = 1.0 if overdue_s <= 0 else 0.5 ** (overdue_s / _HALF_LIFE_S)
+    return weight * value + (1.0 - weight) * mean
+
+
+def _free_fraction(status: Status) -> float | None:
+    """Free or evictable part of the fullest pool; None when the worker reports no pools."""
+    pools = zip(status.free_pages, status.evictable_pages, status.num_pages, strict=False)
+    return min(((free + evictable) / total for free, evictable, total in pools if total), default=None)

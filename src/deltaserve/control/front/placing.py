@@ -1,0 +1,260 @@
+"""Placing rooms on pairs: who could serve a room, which pair is cheapest, and what is placed where now."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from deltaserve.control.front.balance import POLICIES, Choice, Choosable
+from deltaserve.control.front.breaker import Breakers
+from deltaserve.control.front.client import Limits, WorkerStats
+from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, local_len
+from deltaserve.control.front.events import FrontConfig
+from deltaserve.control.front.load import Assumed, decode_loads, prefill_loads
+from deltaserve.control.front.residency import Residency
+from deltaserve.control.front.retry import Cause, Remedy
+from deltaserve.control.front.streams import KeyedSample, Placement, Rooms
+from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
+from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.wire.messages import CacheUse
+
+
+class Eligible(NamedTuple):
+    """Workers to choose among: any prefill with any decode, or a unified one alone."""
+
+    prefills: list[Worker]
+    decodes: list[Worker]
+    unified: list[Worker]
+
+    @property
+    def has_pair(self) -> bool:
+        return bool((self.prefills and self.decodes) or self.unified)
+
+
+class Placer:
+    """Chooses pairs by the configured policy and keeps each worker's own_* counts."""
+
+    def __init__(self, config: FrontConfig, workers: Workers) -> None:
+        self._config = config
+        self._workers = workers
+        self._policy = POLICIES[config.load_balance_method]()
+        self._prices = Prices(config.kv_bytes_per_token, config.transfer_bytes_per_s)
+        self._assumed = Assumed(
+            config.prefill_tokens_per_s, config.decode_step_s, config.assumed_output_len, config.stale_report_s
+        )
+        self._is_conditional = config.conditional_prefill
+        self.residency = Residency(config.max_resident_keys)
+        self.breakers = Breakers()
+
+    # ------------------------------------------------------------ choosing
+
+    def choose(self, sample: KeyedSample, now: float, without: PeerName | None = None) -> Choice:
+        """The best pair now. Raises RequestFailed: NO_PEER, or TOO_LONG where pairs are there but too small."""
+        prefills = self._workers.of(Role.PREFILL)
+        decodes = [w for w in self._workers.of(Role.DECODE) if w.name != without]
+        unified = [w for w in self._workers.of(Role.UNIFIED) if w.name != without]
+        if not (prefills and decodes) and not unified:
+            raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no worker is ready")
+        return self._best(sample, _fitting(sample, Eligible(prefills, decodes, unified)), now)
+
+    def check_held(self, sample: KeyedSample, now: float) -> None:
+        """Raises RequestFailed TOO_LONG where neither who is there nor who is expected back can hold it."""
+        takers = self._workers.takers(now)
+        kinds = [[w for w in takers if w.next_role is role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)]
+        _fitting(sample, Eligible(*kinds))
+
+    def choose_next(self, sample: KeyedSample, failed: Placement, remedy: Remedy, now: float) -> Choice:
+        """Where to try a room again. Raises RequestFailed as `choose` does."""
+        if remedy is Remedy.OTHER_DECODE:
+            return self.choose(sample, now, without=failed.decode)
+        if remedy is Remedy.NEXT_PREFILL and failed.prefill is None:
+            return self.choose(sample, now)
+        others = [w for w in self._prefills_for(sample, failed) if w.name != failed.prefill]
+        if remedy is Remedy.OTHER_PAIR:
+            try:
+                return self.choose(sample, now, without=failed.decode)
+            except RequestFailed:
+                return self._best(sample, Eligible(others, [self._worker(failed.decode)], []), now)
+        again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
+        prefills = others or again
+        return self._best(sample, Eligible(prefills, [self._worker(failed.decode)], []), now)
+
+    def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
+        """Prefill workers that could serve the decode worker that has the room."""
+        if failed.prefill is None or not self._worker(failed.decode).is_ready:
+            return []
+        return [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
+
+    def _best(self, sample: KeyedSample, fitting: Eligible, now: float) -> Choice:
+        if not fitting.has_pair:
+            raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
+        prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
+        computing = self._computing(sample, [*prefills, *unified], now)
+        keeping = self._keeping(sample, [*decodes, *unified], now)
+        alone = zip(computing[len(prefills) :], keeping[len(decodes) :], strict=True)
+        workers = Choosable(computing[: len(prefills)], keeping[: len(decodes)], [Candidate(c, k) for c, k in alone])
+        return self._policy.choose(sample.prompt_len, workers, self._prices)
+
+    def _computing(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Computing]:
+        loads = prefill_loads([w.report(now) for w in workers], self._assumed)
+        hits = [0 if sample.recomputes else self._hit_len(sample, w, now) for w in workers]
+        return [Computing(load, hit) for load, hit in zip(loads, hits, strict=True)]
+
+    def _keeping(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Keeping]:
+        loads = decode_loads([w.report(now) for w in workers], self._assumed)
+        return [Keeping(load, self._hit_len(sample, w, now)) for load, w in zip(loads, workers, strict=True)]
+
+    def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
+        """Those who are heard of and whose circuit is closed; whoever is there where nobody is."""
+        heard = [w for w in workers if not self._workers.is_suspect(w, now)] or workers
+        names = set(self.breakers.advised([w.name for w in heard], now))
+        return [w for w in heard if w.name in names]
+
+    def _hit_len(self, sample: KeyedSample, worker: Worker, now: float) -> int:
+        if sample.generation.cache is CacheUse.BYPASS:
+            return 0
+        page_size = worker.facts.page_size
+        return self.residency.hit_len(worker.name, sample.keys.of(page_size), page_size, now)
+
+    # ------------------------------------------------------------ accounts
+
+    def place(self, sample: KeyedSample, choice: Choice, now: float) -> Placement:
+        """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
+        computing, keeping = choice.pair.computing, choice.pair.keeping
+        prefill = None if choice.pair.is_unified else computing.load.worker
+        near = local_len(choice.pair) if self._is_conditional else 0
+        placement = Placement(
+            decode=keeping.load.worker,
+            prefill=prefill,
+            compute_tokens=sample.prompt_len - computing.hit,
+            memory_tokens=sample.prompt_len - keeping.hit,
+            output_tokens=min(sample.generation.sampling.max_tokens, self._assumed.output_len),
+            local_len=near,
+        )
+        for name in placement.workers:
+            worker = self._worker(name)
+            worker.own_rooms += 1
+            self.breakers.chosen(name, now)
+            if sample.generation.cache is CacheUse.NORMAL:
+                self.residency.expect(name, sample.keys.of(worker.facts.page_size), now)
+        computes, keeps = self._worker(placement.computing), self._worker(placement.decode)
+        computes.own_tokens += placement.compute_tokens
+        computes.unseen.compute_tokens += placement.compute_tokens
+        keeps.own_output_tokens += placement.output_tokens
+        keeps.unseen.memory_tokens += placement.memory_tokens
+        keeps.unseen.rooms += 1
+        return placement
+
+    def release_prefill(self, placement: Placement) -> None:
+        """The prompt is computed, or needs not be any more."""
+        computes = self._worker(placement.computing)
+        computes.own_tokens -= placement.compute_tokens
+        computes.unseen.compute_tokens -= placement.compute_tokens
+        if placement.prefill is not None:
+            self._worker(placement.prefill).own_rooms -= 1
+
+    def release_decode(self, placement: Placement, num_output_tokens: int) -> None:
+        """The room is over on decode. Its last report may still count it, and the memory that it gave back."""
+        keeps = self._worker(placement.decode)
+        keeps.own_rooms -= 1
+        keeps.own_output_tokens -= placement.output_tokens
+        keeps.unseen.memory_tokens -= placement.memory_tokens + num_output_tokens
+        keeps.unseen.rooms -= 1
+
+    def succeeded(self, placement: Placement) -> None:
+        """The first token came: all workers did their part."""
+        for name in placement.workers:
+            self.breakers.succeeded(name)
+
+    def failed(self, placement: Placement, half: Cause, now: float) -> None:
+        """A room failed there, by the fault of one half."""
+        self.breakers.failed(placement.decode if half is Cause.DECODE else placement.computing, now)
+
+    def _worker(self, name: PeerName) -> Worker:
+        worker = self._workers.get(name)
+        assert worker is not None  # workers are never removed from the registry
+        return worker
+
+    # ------------------------------------------------------------ questions
+
+    def left_alone(self, now: float) -> str | None:
+        """Why a room would most likely fail although there is a pair: of some kind every circuit is open, and no pause
+        is over. None else; without any room it is None again soon, so whoever heeds it comes back."""
+        unified, *apart = (self._workers.of(role) for role in (Role.UNIFIED, Role.PREFILL, Role.DECODE))
+        kinds = [unified] if unified else apart
+        open_ones = [kind for kind in kinds if not any(self.breakers.may_try(w.name, now) for w in kind)]
+        names = ", ".join(worker.name for kind in open_ones for worker in kind)
+        return f"{names}: one request after the other fails there" if names else None
+
+    def limits(self, now: float) -> Limits:
+        """What every worker that takes rooms can take. Precondition: there is one, or one is expected back."""
+        holders = self._workers.takers(now)
+        keepers = [w for w in holders if w.next_role is not Role.PREFILL]
+        context_len = min((w.facts.max_context_len for w in holders if w.facts.max_context_len), default=_UNLIMITED)
+        total_len = min((w.pool_tokens for w in keepers if w.pool_tokens), default=context_len)
+        return Limits(
+            max_context_len=context_len,
+            max_prompt_len=min((w.pool_tokens for w in holders if w.pool_tokens), default=context_len),
+            vocab_size=min(w.facts.vocab_size for w in holders),
+            max_total_len=min(context_len, total_len),
+        )
+
+    def stats_of(self, worker: Worker) -> WorkerStats:
+        return WorkerStats(
+            name=worker.name,
+            role=worker.role.value,
+            state=worker.peer.state.value,
+            refusal=worker.refusal,
+            breaker=self.breakers.state(worker.name).value,
+            rooms=worker.own_rooms,
+            tokens_to_compute=worker.own_tokens,
+            resident_keys=self.residency.num_resident(worker.name),
+            status=worker.status,
+        )
+
+    def check_integrity(self, rooms: Rooms) -> None:
+        """Raises IntegrityError when booked and recomputed counts differ."""
+        self.residency.check_integrity()
+        tokens = {w.name: 0 for w in self._workers}
+        num_rooms, output_tokens = dict(tokens), dict(tokens)
+        for live in rooms:
+            placement = live.placement
+            if placement is None:
+                continue
+            num_rooms[placement.decode] += 1
+            output_tokens[placement.decode] += placement.output_tokens
+            if live.is_computing:
+                tokens[placement.computing] += placement.compute_tokens
+                if placement.prefill is not None:
+                    num_rooms[placement.prefill] += 1
+        for worker in self._workers:
+            booked = worker.own_tokens, worker.own_rooms, worker.own_output_tokens
+            found = tokens[worker.name], num_rooms[worker.name], output_tokens[worker.name]
+            if booked != found:
+                raise IntegrityError(f"{worker.name}: (tokens, rooms, output tokens) booked {booked}, found {found}")
+
+
+def _fitting(sample: KeyedSample, workers: Eligible) -> Eligible:
+    """Those large enough. Precondition: there is a pair. Raises RequestFailed TOO_LONG when none is left."""
+    fitting = Eligible(
+        [w for w in workers.prefills if _holds(w, sample.prompt_len)],
+        [w for w in workers.decodes if _holds(w, sample.total_len)],
+        [w for w in workers.unified if _holds(w, sample.total_len)],
+    )
+    if not fitting.has_pair:
+        largest = max(_capacity(w) for w in (*workers.decodes, *workers.unified))
+        text = f"prompt of {sample.prompt_len} tokens, {sample.total_len} with the output, limit {largest}"
+        raise RequestFailed(FailReason.TOO_LONG, text)
+    return fitting
+
+
+_UNLIMITED = 1 << 31
+
+
+def _capacity(worker: Worker) -> int:
+    """Longest sequence the worker can hold; 0: not told."""
+    return min((n for n in (worker.pool_tokens, worker.facts.max_context_len) if n), default=0)
+
+
+def _holds(worker: Worker, num_tokens: int) -> bool:
+    pool_tokens, context_len = worker.pool_tokens, worker.facts.max_context_len
+    return (not pool_tokens or num_tokens <= pool_tokens) and (not context_len or num_tokens <= context_len)

@@ -1,0 +1,1 @@
+"""Pure: decide what the next step computes. plan() -> frozen StepPlan; commit(StepResult)."""

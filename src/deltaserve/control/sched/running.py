@@ -1,0 +1,280 @@
+"""Who runs: requests with a row, in the order in which they took it; what they hold, hand to the tree, and give back.
+
+enter -> [running] -> leave (computed for somebody else: keeps its pages until they are sent)
+                   |-> retract (memory ran out: commit to the tree, give everything back)
+                   |-> give_back (the end)
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from deltaserve.control.cache.prefix_cache import Match, PrefixCache
+from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.checkpoints import Checkpoints
+from deltaserve.control.sched.needs import Needs, PageNeeds
+from deltaserve.control.sched.plan import PlanItem, SharedRun
+from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.rows import Rows
+from deltaserve.control.sched.sched_config import SchedConfig
+from deltaserve.control.sched.step_target import StepTarget
+from deltaserve.control.sched.worklist import LeasedRow, shared_runs
+from deltaserve.core.errors import IntegrityError
+from deltaserve.core.ids import Namespace, PoolId
+from deltaserve.core.wire.messages import CacheUse
+
+_MAX_RESERVE_SCALE = 16.0
+_RESERVE_DECAY = 0.98
+
+
+class Running:
+    """Rows and the requests in them: what admission fills and steps compute."""
+
+    def __init__(
+        self, config: SchedConfig, cache: PrefixCache, budget: Budget, seed_of: Callable[[Namespace], bytes]
+    ) -> None:
+        self.config = config
+        self.needs = PageNeeds(config, cache.retentions)
+        self.checkpoints: Checkpoints | None = None
+        """Of a model with recurrent states."""
+        if self.needs.state_pools:
+            self.checkpoints = Checkpoints(config.grid_len, config.state_interval_len)
+        self.rows = Rows(config.max_running)
+        self.step_target = StepTarget(config.step_target_s)
+        self.requests: dict[Request, None] = {}
+        self._cache = cache
+        self._budget = budget
+        self._seed_of = seed_of
+        self._runs: tuple[SharedRun, ...] | None = None
+        self._retracted: list[Request] = []
+        self._reserve_scale = 1.0
+        self.num_retractions = 0
+        self.num_extended = 0
+        """Chunks of more than one token computed so far: they make room for further prompts."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self.requests
+
+    def become(self, config: SchedConfig) -> None:
+        """Another role's lengths; rows stay."""
+        self.config = config
+        self.needs = PageNeeds(config, self._cache.retentions)
+        self.step_target.target_s = config.step_target_s
+
+    def num_open_rows(self, num_promised: int) -> int:
+        """Rows for further requests, where so many of the free ones are promised."""
+        most = self.step_target.most_rows(self.rows.num_rows) - len(self.requests)
+        return min(self.rows.num_free, most) - num_promised
+
+    def uses_tree(self, request: Request) -> bool:
+        return self.config.radix_cache and request.cache is CacheUse.NORMAL
+
+    def shares_prompt(self, request: Request) -> bool:
+        """Whether it takes from the tree what others computed of its prompt: logprobs need every position computed."""
+        return self.uses_tree(request) and request.sampling.prompt_logprobs is None
+
+    def feeds_tree(self, request: Request) -> bool:
+        """Whether it runs, and will hand further pages of its prompt to the tree."""
+        is_extending = request in self.requests and request.num_tokens - request.num_computed > 1
+        return is_extending and self.uses_tree(request)
+
+    # ------------------------------------------------------------ in and out
+
+    def enter(self, request: Request) -> None:
+        """It takes a row."""
+        self.rows.take(request)
+        self.requests[request] = None
+        self._runs = None
+
+    def leave(self, request: Request) -> None:
+        """Give up the row, keep the pages: a computed prompt whose pages are still to be sent."""
+        self.requests.pop(request)
+        self._drop_row(request)
+
+    def give_back(self, request: Request) -> None:
+        """Row, pages and lease, as far as it has them."""
+        self.requests.pop(request, None)
+        self._drop_row(request)
+        self._budget.reclaim(request)
+
+    def bequeath(self, request: Request) -> None:
+        """The end of one that a step has gone on with meanwhile: what it had computed stays in the tree, its states,
+        which have taken in more than that, do not."""
+        if self._has_news(request):
+            self._hand_over(request, self.needs.token_pools)
+        self.give_back(request)
+
+    def retract(self, request: Request) -> None:
+        """Take everything from a request; what it computed stays in the tree for its return."""
+        self.leave_computed(request)
+        self.give_back(request)
+        request.start_over()
+        request.num_retractions += 1
+        self.num_retractions += 1
+        request.is_urgent = True
+        self._retracted.append(request)
+        self._reserve_scale = min(_MAX_RESERVE_SCALE, 2 * self._reserve_scale)
+
+    def take_retracted(self) -> list[Request]:
+        """Requests retracted since the last call; the owner decides how they resume."""
+        taken, self._retracted = self._retracted, []
+        return taken
+
+    @property
+    def has_retracted(self) -> bool:
+        """Whether somebody is still to be taken by `take_retracted`."""
+        return bool(self._retracted)
+
+    def _drop_row(self, request: Request) -> None:
+        self.rows.give_back(request)
+        self._runs = None
+
+    # ------------------------------------------------------------ the tree
+
+    def note_fork(self, request: Request, match: Match) -> None:
+        """Its prompt is known further than it can go on from: it keeps a state as far as that, for the next one."""
+        if self.checkpoints is not None:
+            fork = self.checkpoints.fork(match.num_tokens, match.reach)
+            request.forks = set() if fork is None else {fork}
+
+    def next_stop(self, request: Request) -> int | None:
+        """The next position at which a chunk of it must end, because its state is kept."""
+        if self.checkpoints is None or not self.uses_tree(request):
+            return None
+        return self.checkpoints.next_stop(request)
+
+    def most_drafts(self, request: Request) -> int:
+        """Guesses that a step may verify: up to its last token, and to the next place where a state may be kept."""
+        most = request.max_len - request.num_tokens - 1
+        if self.checkpoints is not None:
+            most = min(most, self.checkpoints.next_point(request) - request.num_tokens)
+        return most
+
+    def step_back(self, request: Request) -> None:
+        """Its states took in fewer tokens than was planned: its own slot is that of what is computed."""
+        last = (request.num_computed - 1) // self.config.page_size
+        for pool in self.needs.state_pools:
+            request.move_state(pool, last)
+            request.tabled[pool] = min(request.tabled.get(pool, 0), last)
+
+    def share_step(self, request: Request, *, is_extend: bool) -> None:
+        """After a step: hand over what an extend computed; of decode steps only what ends at a checkpoint."""
+        is_checkpoint = self.checkpoints is not None and self.checkpoints.is_due(request)
+        if is_checkpoint or is_extend:
+            self.share_computed(request)
+
+    def share_computed(self, request: Request) -> None:
+        """Hand the request's full computed pages to the tree; where a twin was first, adopt its pages.
+
+        Where a checkpoint is due its states go along, and it goes on in other slots: if there are none they stay.
+        """
+        if not self._has_news(request):
+            return
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.is_due(request):
+            self._hand_over(request, self.needs.token_pools)
+            return
+        self._forget_passing(request)
+        slots = self._budget.allocate(self.needs.one_state)
+        if slots is None:
+            self._hand_over(request, self.needs.token_pools)
+            return
+        self._hand_over(request, self.needs.pools)
+        for pool in self.needs.state_pools:
+            request.own_state(pool, slots[pool][0])
+        if checkpoints.is_passing(request):
+            request.passing_state = request.num_computed
+
+    def leave_computed(self, request: Request) -> None:
+        """The same when it goes on no more: it needs no other slots."""
+        if not self._has_news(request):
+            return
+        if self.checkpoints is not None and self.checkpoints.is_due(request):
+            self._forget_passing(request)
+            self._hand_over(request, self.needs.pools)
+        else:
+            self._hand_over(request, self.needs.token_pools)
+
+    def _has_news(self, request: Request) -> bool:
+        """Whether it has computed full pages that are not in its lease, and may hand them over."""
+        lease = request.lease
+        if lease is None or not self.uses_tree(request):
+            return False
+        return request.num_computed // self.config.page_size > lease.num_pages
+
+    def _hand_over(self, request: Request, pools: Sequence[PoolId]) -> None:
+        """Its full computed pages; of the other pools none."""
+        lease, page_size = request.lease, self.config.page_size
+        if lease is None:
+            return
+        full = request.num_computed // page_size
+        request.grow_keys(self._seed_of(request.namespace), page_size, full)
+        firsts = tuple(request.owned_first)
+        pages = tuple(tuple(request.give_up(p, full)) if p in pools else () for p in self.needs.pools)
+        insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
+        request.lease = insertion.lease
+        changed = self.needs.pools if insertion.num_adopted_pages else self.needs.more_pools
+        for pool in changed:  # a twin's instead of its own
+            request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
+        self._runs = None
+
+    def _forget_passing(self, request: Request) -> None:
+        """The state that decoding has left last is of no use beside a later one."""
+        if request.lease is not None and request.passing_state is not None:
+            self._cache.forget_states(request.lease, request.passing_state)
+        request.passing_state = None
+
+    def starts_to_decode(self) -> None:
+        """A request has one token to compute: it may share what it reads with other decode rows."""
+        self._runs = None
+
+    def shared_runs(self, items: Iterable[PlanItem]) -> tuple[SharedRun, ...]:
+        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step.
+
+        A row that has drawn its last token, in a step that is not committed yet, is in no item any more.
+        """
+        decoding = {item.row for item in items if item.is_decode}
+        if self._runs is None:
+            rows = [
+                LeasedRow(r.row, r.lease.path())
+                for r in self.requests
+                if r.row is not None and r.row in decoding and r.lease is not None
+            ]
+            self._runs = shared_runs(rows, self.config.split_tokens)
+        if all(decoding.issuperset(run.rows) for run in self._runs):
+            return self._runs
+        rest = (replace(run, rows=tuple(row for row in run.rows if row in decoding)) for run in self._runs)
+        return tuple(run for run in rest if len(run.rows) > 1)
+
+    # ------------------------------------------------------------ pages kept for output
+
+    def reserve_of(self, request: Request) -> Needs:
+        """Pages kept for a request's further output: what it can still use, at most the share each one gets.
+
+        The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
+        whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise).
+        """
+        share = int(self.config.reserve_len * self._reserve_scale)
+        return self.needs.of_output(request, min(share, max(0, request.max_len - request.num_tokens)))
+
+    def decay_reserve(self) -> None:
+        """Once per step."""
+        self._reserve_scale = max(1.0, self._reserve_scale * _RESERVE_DECAY)
+
+    # ------------------------------------------------------------ integrity
+
+    def check_integrity(self) -> None:
+        """Rows are held once; every running request holds pages for what it computed."""
+        rows = [r.row for r in self.requests]
+        if len(set(rows)) != len(rows) or len(rows) + self.rows.num_free != self.rows.num_rows:
+            raise IntegrityError(f"rows: {len(rows)} held, {self.rows.num_free} free of {self.rows.num_rows}")
+        for request in self.requests:
+            if request.num_computed > request.num_pages * self.config.page_size:
+                raise IntegrityError(f"{request.num_computed} tokens computed in {request.num_pages} pages")
+            if not 0 <= request.num_computed <= request.num_tokens:
+                raise IntegrityError(f"{request.num_computed} tokens computed of {request.num_tokens}")

@@ -1,0 +1,440 @@
+"""What each step computes, and what becomes of its result: continuous batching, chunked prefill, growth, retraction.
+
+Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
+
+At most two steps are under way: one that computes, and one planned behind it, so that the device need not wait for the
+host. A step is planned behind one that only decodes, without guesses: where each of its rows goes on is known, the
+token is not (`TokenOf`). It takes no memory from anybody who runs; where that would be needed, and where states move,
+it is planned when the one before is committed.
+
+What a step may read or write is given back at the commit of the last step that names it: a request that ends while
+steps name it keeps everything until then.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.holders import Holders
+from deltaserve.control.sched.plan import (
+    ItemOutcome,
+    ItemResult,
+    PageUpdate,
+    PlanItem,
+    Sampled,
+    StepPlan,
+    StepResult,
+    TokenOf,
+    TokenValues,
+    WorkList,
+)
+from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.running import Running
+from deltaserve.control.sched.speculation import Speculation, fitting_drafts
+from deltaserve.core.errors import StateError
+from deltaserve.core.ids import PoolId, RowId, StepIndex
+from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.tokens import TOKEN_BYTES, token_len
+from deltaserve.core.wire.messages import CacheUse
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """What one step did for one request."""
+
+    request: Request
+    computed_from: int
+    is_extend: bool
+    """Whether it computed more than the last token and guesses behind it."""
+    drawn: tuple[Sampled, ...]
+    outcome: ItemOutcome
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    features: bytes
+    """See ItemResult."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that is planned and not committed."""
+
+    plan: StepPlan
+    rows: dict[RowId, tuple[Request, PlanItem]]
+
+    def names(self, request: Request) -> bool:
+        return request.row is not None and request.row in self.rows
+
+    @property
+    def is_plain(self) -> bool:
+        """Every row decodes one token: where each goes on is known."""
+        return bool(self.plan.items) and all(item.is_decode and not item.num_drafts for item in self.plan.items)
+
+
+class Steps:
+    """Plans the next steps of the running requests, and commits their results to them."""
+
+    def __init__(self, cache: PrefixCache, budget: Budget, running: Running, holders: Holders) -> None:
+        self._cache = cache
+        self._budget = budget
+        self._running = running
+        self._holders = holders
+        is_adaptive = running.config.draft_policy == "adaptive"
+        self.speculation = Speculation(running.step_target.cost if is_adaptive else None)
+        self._step = 0
+        self._flights: list[_Flight] = []
+        """The one that computes, then the one planned behind it."""
+        self._ending: dict[Request, Callable[[Request], None]] = {}
+        """Ended while steps name it |-> how it gives back what it holds."""
+        self._stalled: set[Request] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._flights and not self._ending
+
+    @property
+    def ending(self) -> Iterable[Request]:
+        """Requests that ended while steps name them: they keep their pages until the last one is committed."""
+        return self._ending
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Whether a step under way computes this request."""
+        return any(flight.names(request) for flight in self._flights)
+
+    def has_work(self) -> bool:
+        """Whether plan() may be called, and may find something to compute."""
+        if not self._running.requests or len(self._flights) > self._running.config.num_ahead:
+            return False
+        return not self._flights or self._may_plan_behind(self._flights[-1])
+
+    def end(self, request: Request, leave: Callable[[Request], None]) -> None:
+        """The request gives everything back, as `leave` does: now, or when the last step that names it is committed."""
+        if self.is_in_flight(request):
+            self._ending.setdefault(request, leave)
+            return
+        leave(request)
+
+    # ------------------------------------------------------------ plan
+
+    def plan(self) -> StepPlan | None:
+        """The next step: every decode row, then extends in admission order up to the step's budget.
+
+        Behind one that is under way: None when that has to be committed first.
+        """
+        if not self._flights:
+            self._free_behind()
+            self._grow_rows()
+            items = self._items(self._running)
+            return self._launch(items) if items or self._running.rows.has_news else None
+        before = self._flights[-1]
+        if len(self._flights) > self._running.config.num_ahead or not self._may_plan_behind(before):
+            raise StateError("plan() before the last plan was committed")
+        going_on = [r for r in self._running if self._goes_on_behind(before, r)]
+        if not going_on or not self._grow_behind(before, going_on):
+            return None
+        self.speculation.go_without()
+        return self._launch(self._items(going_on, before))
+
+    def _launch(self, items: Sequence[PlanItem]) -> StepPlan:
+        rows = self._running.rows
+        self._step += 1
+        wanted = [item.wanted_drafts for item in items if item.wanted_drafts]
+        plan = StepPlan(
+            step=StepIndex(self._step),
+            items=tuple(items),
+            work=WorkList(self._running.config.split_tokens, self._running.shared_runs(items)),
+            opens=rows.take_opens(),
+            pages=(*self._page_updates(), *self._move_states(items)),
+            closes=rows.take_closes(),
+            least_likely=self.speculation.least_likely(len(wanted), max(wanted, default=0)),
+        )
+        by_row = {item.row: item for item in items}
+        flight = _Flight(plan, {r.row: (r, by_row[r.row]) for r in self._running if r.row in by_row})
+        self._flights.append(flight)
+        for request, item in flight.rows.values():
+            request.num_planned = item.q_start + item.q_len
+        return plan
+
+    # ------------------------------------------------------------ behind a step under way
+
+    def _may_plan_behind(self, flight: _Flight) -> bool:
+        if not flight.is_plain or self._running.needs.state_pools:
+            return False
+        return not self._running.config.max_drafts or not self.speculation.pays(
+            self._guesses(self._running), len(self._running)
+        )
+
+    def _goes_on_behind(self, flight: _Flight, request: Request) -> bool:
+        """Whether it has something to compute whatever the step draws, unless that is a token that ends it."""
+        if request in self._ending:
+            return False
+        return not flight.names(request) or request.num_tokens + 1 < request.max_len
+
+    def _grow_behind(self, flight: _Flight, going_on: Iterable[Request]) -> bool:
+        """Pages for what each computes next. False when somebody would have to make way."""
+        for request in going_on:
+            needs = self._running.needs
+            lacking = needs.of_places(request, 1) if flight.names(request) else needs.of_next_chunk(request)
+            if not any(lacking):
+                continue
+            grown = self._budget.allocate(lacking)
+            if grown is None:
+                return False
+            request.grow(grown)
+        return True
+
+    def _free_behind(self) -> None:
+        """Give up the pages that no token to come can see, and the states that are gone on from."""
+        more_pools, page_size = self._running.needs.more_pools, self._running.config.page_size
+        if not more_pools:
+            return
+        for request in self._running:
+            for pool in more_pools:
+                first = self._cache.retentions[pool].first_needed(request.num_computed, page_size)
+                self._budget.free_pages(pool, request.give_up(pool, first))
+            if request.lease is not None:
+                self._cache.shrink(request.lease, request.num_computed)
+
+    def _grow_rows(self) -> None:
+        """Pages for what each row computes next: one now and then when it decodes; of other pools also in an extend."""
+        self._stalled.clear()
+        lacking, page_size = self._running.needs.of_next_chunk, self._running.config.page_size
+        rows: Iterable[Request] = self._running
+        if not self._running.needs.more_pools:  # the first pool's pages are there for all tokens that were known
+            rows = [r for r in rows if r.num_computed >= r.num_pages * page_size]
+        hungry = {r: needs for r in rows if any(needs := lacking(r))}
+        if hungry:
+            self._budget.make_room(self._running.needs.total(hungry.values()))
+        for request, needs in hungry.items():
+            while request in self._running and request not in self._stalled:
+                grown = self._budget.allocate(needs)
+                if grown is None:
+                    self._make_way(request, self._budget.short(needs, self._running.needs.total(())))
+                    continue
+                request.grow(grown)
+                break
+
+    def _make_way(self, request: Request, short: Sequence[PoolId]) -> None:
+        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one.
+
+        Of those that hold some of what is short. A lone extend waits instead: what it lacks is a window's page that is
+        still being sent.
+        """
+        holder = self._holders.youngest(short)
+        if holder is not None:
+            self._holders.reclaim(holder)
+        elif len(self._running) == 1 and request.num_tokens - request.num_computed > 1:
+            self._stalled.add(request)
+        else:
+            self._running.retract(max(self._running, key=lambda r: (any(map(r.num_held, short)), r.arrival)))
+
+    def _move_states(self, items: Sequence[PlanItem]) -> Iterable[PageUpdate]:
+        """An item's own slot takes the state at its end. One that it goes on from is the tree's by now, or is lost.
+
+        After the other updates: the slot of a state that nobody keeps is read and written under two page indexes.
+        """
+        state_pools = self._running.needs.state_pools
+        if not state_pools:
+            return ()
+        requests = {request.row: request for request in self._running}
+        for item in items:
+            for pool in state_pools:
+                last = (item.q_start + item.q_len - 1) // self._running.config.page_size
+                requests[item.row].move_state(pool, last)
+        return self._page_updates()
+
+    def _page_updates(self) -> Iterable[PageUpdate]:
+        pools = self._running.needs.pools
+        for request in self._running:
+            if request.row is None:
+                continue
+            for pool in pools:
+                known, end = request.tabled.get(pool, 0), request.end_page(pool)
+                if known < end:
+                    for first, pages in request.spans(pool, known):
+                        yield PageUpdate(request.row, pool, first, pages)
+                    request.tabled[pool] = end
+
+    # ------------------------------------------------------------ tokens of a step
+
+    def _items(self, going_on: Iterable[Request], before: _Flight | None = None) -> list[PlanItem]:
+        """`before`: the step under way, whose rows go on behind what it draws."""
+        decoding: list[Request] = []
+        extending: list[Request] = []
+        for request in going_on:
+            if request in self._stalled:
+                continue
+            (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
+        config = self._running.config
+        budget = config.step_len
+        if decoding and config.extend_len_beside_decode is not None:
+            budget = min(budget, config.extend_len_beside_decode)
+        budget = self._running.step_target.extend_len(len(decoding), budget, min(budget, config.page_size))
+        extends = self._shares(extending, budget)
+        drafts = self._drafts(decoding, len(decoding) + sum(q_len for _, q_len in extends))
+        wanted = self.speculation.depth(decoding, self._running.config.max_drafts)
+        items = []
+        for request in decoding:
+            if before is not None and before.names(request):
+                items.append(_item_behind(request, before.plan.step, wanted))
+                continue
+            num_drafts = drafts.get(request, 0)
+            items.append(_item(request, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
+        for request, q_len in extends:
+            is_last = request.num_computed + q_len == request.num_tokens
+            items.append(_item(request, q_len, 0, self._wanted_drafts(request, 0, wanted) if is_last else 0))
+        return items
+
+    def _wanted_drafts(self, request: Request, num_drafts: int, most: int) -> int:
+        """How many guesses may be made in this step, behind what it draws; `num_drafts` are verified in it.
+
+        Memory for a draft head's is taken where it is there, as for guesses that are verified.
+        """
+        running = self._running
+        if not most or not running.config.drafts_take_places:
+            return most
+        most = max(0, min(most, request.max_len - request.num_tokens - num_drafts))
+        needs = running.needs.of_places(request, num_drafts + most)
+        grown = self._budget.allocate(needs) if any(needs) else None
+        if grown is not None:
+            request.grow(grown)
+        return max(0, min(most, running.needs.room_behind(request) - num_drafts))
+
+    def _drafts(self, decoding: list[Request], num_tokens: int) -> dict[Request, int]:
+        """How many guesses of each request this step verifies.
+
+        Memory for them is taken where it is there, if need be from cached pages: nobody makes way for a guess.
+        """
+        running = self._running
+        chosen = self.speculation.choose(self._guesses(decoding), num_tokens)
+        for request, num_drafts in chosen.items():
+            needs = running.needs.of_next_chunk(request, num_drafts)
+            grown = self._budget.allocate(needs) if any(needs) else None
+            if grown is not None:
+                request.grow(grown)
+            chosen[request] = min(num_drafts, running.needs.room_behind(request))
+        return chosen
+
+    def _guesses(self, decoding: Iterable[Request]) -> dict[Request, int]:
+        """Request |-> guesses that there are, and is room for."""
+        return {r: n for r in decoding if (n := fitting_drafts(r, self._running.most_drafts(r)))}
+
+    def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
+        """Tokens of each extend in this step.
+
+        The oldest goes first if the step can end it. Otherwise it gets half, the others the other half, the shortest
+        of them first, and what one half leaves over goes to the other. So a long prompt goes on at no less than half
+        the pace, and a short one behind it waits for about one step.
+        """
+        if not extending:
+            return []
+        oldest, *others = extending
+        config = self._running.config
+        is_long = oldest.num_tokens - oldest.num_computed > min(budget, config.chunk_len)
+        kept = max(config.page_size, budget // 2) if others and is_long else budget
+        left = budget - self._chunk(oldest, kept)
+        shares = []
+        for request in sorted(others, key=lambda r: r.num_tokens - r.num_computed):
+            q_len = self._chunk(request, left)
+            if q_len:
+                shares.append((request, q_len))
+                left -= q_len
+        q_len = self._chunk(oldest, left + self._chunk(oldest, kept))
+        return [(oldest, q_len), *shares] if q_len else shares
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple.
+
+        A state that is to be kept ends a chunk, and with states the cuts are on their grid, if that is not too far.
+        """
+        config, computed = self._running.config, request.num_computed
+        allowed = min(config.chunk_len, budget)
+        stop = self._running.next_stop(request)
+        if stop is not None and stop - computed <= allowed:
+            return stop - computed
+        if request.num_tokens - computed <= allowed:
+            return request.num_tokens - computed
+        end = (computed + allowed) // config.page_size * config.page_size
+        on_grid = end // config.grid_len * config.grid_len
+        if self._running.needs.state_pools and on_grid > computed:
+            end = on_grid
+        return max(0, end - computed)
+
+    # ------------------------------------------------------------ commit
+
+    def commit(self, result: StepResult) -> list[StepProgress]:
+        """Apply a step's result. Results of requests that ended meanwhile are dropped, their pages given back."""
+        if not self._flights or result.step != self._flights[0].plan.step:
+            expected = self._flights[0].plan.step if self._flights else None
+            raise StateError(f"result of step {result.step} while step {expected} is expected")
+        flight = self._flights.pop(0)
+        self._running.step_target.learn(flight.plan.items, result.seconds - result.draft_seconds)
+        made = [token_len(item.drafts) for item in result.items]
+        self.speculation.learn_draft(flight.plan.items, made, result.draft_seconds)
+        self._running.decay_reserve()
+        progress = []
+        for item in result.items:
+            request, planned = flight.rows[item.row]
+            if request in self._ending:
+                self._distrust(request, item.outcome)
+            else:
+                progress.append(self._apply(request, planned, item))
+        for request in [r for r in self._ending if not self.is_in_flight(r)]:
+            self._ending.pop(request)(request)
+        return progress
+
+    def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> StepProgress:
+        if result.outcome is not ItemOutcome.FAILED:
+            num_right = max(0, len(result.drawn) - 1)
+            request.num_computed = request.num_in_state = planned.q_start + planned.num_known + num_right
+            if num_right < planned.num_drafts:
+                self._running.step_back(request)
+        self._distrust(request, result.outcome)
+        is_extend = not planned.is_decode
+        if is_extend:
+            self._running.num_extended += 1
+        if result.drawn:
+            self.speculation.count(request, planned, result.drawn)
+            for sampled in result.drawn:
+                request.append(sampled.token)
+            request.num_finite = request.num_computed
+        if is_extend and request.num_tokens - request.num_computed == 1:
+            self._running.starts_to_decode()
+        request.guesses.drafts = result.drafts
+        told = result.outcome, result.prompt_logprobs, result.features
+        return StepProgress(request, planned.q_start, is_extend, result.drawn, *told)
+
+    def _distrust(self, request: Request, outcome: ItemOutcome) -> None:
+        """What was written by a step that could not compute it is not handed on. Any page that no token was drawn from
+        may be why its output is not finite: none of them is matched again."""
+        if outcome is ItemOutcome.COMPUTED:
+            return
+        if outcome is ItemOutcome.NOT_FINITE and self._running.uses_tree(request):
+            sound = request.num_finite // self._running.config.page_size
+            self._cache.poison(request.namespace, request.tokens, request.keys, sound)
+        request.cache = CacheUse.BYPASS
+
+
+def _item_behind(request: Request, step: StepIndex, wanted_drafts: int) -> PlanItem:
+    """Of a row that decodes in `step`: what it draws there is computed next."""
+    if request.row is None:
+        raise StateError("a running request without a row")
+    return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
+
+
+def _item(request: Request, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:
+    start, end = request.num_computed, request.num_computed + num_known
+    if request.row is None:
+        raise StateError("a running request without a row")
+    tokens = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+    samples = end == request.num_tokens
+    return PlanItem(
+        row=request.row,
+        q_start=start,
+        q_len=num_known + num_drafts,
+        inputs=TokenValues(tokens + request.guesses.drafts[: num_drafts * TOKEN_BYTES]),
+        samples=samples,
+        wants_prompt_logprobs=request.sampling.prompt_logprobs is not None and start < request.prompt_len - 1,
+        num_drafts=num_drafts,
+        wanted_drafts=wanted_drafts if samples else 0,
+        wants_features=samples and request.hands_over,
+    )

@@ -1,0 +1,87 @@
+"""What a request asks of the sampler. Pure data; the arithmetic is in compute/executor/sampler.py."""
+
+import math
+from typing import Literal
+
+import msgspec
+
+MAX_LOGPROBS = 20
+"""Of one position: so many always fit a notification."""
+SamplingSource = Literal["model", "openai"]
+"""Whose defaults requests get: those of the model's files, or OpenAI's, which change no probability."""
+_MAX_SEED = (1 << 64) - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request's sampling, complete and resolved: the front fills every default.
+
+    Sampling is counter-based: the random bits of output position i are a function of (seed, i) alone, so prefill,
+    decode, retraction, retry and replay draw the same token.
+    """
+
+    max_tokens: int
+    """Output tokens at most, >= 1."""
+    seed: int
+    """Minted by the front when the client gives none. Unsigned 64 bit."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output tokens (Keskar et al. 2019, CTRL)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the output; the model's end-of-sequence ids are included unless the client asked to ignore them."""
+    min_tokens: int = 0
+    """No stop id may be drawn before this many output tokens."""
+    logprobs: int | None = None
+    """None: none. n >= 0: the chosen token's log-probability and the n most likely ones."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for every prompt position but the first. Such a request matches nothing on prefill."""
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the next distribution depends on the tokens drawn so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Log-probabilities (natural log) at one position, of the raw model distribution before any sampling rule."""
+
+    logprob: float
+    """Of the token that stands there."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the most likely ones, best first."""
+
+
+def sampling_problem(params: SamplingParams, vocab_size: int) -> str | None:
+    """The first field no sampler could obey, in words, or None. For whoever takes params from another process."""
+    ranges = (
+        ("seed", params.seed, 0, _MAX_SEED),
+        ("temperature", params.temperature, 0.0, 2.0),
+        ("top_p", params.top_p, 0.0, 1.0),
+        ("top_k", 1 if params.top_k is None else params.top_k, 1, 1 << 31),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("repetition_penalty", params.repetition_penalty, 0.0, 2.0),
+        ("presence_penalty", params.presence_penalty, -2.0, 2.0),
+        ("frequency_penalty", params.frequency_penalty, -2.0, 2.0),
+        ("min_tokens", params.min_tokens, 0, 1 << 31),
+        ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", params.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+    )
+    for name, value, low, high in ranges:
+        if not low <= value <= high:  # false for NaN too
+            return f"{name} is outside {low} .. {high}"
+    if params.max_tokens < 1:
+        return "max_tokens is below 1"
+    if params.top_p == 0.0 or params.repetition_penalty == 0.0:
+        return "top_p and repetition_penalty must be above 0"
+    ids = (*params.stop_token_ids, *(token for token, _ in params.logit_bias))
+    if any(not 0 <= token < vocab_size for token in ids):
+        return "a stop or bias token is beyond the vocabulary"
+    if not all(math.isfinite(bias) for _, bias in params.logit_bias):
+        return "a bias is not a number"
+    return None

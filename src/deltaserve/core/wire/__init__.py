@@ -1,0 +1,1 @@
+"""Pure: the messages between front, prefill and decode, and their one codec."""

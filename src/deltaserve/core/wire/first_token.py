@@ -1,0 +1,42 @@
+"""What prefill tells decode besides KV: the payload of a transfer's last notification."""
+
+import msgspec
+
+from deltaserve.core.errors import ProtocolError
+from deltaserve.core.sampling import TokenLogprobs
+
+
+class DraftHandover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a draft head goes on from behind a prompt."""
+
+    group: str
+    """Page group of its keys and values, which have come with the others where both sides keep it."""
+    features: bytes
+    """What it reads of the prompt's last token, in the dtype of the computation."""
+
+
+class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The token drawn from the prompt's last position."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    cached_len: int = 0
+    """Prompt tokens prefill took from its own tree."""
+    draft: DraftHandover | None = None
+    """None: prefill has no draft head."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FirstToken)
+
+
+def encode_first_token(first: FirstToken) -> bytes:
+    return _encoder.encode(first)
+
+
+def decode_first_token(data: bytes) -> FirstToken:
+    """Raises ProtocolError."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"malformed first token: {error}") from None

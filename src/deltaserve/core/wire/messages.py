@@ -1,0 +1,458 @@
+"""Every message a worker link may carry, and no others.
+
+front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
+front -> any     Flush, ChangeRole
+decode -> prefill Offer, Ask, AskLogprobs, Grant,   prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
+                  Revoke, Cancel                                      PromptLogprobs
+prefill -> decode, bound to the data it announces (transport notification): Done
+all: Hello, Heartbeat, Status, Events
+
+Ids and page lists are packed little-endian uint32. Times are remaining milliseconds: clocks are not compared.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Role
+from deltaserve.core.sampling import SamplingParams, TokenLogprobs
+
+PROTOCOL_VERSION = 7
+
+
+class CacheUse(Enum):
+    """What a request may do with the trees. Warm-up, health probes and benchmarks say so explicitly."""
+
+    NORMAL = "normal"
+    BYPASS = "bypass"
+    """Match nothing, insert nothing."""
+
+
+class FinishReason(Enum):
+    """Why a complete answer ended. Values as in the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Drain(Enum):
+    """What prefill knows when a revoked ticket's gate is closed and nothing is outstanding.
+
+    CLEAN: every posted write was seen DONE. DIRTY: at least one was not; decode must fence before it frees.
+    """
+
+    CLEAN = "clean"
+    DIRTY = "dirty"
+
+
+class RegionInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A registered region, as a peer must know it to write there."""
+
+    id: int
+    base: int
+    num_bytes: int
+    device: str
+    component: str
+    """Name of the page group."""
+
+
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One rank's end of a link that carries pages."""
+
+    metadata: bytes
+    """Of its transport endpoint for this peer."""
+    regions: tuple[RegionInfo, ...]
+    """Where the peer may write, by its tickets."""
+
+
+class PeerAddress(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Where an instance listens for worker links."""
+
+    name: str
+    url: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What the other side must know, and which may be another there; not part of compatibility."""
+
+    page_size: int = 0
+    kv_dtypes: dict[str, str] = {}
+    """Page group |-> dtype of what its pages hold; absent: as on the other side."""
+    has_staging: bool = False
+    """Of every rank."""
+    needs_equal_pages: bool = False
+    """Some layers do not keep all tokens: pages move only to and from pages of the same size."""
+    pool_pages: tuple[int, ...] = ()
+    max_context_len: int = 0
+    max_running: int = 0
+    vocab_size: int = 0
+    keys_seed_check: bytes = b""
+    """Hash of (cluster secret, fingerprint): unequal secrets are found at the handshake, not as misses."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Opens (or re-opens) a link. Both sides send one. Everything in `compat` must be equal between P and D."""
+
+    role: str
+    version: int = PROTOCOL_VERSION
+    compat: dict[str, str]
+    facts: Facts
+    transport: str = ""
+    ends: tuple[RankEnd, ...] = ()
+    """Of each of the sender's ranks, in order; none on links that carry no data."""
+    answers: bytes = b""
+    """Digest of the ends this answers: an answer to an earlier greeting fits no endpoint any more."""
+    peers: tuple[PeerAddress, ...] = ()
+    """From the front only: prefill workers this instance may be told to use."""
+    configured_role: str = ""
+    """What the process was started as, once its role was changed, be it back. Empty: it never was."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Every 0.5 s; a peer not heard of for long is lost (peer.table.Patience). Any frame counts as one."""
+
+    is_ready: bool = True
+    """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must greet again."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The front hands one sample to decode (or to a unified instance). Decode owns it from here.
+
+    Sent again when frames, a connection or a worker were lost: decode goes on behind the output that is part of
+    `prompt`, from the room it has, from the answer it remembers, or from a room that it opens for it.
+    """
+
+    room: bytes
+    epoch: int
+    """Counts the Submits of this room from 1. What decode says of the room bears the highest one it took."""
+    prompt: bytes
+    """The client's prompt, and behind it the output that was delivered."""
+    prompt_len: int
+    """Tokens of the client's prompt: the next token drawn has output position len(prompt) - prompt_len."""
+    keys: bytes
+    """Of leading full pages of `prompt`."""
+    namespace: str
+    sampling: SamplingParams
+    prefill: PeerAddress | None
+    """None: compute the prompt here."""
+    remaining_ms: int
+    cache: CacheUse = CacheUse.NORMAL
+    local_len: int = 0
+    """Decode computes the prompt itself when at most so many tokens of it are not in its cache."""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode asks prefill to compute a prompt. Repeated until answered; prefill holds nothing before it."""
+
+    room: bytes
+    attempt: int
+    prompt: bytes
+    """Prompt of this attempt: after a retraction it includes the output so far."""
+    prompt_len: int
+    """Tokens of the original prompt: the first token drawn has output position len(prompt) - prompt_len."""
+    namespace: str
+    sampling: SamplingParams
+    remaining_ms: int
+    cache: CacheUse = CacheUse.NORMAL
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill has the offer; its turn has not come. From now on decode asks instead of repeating the offer."""
+
+    room: bytes
+    attempt: int
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Is the offer still queued? Answered with Queued, Starting, or Failed if prefill no longer has it."""
+
+    room: bytes
+    attempt: int
+
+
+class AskLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode has the prompt's log-probabilities before position `start`, which prefill may forget.
+
+    What was told from there on is told again, or Failed if it is not kept any more. At the prompt's end nothing is.
+    """
+
+    room: bytes
+    attempt: int
+    start: int
+
+
+class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill planned the first step of a room: decode answers with Grant."""
+
+    room: bytes
+    attempt: int
+    cached_len: int
+    """Tokens prefill took from its own tree."""
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What the writer must fill of one pool: the prompt's pages from index `first` on."""
+
+    pool: int
+    first: int
+    pages: bytes
+    """The reader's pages, in order of the prompt."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Permission to write: ticket and coverage. Repeated until Done or Failed; zero pages is an ordinary case.
+
+    Pages of the prompt are counted in the reader's size, here and in Done.
+    """
+
+    room: bytes
+    attempt: int
+    ticket: int
+    coverage: tuple[Component, ...]
+    """One of each pool."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The prompt's pages [first, end) of one pool."""
+
+    pool: int
+    first: int
+    end: int
+    checksums: bytes = b""
+    """Packed crc32 of each page; empty when verification is off."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One chunk has landed. Travels as the notification bound to its data, so it is evidence at the reader."""
+
+    ticket: int
+    reader_boot: int
+    writer_boot: int
+    chunk: int
+    pieces: tuple[Piece, ...]
+    """At most one of each pool, in order of the pools."""
+    payload: bytes | None = None
+    """Exactly in the last chunk's: the first token. Its write was posted after all others had been seen DONE."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.payload is not None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Prefill cannot (go on to) serve a room's attempt."""
+
+    room: bytes
+    attempt: int
+    reason: FailReason
+    message: str
+
+
+class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode withdraws a ticket: close the gate, answer Drained when nothing is outstanding. Repeated."""
+
+    ticket: int
+
+
+class Draining(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """First answer to Revoke while writes are outstanding, repeated until Drained: no time limit but silence."""
+
+    ticket: int
+    bytes_outstanding: int
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answer to a repeated Grant whose ticket's every byte was seen DONE: its announcements are there, or lost."""
+
+    ticket: int
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Answer to Revoke, without a time limit. An unknown ticket answers CLEAN and leaves a tombstone."""
+
+    ticket: int
+    outcome: Drain
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The room is over for the sender; `reason` is told to nobody else."""
+
+    room: bytes
+    reason: FailReason
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The front found a stop string: keep this many output tokens, commit, release."""
+
+    room: bytes
+    output_len: int
+
+
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An operator asks every worker to drop what no lease protects from its tree. The events that follow tell what."""
+
+
+class ChangeRole(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An operator gives a worker another role: it drains, and goes on under a new boot over the old memory. Repeated
+    until a Hello says the new role."""
+
+    role: Role
+    grace_ms: int
+    """What still runs then goes elsewhere."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Where a request's prompt came from, and how long each part took (seconds)."""
+
+    prompt_len: int
+    output_len: int
+    decode_cached_len: int = 0
+    prefill_cached_len: int = 0
+    num_retractions: int = 0
+    transferred_bytes: int = 0
+    transferred_state_bytes: int = 0
+    """The part of it that recurrent states were."""
+    num_rounds: int = 0
+    """Steps in which guesses at its next tokens were verified."""
+    num_drafts: int = 0
+    """Guesses verified in them."""
+    num_accepted: int = 0
+    """Those that were right."""
+    queue_s: float = 0.0
+    """Submitted until prefill began."""
+    prefill_s: float = 0.0
+    """Prefill began until the last page had landed on decode."""
+    transfer_s: float = 0.0
+    """The part of it from the grant on: pages move while the prompt is computed. All of it when granted at once."""
+    decode_queue_s: float = 0.0
+    """Landed until it ran."""
+    first_token_s: float = 0.0
+    """Submitted until the first token."""
+    worker_wait_s: float = 0.0
+    """The part of it in which no worker had the request: one that was needed was away."""
+
+
+class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Output tokens [start, start + n) of a room."""
+
+    room: bytes
+    epoch: int
+    """Of the Submit it answers. Of an earlier one: drawn before decode knew what the front has, and not used."""
+    start: int
+    tokens: bytes
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    usage: Usage | None = None
+    """With the first token drawn by this worker: where the prompt came from. A run that is told again has none."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All rooms of one front that got tokens in one step."""
+
+    runs: tuple[TokenRun, ...]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Last message about a room. `finish` for a complete answer, else `reason`."""
+
+    room: bytes
+    epoch: int
+    """As TokenRun's."""
+    usage: Usage
+    finish: FinishReason | None = None
+    reason: FailReason | None = None
+    message: str = ""
+    retryable: bool = False
+    """Another try may do better: the room may be submitted again."""
+
+
+MAX_LOGPROB_POSITIONS = 2048
+"""Of one PromptLogprobs: with 20 alternatives each it stays below the limit of a frame of its kind."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Log-probabilities of prompt positions [start, start + n), from prefill through decode to the front.
+
+    A chunk's may need several. Prefill keeps them for a while: decode asks for what it lacks (AskLogprobs).
+    """
+
+    room: bytes
+    start: int
+    values: tuple[TokenLogprobs, ...]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Load of an instance, for routing and health. Sent to the front with each heartbeat."""
+
+    num_waiting: int
+    waiting_tokens: int
+    num_running: int
+    free_pages: tuple[int, ...]
+    evictable_pages: tuple[int, ...]
+    quarantined_pages: tuple[int, ...]
+    num_pages: tuple[int, ...]
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    draining: bool = False
+    ready: bool = True
+    open_tickets: int = 0
+    leases: int = 0
+    metrics: dict[str, float] = {}
+    """Everything the instance counts: `name{label="x"}` |-> value, for the front's /metrics."""
+
+
+class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What entered and left a tree since the last one. A gap in `first` or a new boot asks for a snapshot.
+
+    The front asks by repeating its Hello: a worker answers every Hello of a front with its own Hello, then a snapshot.
+    """
+
+    first: int
+    """Number of the first event of this message; each stored or evicted key counts one. Of a snapshot, whose keys count
+    nothing: the number of the next event."""
+    stored: bytes
+    """Packed page keys."""
+    evicted: bytes
+    snapshot: bool = False
+    """`stored` is the whole tree; forget what was known."""
+
+
+Message = (
+    Hello
+    | Heartbeat
+    | Submit
+    | Offer
+    | Queued
+    | Ask
+    | AskLogprobs
+    | Starting
+    | Grant
+    | Done
+    | Failed
+    | Revoke
+    | Draining
+    | Sent
+    | Drained
+    | Status
+    | Cancel
+    | Finish
+    | Flush
+    | ChangeRole
+    | Tokens
+    | Finished
+    | Events
+    | PromptLogprobs
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every frame carries besides its message."""
+
+    src: str
+    """Name of the sending instance."""
+    src_boot: int
+    dst_boot: int | None
+    """None only for Hello: the other side's boot is not known yet."""
+    closed_below: int = 1
+    """From decode to prefill: every ticket below this number is closed for good; tombstones may be forgotten."""
+    body: Message

@@ -1,1 +1,0 @@
-"""F1: reading files that an operator named: regular, bounded, and private where they hold a secret."""

@@ -1,1 +1,0 @@
-"""F4 (pure): one engine's whole control plane: prefill, decode, unified."""

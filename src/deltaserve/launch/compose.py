@@ -1,0 +1,488 @@
+"""From settings to processes: what a checkpoint and this machine allow, and the spec of each worker and the front."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import msgspec
+import psutil
+
+from deltaserve.compute.executor.core_waits import counts_waits
+from deltaserve.compute.executor.scratch import scratch_bytes
+from deltaserve.compute.native.core_share import CoreShare
+from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.control.engine.api import InstanceOptions
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.lifetime import KEEP_ALL
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.rounding import Rounding
+from deltaserve.launch.cgroup import read_limits, usable_cores
+from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
+from deltaserve.launch.lacking import model_problem
+from deltaserve.model.checkpoint_config import HeadFrom, family_named, idle_overrides, spec_of, with_draft
+from deltaserve.model.code_plan import CODE_RULES, stored_kinds
+from deltaserve.model.eagle3 import draft_inventory
+from deltaserve.model.files import GGUF_SUFFIX
+from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.model.open_source import open_source
+from deltaserve.model.shard_rules import ExpertPlacement
+from deltaserve.model.tensors import Inventory, as_stored, check_weights
+from deltaserve.model.weight_bytes import rank_weight_bytes
+from deltaserve.process.children.child import ChildSpec, Kind
+from deltaserve.process.children.terminal import LogSpec
+from deltaserve.process.worker.worker_spec import ExpertSeat, WorkerSpec, head_of, worker_environment, write_spec
+from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import (
+    Device,
+    MachineFacts,
+    ModelFacts,
+    PoolFacts,
+    ResolvedConfig,
+    StepSizes,
+    max_drafts,
+    of_one_context,
+    resolve,
+)
+from deltaserve.transports.local.memory import machine_problem
+
+_PORTS = range(20_000, 32_000, 2)
+"""Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model folder or GGUF file, looked at without loading it."""
+
+    path: Path
+    spec: ModelSpec
+    fingerprint: str
+    num_bytes: int
+    """Of all weight files."""
+    num_values: int
+    """Elements of all weights."""
+    stored: ModelSpec
+    """As the files have it: see `as_stored`."""
+    kinds: Mapping[str, str]
+    """See `stored_kinds`."""
+    overrides: str | None = None
+    idle_overrides: tuple[str, ...] = ()
+    """Keys of them that nothing reads."""
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | None,
+        overrides: str | None = None,
+        head: HeadFrom | None = None,
+        placement: ExpertPlacement = ExpertPlacement(),
+    ) -> "Checkpoint":
+        """Raises ConfigError naming the file and field that is wrong."""
+        if folder is None:
+            raise ConfigError("MODEL: missing; give the folder of a Hugging Face checkpoint, or a GGUF file")
+        problem = model_problem(folder)
+        if problem is not None:
+            raise ConfigError(problem)
+        path = Path(folder)
+        try:
+            return cls._read(path, overrides, head, placement)
+        except (ConfigError, OSError) as error:
+            raise ConfigError(f"MODEL {_located(path, str(error))}") from None
+
+    @classmethod
+    def _read(
+        cls, path: Path, overrides: str | None, head: HeadFrom | None, placement: ExpertPlacement
+    ) -> "Checkpoint":
+        source = open_source(path)
+        num_bytes = source.num_bytes
+        spec = with_draft(spec_of(source, overrides), path, head).placed(placement)
+        fingerprint = model_fingerprint(path)
+        family = family_named(spec.family)
+        stored = as_stored(spec, family, source.headers())
+        inventory = Inventory.of(family, stored, source.index)
+        check_weights(source.headers(), inventory)
+        if spec.draft is not None and spec.draft.folder is not None:
+            of_head = open_source(Path(spec.draft.folder))
+            check_weights(of_head.headers(), draft_inventory(spec.draft, of_head.index))
+        return cls(
+            path.resolve(),
+            spec,
+            fingerprint,
+            num_bytes,
+            inventory.num_values,
+            stored,
+            stored_kinds(source, family),
+            overrides,
+            tuple(idle_overrides(source, overrides)),
+        )
+
+    @property
+    def name(self) -> str:
+        """What clients call it: a GGUF file's name without its suffix."""
+        return self.path.name.removesuffix(GGUF_SUFFIX)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about what was accepted and changes nothing."""
+        if not self.idle_overrides:
+            return ()
+        keys = ", ".join(self.idle_overrides)
+        return (f"--json-model-override-args: nothing here reads {keys[:200]}, so it changes nothing",)
+
+    def facts(self, tp_size: int = 1, state_dtype: str = "float32", num_members: int = 1) -> ModelFacts:
+        """Of a worker with so many ranks, or in a group of so many that share experts. Raises ConfigError when the
+        model does not divide over them."""
+        spec, stored, shard = self.spec, self.stored, Shard(0, tp_size)
+        if num_members > 1:
+            placement = ExpertPlacement(member=Shard(0, num_members))
+            spec, stored = spec.placed(placement), stored.placed(placement)
+        local = spec.local(shard)
+
+        def weight_bytes(dtype: str, quantization: Quantization) -> int:
+            return rank_weight_bytes(stored, DType(dtype), shard, self.kinds, CODE_RULES[quantization])
+
+        def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
+            cache = spec.cache_spec(page_size, DType(kv_dtype), DType(state_dtype))
+            return tuple(map(PoolFacts, pool_page_bytes(cache, shard), cache.pools))
+
+        def scratch(sizes: StepSizes) -> int:
+            return scratch_bytes(local, sizes)
+
+        return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, pools, scratch, tp_size, bool(self.kinds))
+
+
+def open_checkpoint(settings: Settings) -> Checkpoint:
+    """As workers of these settings load it. Raises ConfigError."""
+    asked = settings.speculation
+    head = head_of(asked.speculative_algorithm, asked.speculative_draft_model_path)
+    model = settings.model
+    return Checkpoint.open(
+        model.model_path, model.json_model_override_args, head, ExpertPlacement(ep_size_of(settings))
+    )
+
+
+def ep_size_of(settings: Settings) -> int | None:
+    asked = settings.parallelism.ep_size
+    return None if asked == "auto" else asked
+
+
+def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
+    """What there is to use now, for so many ranks of all workers."""
+    device = _visible_device() if settings.model.device != "cpu" else "cpu"
+    cores = usable_cores(read_limits())
+    if device == "cuda":
+        gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_ranks]
+        free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
+        return MachineFacts(device, cores, free, num_ranks, len(gpus), total)
+    free, total = cpu_bytes()
+    return MachineFacts(
+        device,
+        cores,
+        free,
+        num_ranks,
+        1,
+        total,
+        slow_dtypes(read_cpuinfo()),
+        native_problem=native_problem(),
+        counts_waits=counts_waits(),
+    )
+
+
+def native_problem() -> str | None:
+    """Why the native library cannot compute in this process and its children."""
+    try:
+        NativeLibrary()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+def _visible_device() -> Device:
+    return "cuda" if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else "cpu"
+
+
+def cpu_bytes() -> tuple[int, int]:
+    """Available now, and in all."""
+    memory, limits = psutil.virtual_memory(), read_limits()
+    total = memory.total + psutil.swap_memory().total
+    free = memory.available if limits.free_memory_bytes is None else min(memory.available, limits.free_memory_bytes)
+    return free, total if limits.memory_bytes is None else min(total, limits.memory_bytes)
+
+
+def _gpu_bytes(visible: str | None) -> list[tuple[int, int]]:
+    """(free, in all) of each GPU that this process and its children see. `visible`: CUDA_VISIBLE_DEVICES."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+        rows = [[word.strip() for word in line.split(",")] for line in lines if line.strip()]
+        gpus = {index: (uuid, int(free) << 20, int(total) << 20) for index, uuid, free, total in rows}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        raise ConfigError("--device cuda: nvidia-smi does not tell the free memory") from None
+    wanted = list(gpus) if visible is None else visible.replace(" ", "").split(",")
+    found = [gpu[1:] for name in wanted for index, gpu in gpus.items() if _is_called(name, index, gpu[0])]
+    if not found:
+        raise ConfigError(f"--device cuda: CUDA_VISIBLE_DEVICES {(visible or '')[:80]!r} names no GPU of nvidia-smi")
+    return found
+
+
+def _is_called(name: str, index: str, uuid: str) -> bool:
+    """As CUDA has it: an index, or the beginning of a UUID."""
+    return name == index or (name.startswith("GPU-") and uuid.startswith(name))
+
+
+def device_of(resolved: ResolvedConfig, first: int) -> str:
+    """Of rank 0 of a worker; `first`: ranks of the workers before it on this machine. While there are enough GPUs, each
+    rank has one to itself; the ranks of a worker always have different ones."""
+    if resolved.device == "cpu":
+        return "cpu"
+    number = first % resolved.num_devices
+    return f"cuda:{number if number + resolved.tp_size <= resolved.num_devices else 0}"
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on now, and the one above it neither: admin routes may have that."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """As `free_port`, all different. Raises ConfigError."""
+    candidates = Random().sample(_PORTS, len(_PORTS))
+    found = list(islice(filter(_has_room, candidates), count))
+    if len(found) < count:
+        raise ConfigError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    return found
+
+
+def _has_room(port: int) -> bool:
+    try:
+        with socket.socket() as lower, socket.socket() as upper:
+            lower.bind(("127.0.0.1", port))
+            upper.bind(("127.0.0.1", port + 1))
+    except OSError:
+        return False
+    return True
+
+
+_CORE_SHARES = {Role.PREFILL: 2, Role.DECODE: 1, Role.UNIFIED: 1}
+"""A prompt's products keep every core busy that they get; a decode step reads weights and KV, and so few cores take all
+that the memory gives."""
+
+
+def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, ResolvedConfig]:
+    """For the workers that `serve` starts. Raises ConfigError."""
+    roles = [role for _, role in worker_names(settings)]
+    facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
+    num_ranks = sum(facts[role].tp_size for role in roles)
+    machine = replace(
+        machine_facts(settings, num_ranks),
+        is_one_serve=machine_problem() is None,
+        lends_cores=1 < len(roles) == num_ranks,  # ranks of one worker must have equally many threads
+    )
+    all_shares = sum(_CORE_SHARES[role] * facts[role].tp_size for role in roles)
+    resolved = {
+        role: resolve(
+            settings_of(settings, role), of_role, replace(machine, core_shares=(_CORE_SHARES[role], all_shares))
+        )
+        for role, of_role in facts.items()
+    }
+    if len(resolved) > 1:
+        check_pair(settings, checkpoint.spec, resolved)
+    return of_one_context(resolved)
+
+
+def settings_of(settings: Settings, role: Role) -> Settings:
+    """As they are for workers of a role: what is said of that role alone goes before."""
+    memory = settings.memory
+    sizes = {Role.PREFILL: memory.prefill_page_size, Role.DECODE: memory.decode_page_size}
+    dtypes = {Role.PREFILL: memory.prefill_kv_cache_dtype, Role.DECODE: memory.decode_kv_cache_dtype}
+    own = {"page_size": sizes.get(role), "kv_cache_dtype": dtypes.get(role)}
+    of_role = memory.model_copy(update={name: value for name, value in own.items() if value is not None})
+    scheduling = settings.scheduling
+    threads = {Role.PREFILL: scheduling.prefill_num_threads, Role.DECODE: scheduling.decode_num_threads}.get(role)
+    if threads is not None:
+        scheduling = scheduling.model_copy(update={"num_threads": threads})
+    return settings.model_copy(update={"memory": of_role, "scheduling": scheduling})
+
+
+def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, ResolvedConfig]) -> None:
+    """What would be refused when the workers greet each other (control/engine/fitting.py). Raises ConfigError."""
+    prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
+    ours, theirs = prefill.kv_cache_dtype, decode.kv_cache_dtype
+    if ours != theirs and not has_staging(settings):
+        raise ConfigError(
+            f"KV is {ours} on prefill and {theirs} on decode: it is converted on the way only with --staging auto or on"
+        )
+    sizes = prefill.page_size, decode.page_size
+    pools = spec.cache_spec(prefill.page_size, DType(ours)).pools
+    if sizes[0] != sizes[1] and any(kept != KEEP_ALL for kept in pools):
+        raise ConfigError(
+            f"--prefill-page-size {sizes[0]}, --decode-page-size {sizes[1]}: must be equal for a model with layers "
+            "that do not keep all tokens"
+        )
+
+
+_FILE_NAME = re.compile(r"[\w.-]+\.[a-z]+")
+
+
+def _located(path: Path, problem: str) -> str:
+    """A problem with the path of the file that it names first: path: problem."""
+    problem = problem.removeprefix(f"{path.name}: ")
+    name, _, rest = problem.partition(": ")
+    is_of_file = path.is_dir() and rest and _FILE_NAME.fullmatch(name)
+    return f"{str(path)[:200]}/{name}: {rest}" if is_of_file else f"{str(path)[:200]}: {problem}"
+
+
+def has_staging(settings: Settings) -> bool:
+    """Whether workers have memory in which pages are gathered, converted and scattered."""
+    return settings.disaggregation.staging != "off"
+
+
+def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
+    """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
+    flag, tp_size = tp_size_of(settings, role)
+    num_members = settings.parallelism.dp_size if role is Role.DECODE else 1
+    if num_members > 1:
+        return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype, num_members)
+    try:
+        return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype)
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {tp_size}: {error}") from None
+
+
+def tp_size_of(settings: Settings, role: Role) -> tuple[str, int]:
+    """The flag that says it, and how many ranks a worker of this role has."""
+    asked = settings.parallelism
+    own = {
+        Role.PREFILL: ("--prefill-tp-size", asked.prefill_tp_size),
+        Role.DECODE: ("--decode-tp-size", asked.decode_tp_size),
+    }
+    flag, tp_size = own.get(role, ("", None))
+    return ("--tp-size", asked.tp_size) if tp_size is None else (flag, tp_size)
+
+
+def worker_spec(
+    name: str, role: Role, settings: Settings, checkpoint: Checkpoint, resolved: ResolvedConfig, secret_path: Path
+) -> WorkerSpec:
+    """One worker; where it listens is added by whoever starts it."""
+    scheduling, disaggregation = settings.scheduling, settings.disaggregation
+    backend = resolved.transfer_backend
+    return WorkerSpec(
+        name=name,
+        role=role,
+        model_path=str(checkpoint.path),
+        model_overrides=checkpoint.overrides,
+        device=device_of(resolved, 0),
+        dtype=DType(resolved.dtype),
+        quantization=resolved.quantization,
+        kv_dtype=DType(resolved.kv_cache_dtype),
+        state_dtype=DType(settings.memory.mamba_ssm_dtype),
+        page_size=resolved.page_size,
+        num_pages=resolved.num_pages,
+        max_running_requests=resolved.max_running_requests,
+        max_context_len=resolved.context_len,
+        secret_path=str(secret_path),
+        curve=True,
+        options=InstanceOptions(
+            chunked_prefill_size=resolved.chunk_len,
+            max_prefill_tokens=resolved.step_len,
+            attention_split_tokens=resolved.split_tokens,
+            num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
+            decode_extend_tokens=scheduling.decode_extend_tokens,
+            max_queued_requests=scheduling.max_queued_requests * 8,
+            schedule_policy=scheduling.schedule_policy,
+            itl_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
+            max_drafts=max_drafts(settings),
+            draft_policy=settings.speculation.speculative_policy,
+            steps_ahead=0 if scheduling.disable_overlap_schedule else 1,
+            state_interval_tokens=settings.memory.mamba_track_interval,
+            state_eviction=settings.memory.state_eviction,
+            radix_cache=_has_radix_cache(role, settings),
+            verify_checksums=disaggregation.verify == "crc" or backend == "mooncake",
+            drain_timeout_s=disaggregation.drain_timeout_s,
+        ),
+        transport=backend,
+        transport_tls=resolved.transfer_tls,
+        transport_fenced=disaggregation.transfer_fenced,
+        staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
+        staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
+        tp_size=resolved.tp_size,
+        ep_size=ep_size_of(settings),
+        num_threads=resolved.num_threads,
+        least_threads=resolved.least_threads,
+        attention_backend=scheduling.attention_backend,
+        rounding=Rounding.OF_POSITION if scheduling.enable_deterministic_inference else Rounding.OF_QUERY,
+        graph_rows=None if scheduling.disable_cuda_graph else scheduling.cuda_graph_max_bs,
+        drafts=settings.speculation.speculative_algorithm,
+        draft_path=settings.speculation.speculative_draft_model_path,
+        drain_grace_s=settings.process.shutdown_grace_s,
+        state_dir=settings.process.state_dir,
+        log=log_spec(settings),
+    )
+
+
+def _has_radix_cache(role: Role, settings: Settings) -> bool:
+    memory = settings.memory
+    return not memory.disable_radix_cache and not (role is Role.DECODE and memory.disable_decode_radix_cache)
+
+
+def log_spec(settings: Settings) -> LogSpec:
+    logging = settings.logging
+    return LogSpec(level=logging.log_level, format=logging.log_format, is_seen=logging.log_to == "stdout")
+
+
+def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
+    """A worker process of this machine, for the supervisor."""
+    path = folder / f"{spec.name}.json"
+    write_spec(msgspec.structs.replace(spec, transport_folder=str(folder.resolve())), path)
+    kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
+    argv = (sys.executable, "-m", "deltaserve.process.worker.worker", str(path))
+    group = None if spec.expert_seat is None else spec.expert_seat.meeting_point
+    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group)
+
+
+def with_core_shares(
+    specs: Sequence[WorkerSpec], resolved: Mapping[Role, ResolvedConfig], folder: Path
+) -> list[WorkerSpec]:
+    """All have a place as soon as one may borrow: who does not borrow must say that it computes."""
+    if all(one.num_threads == one.own_threads for one in resolved.values()):
+        return list(specs)
+    path, num_cores = str(folder.resolve() / "cores"), max(one.num_threads for one in resolved.values())
+    shares = [
+        CoreShare(path, place, len(specs), num_cores, resolved[spec.role].own_threads)
+        for place, spec in enumerate(specs)
+    ]
+    return [msgspec.structs.replace(spec, core_share=share) for spec, share in zip(specs, shares, strict=True)]
+
+
+def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
+    """The workers `serve` starts."""
+    disaggregation = settings.disaggregation
+    if disaggregation.disaggregation_mode == "null":
+        return [("unified-0", Role.UNIFIED)]
+    prefill = [(f"prefill-{i}", Role.PREFILL) for i in range(disaggregation.prefill)]
+    num_decode = disaggregation.decode * settings.parallelism.dp_size
+    decode = [(f"decode-{i}", Role.DECODE) for i in range(num_decode)]
+    return [*prefill, *decode]
+
+
+def with_expert_seat(spec: WorkerSpec, index: int, settings: Settings, folder: Path) -> WorkerSpec:
+    """`index`: of the worker among those of its role. Members of a group follow one another."""
+    size = settings.parallelism.dp_size
+    if spec.role is not Role.DECODE or size == 1:
+        return spec
+    group, member = divmod(index, size)
+    seat = ExpertSeat(member=member, size=size, meeting_point=str(folder.resolve() / f"experts-{group}"))
+    return msgspec.structs.replace(spec, expert_seat=seat)

@@ -1,0 +1,15 @@
+"""`deltaserve decode MODEL`: one decode worker, for `deltaserve router` to use."""
+
+from deltaserve.core.ids import Role
+from deltaserve.launch.worker_command import rehearse_worker_command, run_worker_command
+from deltaserve.settings.config import Settings
+
+
+def run(settings: Settings) -> int:
+    """See worker_command."""
+    return run_worker_command(settings, Role.DECODE)
+
+
+def rehearse(settings: Settings) -> dict[str, str]:
+    """See worker_command."""
+    return rehearse_worker_command(settings, Role.DECODE)

@@ -1,0 +1,45 @@
+"""What a command with settings needs and does not find: looked for before anything is read or opened."""
+
+import os
+import re
+from collections.abc import Iterator
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.launch.net_devices import check_devices, net_devices
+from deltaserve.process.front.secrets import NO_CLUSTER_KEY
+from deltaserve.settings.config import Settings
+from deltaserve.settings.rules import WORKER_COMMANDS
+
+_SHARE_A_KEY = (*WORKER_COMMANDS, "router")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def lacking(command: str, settings: Settings) -> Iterator[str]:
+    """One line each."""
+    path = settings.model.model_path
+    problem = None if path is None else model_problem(path)
+    if problem is not None:
+        yield problem
+    devices = settings.disaggregation.transfer_devices
+    if command in WORKER_COMMANDS and devices is not None:
+        yield from _missing_devices(devices)
+    if command in _SHARE_A_KEY and settings.security.cluster_key_file is None:
+        yield NO_CLUSTER_KEY
+
+
+def _missing_devices(devices: str) -> Iterator[str]:
+    try:
+        check_devices(devices, net_devices())
+    except ConfigError as error:
+        yield str(error)
+
+
+def model_problem(path: str) -> str | None:
+    """Of a path that is neither a folder nor a file. A name of the hub comes with the line that gets its files."""
+    if os.path.isdir(path) or os.path.isfile(path):  # pathlib's raise for a name that is too long
+        return None
+    problem = f"MODEL {path[:200]}: not a folder, nor a GGUF file; models are never downloaded"
+    owner, _, folder = path.partition("/")
+    if not _HUB_NAME.fullmatch(path) or os.path.isdir(owner):
+        return problem
+    return f"{problem}: `hf download {path} --local-dir {folder}`, then write {folder}"

@@ -1,0 +1,78 @@
+"""`deltaserve router MODEL --workers LIST`: the front alone, for workers on other machines or started by hand."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import Checkpoint
+from deltaserve.launch.serve import check_front, front_spec, require_free_doors, speaker, tell_sampling
+from deltaserve.process.children.private_folder import private_folder
+from deltaserve.process.front.front_process import FrontWorker, run_front, write_front_spec
+from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
+from deltaserve.server.text.text_codec import SamplingDefaults
+from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import shared_auto_values
+from deltaserve.settings.rules import is_any, is_loopback
+
+
+def run(settings: Settings) -> int:
+    """Route until a stop signal. Needs the model folder for tokenizer and fingerprint, not for weights."""
+    prepared = prepare_router(settings)
+    require_free_doors(settings)
+    front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
+    spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tell = speaker(settings)
+    for note in prepared.checkpoint.notes:
+        tell(note)
+    tell_sampling(prepared.sampling, tell)
+    with private_folder(settings.process.state_dir) as folder:
+        return int(run_front(write_front_spec(spec, folder), None))
+
+
+def front_name(settings: Settings) -> str:
+    """The same after a restart, so that workers know whose requests are over; no other front listens there.
+
+    Machines may share a name, where nobody gave them one; the address on which others reach this one is its own.
+    """
+    host, port = settings.network.host, settings.network.port
+    return f"front-{socket.gethostname() if is_loopback(host) or is_any(host) else host}:{port}"
+
+
+def rehearse(settings: Settings) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as `run` does; whether ports are free is not looked at."""
+    return shared_auto_values(settings, prepare_router(settings).checkpoint.facts())
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRouter:
+    """What the settings amount to, before anything is opened."""
+
+    checkpoint: Checkpoint
+    sampling: SamplingDefaults
+    workers: tuple[FrontWorker, ...]
+    secret_path: Path
+
+
+def prepare_router(settings: Settings) -> PreparedRouter:
+    """Nothing is opened. Raises ConfigError."""
+    if settings.network.workers is None:
+        raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
+    if settings.security.cluster_key_file is None:
+        raise ConfigError(NO_CLUSTER_KEY)
+    secret_path = Path(settings.security.cluster_key_file).resolve()
+    read_cluster_key(secret_path)
+    checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
+    sampling = check_front(settings, checkpoint)
+    return PreparedRouter(checkpoint, sampling, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
+
+
+def _worker(text: str) -> FrontWorker:
+    """`prefill@host:port`. The instance's name is its address: unique, and the same on both sides."""
+    role, _, address = text.partition("@")
+    return FrontWorker(name=f"{role}-{address}", role=Role(role), url=f"tcp://{address}")

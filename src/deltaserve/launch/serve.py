@@ -1,0 +1,409 @@
+"""`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
+
+import dataclasses
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.core.lifetime import Lifetime
+from deltaserve.core.quantization import Quantization
+from deltaserve.launch.compose import (
+    Checkpoint,
+    device_of,
+    has_staging,
+    log_spec,
+    open_checkpoint,
+    resolve_settings,
+    settings_of,
+    with_core_shares,
+    with_expert_seat,
+    worker_child,
+    worker_names,
+    worker_spec,
+)
+from deltaserve.launch.restarts import RestartPolicy
+from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
+from deltaserve.process.children.child import ChildSpec
+from deltaserve.process.children.exits import Exit
+from deltaserve.process.children.happenings import AllReady, Happening
+from deltaserve.process.children.private_folder import private_folder
+from deltaserve.process.children.terminal import Say, say, say_in_json
+from deltaserve.process.front.front_process import FrontSpec, FrontWorker, front_child
+from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
+from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
+from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import ResolvedConfig, auto_values, kv_bytes_per_token
+from deltaserve.settings.rules import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything `serve` starts."""
+
+    children: tuple[ChildSpec, ...]
+    resolved: Mapping[Role, ResolvedConfig]
+    base_url: str
+    sampling: SamplingDefaults
+    notes: tuple[str, ...]
+    """See `Checkpoint.notes`."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
+    return run_adjusted(settings, as_resolved)
+
+
+def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec]) -> int:
+    """As `run`, with a last word about each worker."""
+    with private_folder(settings.process.state_dir) as folder:
+        logging = settings.logging
+        tell = speaker(settings)
+        log_dir = folder if logging.log_dir is None else open_log_dir(Path(logging.log_dir))
+        cluster = compose(settings, folder, adjust)
+        for who, config in by_config(cluster.resolved):
+            tell_resolved(config, tell, who)
+        tell_native(cluster.resolved.values(), tell)
+        for note in cluster.notes:
+            tell(note)
+        tell_sampling(cluster.sampling, tell)
+        tell_pair(settings, cluster.resolved, tell)
+        if settings.parallelism.dp_size > 1:
+            tell(describe_groups(settings))
+        if has_staging(settings):
+            tell(describe_staging(settings))
+        if logging.log_to == "files":
+            tell(f"logs of all processes: {log_dir}")
+        options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
+        code = Supervisor(cluster.children, options, teller(cluster, tell)).run()
+        if code is Exit.FAILED and options.log_dir is folder:
+            tell(f"the logs are kept: {keep_logs(folder)}")
+        return int(code)
+
+
+def speaker(settings: Settings) -> Say:
+    """Where lines for the user of `serve` go: with JSON logs that are on stdout, among them."""
+    logging = settings.logging
+    return say_in_json("serve", sys.stdout) if (logging.log_format, logging.log_to) == ("json", "stdout") else say
+
+
+def supervisor_options(settings: Settings, log_dir: Path | None) -> SupervisorOptions:
+    process = settings.process
+    return SupervisorOptions(
+        log_dir=log_dir,
+        grace_s=process.shutdown_grace_s,
+        restarts=RestartPolicy(start_timeout_s=process.start_timeout_s),
+    )
+
+
+def open_log_dir(path: Path) -> Path:
+    """Make it if need be. Raises ConfigError when no log could be written there."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ConfigError(f"--log-dir {path}: {error.strerror or error}") from None
+    return path
+
+
+def keep_logs(folder: Path) -> Path:
+    """Out of a folder that is removed soon, for whoever looks for the cause."""
+    kept = Path(tempfile.mkdtemp(prefix="deltaserve-logs-"))
+    for log in folder.glob("*.log*"):
+        shutil.move(log, kept)
+    return kept
+
+
+def rehearse(settings: Settings) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
+    *_, resolved = prepare(settings).resolved.values()
+    return auto_values(settings, resolved, "prefill and decode apart")
+
+
+def as_resolved(spec: WorkerSpec) -> WorkerSpec:
+    return spec
+
+
+def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], WorkerSpec] = as_resolved) -> Deployment:
+    """Resolve everything, write the specs of all processes into `folder` (private).
+
+    `adjust`: the last word about each worker, for what settings say of all workers alike.
+    """
+    prepared, network = prepare(settings), settings.network
+    checkpoint, resolved = prepared.checkpoint, prepared.resolved
+    require_free_doors(settings)
+    secret_path = cluster_secret(settings, folder)
+    names = worker_names(settings)
+    first_ranks = accumulate((resolved[role].tp_size for _, role in names), initial=0)
+    specs = [
+        msgspec.structs.replace(
+            worker_spec(name, role, settings, checkpoint, resolved[role], secret_path),
+            device=device_of(resolved[role], first),
+        )
+        for (name, role), first in zip(names, first_ranks, strict=False)
+    ]
+    num_prefill = sum(role is Role.PREFILL for _, role in names)
+    specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
+    specs = with_core_shares(specs, resolved, folder)
+    front = front_spec(settings, checkpoint, secret_path)
+    workers = tuple(_front_worker(spec) for spec in specs)
+    children = [worker_child(adjust(spec), folder) for spec in specs]
+    children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
+    if secret_path.parent == folder:  # made for this start: no user's, who may remove it
+        children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
+    base_url = f"http://{network.host}:{network.port}"
+    return Deployment(tuple(children), resolved, base_url, prepared.sampling, checkpoint.notes)
+
+
+def _front_worker(spec: WorkerSpec) -> FrontWorker:
+    """It listens on any port, and says so."""
+    seat = spec.expert_seat
+    return FrontWorker(name=spec.name, role=spec.role, group=None if seat is None else seat.meeting_point)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the settings amount to, before anything is opened or started."""
+
+    checkpoint: Checkpoint
+    resolved: Mapping[Role, ResolvedConfig]
+    sampling: SamplingDefaults
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Everything that can be found wrong by reading. Raises ConfigError."""
+    checkpoint = open_checkpoint(settings)
+    resolved = resolve_settings(settings, checkpoint)
+    sampling = check_front(settings, checkpoint)
+    if settings.security.cluster_key_file is not None:
+        read_cluster_key(Path(settings.security.cluster_key_file))
+    return Prepared(checkpoint, resolved, sampling)
+
+
+def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
+    """What the front process reads itself: here it must only be right, and told. Raises ConfigError."""
+    codec = TextCodec.load(checkpoint.path, overrides=checkpoint.overrides, sampling=settings.model.sampling_defaults)
+    if settings.security.api_key_file is not None:
+        read_api_keys(Path(settings.security.api_key_file))
+    return codec.defaults
+
+
+def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:
+    """The front, its workers left out."""
+    scheduling = settings.scheduling
+    return FrontSpec(
+        model_path=str(checkpoint.path),
+        model_overrides=checkpoint.overrides,
+        model_name=settings.model.served_model_name or checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),
+        secret_path=str(secret_path),
+        curve=True,
+        host=settings.network.host,
+        port=settings.network.port,
+        admin_host=settings.network.admin_host,
+        admin_port=settings.network.admin_port,
+        api_key_file=settings.security.api_key_file,
+        given_path=settings.model.model_path,
+        max_queue=scheduling.max_queued_requests,
+        allowed_hosts=tuple(filter(None, (settings.network.allowed_hosts or "").split(","))),
+        max_connections_per_address=settings.network.max_connections_per_address,
+        default_max_tokens=scheduling.default_max_tokens,
+        sampling_defaults=settings.model.sampling_defaults,
+        stream_interval=scheduling.stream_interval,
+        default_deadline_s=scheduling.request_timeout_s,
+        slow_reader_s=scheduling.slow_reader_timeout_s,
+        conditional_prefill=settings.disaggregation.conditional_prefill == "auto",
+        grace_s=settings.process.shutdown_grace_s,
+        log=log_spec(settings),
+    )
+
+
+def moved_bytes_per_token(settings: Settings, checkpoint: Checkpoint) -> float:
+    """What a token's KV is on the way: the narrower side's."""
+    facts = checkpoint.facts()
+    return min(kv_bytes_per_token(settings_of(settings, role), facts) for role in (Role.PREFILL, Role.DECODE))
+
+
+def cluster_secret(settings: Settings, folder: Path) -> Path:
+    """The file of the key that seeds every page key: the user's, or one made for this start."""
+    if settings.security.cluster_key_file is not None:
+        return Path(settings.security.cluster_key_file).resolve()
+    path = folder / "cluster.key"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_urlsafe(48))
+    return path
+
+
+def require_free_doors(settings: Settings) -> None:
+    """Of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
+    network = settings.network
+    require_free_port("--port", network.host, network.port)
+    admin = admin_address(settings)
+    if admin is not None:
+        flag = "--admin-port" if network.admin_port is not None else "admin port (one above --port)"
+        require_free_port(flag, *admin)
+
+
+def admin_address(settings: Settings) -> tuple[str, int] | None:
+    """Where the admin routes have a listener of their own; None: they are the API's."""
+    network = settings.network
+    host = network.admin_host or "127.0.0.1"
+    if network.admin_port is not None:
+        return host, network.admin_port
+    has_keys = settings.security.api_key_file is not None
+    if has_keys or network.admin_host is not None or not is_loopback(network.host):
+        return host, network.port + 1
+    return None
+
+
+def require_free_port(flag: str, host: str, port: int) -> None:
+    """Raises ConfigError, naming the flag, when nobody could listen there."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"{flag} {port}: cannot listen on {host} ({error.strerror or error})") from None
+
+
+def by_config(roles: Mapping[Role, ResolvedConfig]) -> list[tuple[str, ResolvedConfig]]:
+    """Each of the configurations once, with words for whose it is where there are several."""
+    configs = list(dict.fromkeys(roles.values()))
+    if len(configs) == 1:
+        return [("", configs[0])]
+    return [(" and ".join(role.value for role in roles if roles[role] == config) + ": ", config) for config in configs]
+
+
+def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
+    """What was decided, and what may not be what was wanted."""
+    tell(f"{who}{describe(r)}")
+    if r.shortened_from is not None:
+        tell(
+            f"{who}warning: context {r.context_len} instead of the model's {r.shortened_from}: {r.num_pages[0]} pages "
+            f"of {r.page_size} tokens hold no more, {-(-r.shortened_from // r.page_size)} would (--num-pages, "
+            "--mem-fraction-static; --context-length says how much is wanted)"
+        )
+
+
+def tell_native(resolved: Iterable[ResolvedConfig], tell: Say) -> None:
+    """That something is missing which makes a CPU several times as fast: one line for all workers."""
+    for problem in sorted({config.native_problem for config in resolved if config.native_problem is not None}):
+        tell(f"warning: no native kernels, torch computes in their place, more slowly: {problem}")
+
+
+def tell_sampling(sampling: SamplingDefaults, tell: Say) -> None:
+    """What requests get that do not ask, where that is not the model's plain probabilities."""
+    values, neutral = dataclasses.asdict(sampling), dataclasses.asdict(SamplingDefaults())
+    told = [f"{name} {value:g}" for name, value in values.items() if value != neutral[name]]
+    if told:
+        tell(
+            f"requests that name no sampling get {', '.join(told)} (--sampling-defaults openai: temperature 1, no cut)"
+        )
+
+
+def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell: Say) -> None:
+    """How pages move where those of the two sides are unlike."""
+    if len(resolved) == 1:
+        return
+    prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
+    if (prefill.page_size, prefill.kv_cache_dtype) == (decode.page_size, decode.kv_cache_dtype):
+        return
+    how = "they move by way of staging memory"
+    if not has_staging(settings):
+        how = "without --staging they move by a write for each row of each head, which is slow"
+    tell(
+        f"prefill's pages ({prefill.page_size} tokens, {prefill.kv_cache_dtype}) are unlike decode's "
+        f"({decode.page_size} tokens, {decode.kv_cache_dtype}): {how}"
+    )
+
+
+def describe_groups(settings: Settings) -> str:
+    """Of decode workers that share experts."""
+    size, count = settings.parallelism.dp_size, settings.disaggregation.decode
+    groups = f"decode: {size} workers that share experts" + (f", {count} times" if count > 1 else "")
+    return f"{groups}; each step is one of all {size}, and when one ends all start again"
+
+
+def describe_staging(settings: Settings) -> str:
+    """Of workers that have it."""
+    asked = settings.disaggregation
+    size = f"{asked.staging_memory_mib} MiB on each rank"
+    return f"staging memory: {size}, half to send and half to receive ({asked.staging})"
+
+
+_CODES: Mapping[Quantization, str] = {
+    "none": "",
+    "auto": ", quantized matrices as stored",
+    "int8": ", matrices in at most 8 bits",
+    "a8": ", matrices and what they are multiplied with in at most 8 bits",
+}
+
+
+def describe(r: ResolvedConfig) -> str:
+    """What was decided for the workers of this machine, in one line."""
+    per_rank = " on each rank" if r.tp_size > 1 else ""
+    ranks = f"{r.tp_size} ranks per worker, " if per_rank else ""
+    widened = "" if r.widened_from is None else f" (this CPU multiplies {r.widened_from} slowly)"
+    return (
+        f"{r.device}, weights {r.dtype}{widened}{_CODES[r.quantization]}, KV {r.kv_cache_dtype}, "
+        f"pages of {r.page_size} tokens, "
+        f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
+        f"{r.max_running_requests} running, {_threads(r)} per {'rank' if per_rank else 'worker'} "
+        f"(--num-threads; {r.num_cores} cores here), {_moves(r)}"
+    )
+
+
+def _moves(r: ResolvedConfig) -> str:
+    if not r.moves_pages:
+        return "no pages move (--disaggregation-mode null)"
+    over = "" if r.transfer_backend == "local" else f" over {r.transfer_tls}"
+    return f"pages move by {r.transfer_backend}{over}"
+
+
+def _threads(r: ResolvedConfig) -> str:
+    if r.own_threads < r.num_threads:
+        return f"{r.own_threads} compute thread(s), with cores that no other worker needs up to {r.num_threads},"
+    fixed = r.least_threads == r.num_threads
+    return f"{r.num_threads} compute thread(s)" if fixed else f"{r.least_threads} to {r.num_threads} compute threads"
+
+
+def _pages(r: ResolvedConfig) -> str:
+    """`1024 pages`, or of a model with windows `1024 pages (10 MiB) and 96 of the last 512 tokens (40 MiB)`."""
+    if len(r.pools) == 1:
+        return f"{r.num_pages[0]} pages"
+    found = []
+    for count, facts in zip(r.num_pages, r.pools, strict=True):
+        num_bytes = f"{count * facts.page_bytes / 2**20:.0f} MiB"
+        match facts.retention.lifetime:
+            case Lifetime.FULL:
+                found.append(f"{count} pages ({num_bytes})")
+            case Lifetime.WINDOW:
+                found.append(f"{count} of the last {facts.retention.window_len} tokens ({num_bytes})")
+            case Lifetime.STATE:
+                found.append(f"{count} recurrent states ({num_bytes}; a running request goes from one into another)")
+    return " and ".join(found)
+
+
+def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:
+    """Prints what happens; says how to use the server once it is ready."""
+    is_told = False
+
+    def tell(happening: Happening) -> None:
+        nonlocal is_told
+        say(happening)
+        if isinstance(happening, AllReady) and not is_told:
+            is_told = True
+            say(f"serving at {cluster.base_url}/v1  (Ctrl-C ends it)")
+
+    return tell

@@ -1,0 +1,158 @@
+"""`deltaserve prefill|decode MODEL`: one worker for a `router`; this process becomes it."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.launch.compose import Checkpoint, divided, has_staging, machine_facts, open_checkpoint, worker_spec
+from deltaserve.launch.net_devices import check_devices, interface_addresses, net_devices
+from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
+from deltaserve.process.children.happenings import ChildStarts
+from deltaserve.process.children.interrupts import hold_for_successor
+from deltaserve.process.children.terminal import say, say_in_json
+from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
+from deltaserve.process.worker.worker_spec import encode_spec, worker_environment
+from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
+from deltaserve.settings.rules import is_loopback
+
+_LOOPBACK = "127.0.0.0/8"
+"""Without a trusted network: settings/rules.py lets only a worker on loopback do without one."""
+
+
+def run_worker_command(settings: Settings, role: Role) -> int:
+    """Never returns when all is well: the process is replaced by the worker. Raises ConfigError."""
+    prepared = prepare_worker(settings, role)
+    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
+    require_free_port("--disaggregation-bootstrap-port", host, port)
+    name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
+    spec = msgspec.structs.replace(
+        worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
+        host=host,
+        port=port,
+        transport_devices=prepared.doors.devices,
+        transport_host=prepared.doors.host,
+    )
+    tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
+    for note in prepared.checkpoint.notes:
+        tell(note)
+    tell_resolved(prepared.resolved, tell)
+    tell_native([prepared.resolved], tell)
+    if has_staging(settings):
+        tell(describe_staging(settings))
+    tell(ChildStarts(name, os.getpid()))
+    argv = [sys.executable, "-m", "deltaserve.process.worker.worker", _in_memory(encode_spec(spec))]
+    hold_for_successor()
+    os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+
+
+def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
+    """What auto came to, by field. Raises ConfigError as the command does; whether ports are free is not looked at."""
+    return auto_values(settings, prepare_worker(settings, role).resolved, role.value)
+
+
+@dataclass(frozen=True, slots=True)
+class DataDoors:
+    """Where page transfers may listen."""
+
+    devices: str
+    """As UCX_NET_DEVICES wants them; for mooncake without the ports of RDMA devices."""
+    host: str
+    """The address on them that mooncake listens on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWorker:
+    """What the settings amount to, before anything is opened."""
+
+    checkpoint: Checkpoint
+    resolved: ResolvedConfig
+    secret_path: Path
+    doors: DataDoors
+
+
+def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
+    """Nothing is opened. Raises ConfigError."""
+    if settings.security.cluster_key_file is None:
+        raise ConfigError(NO_CLUSTER_KEY)
+    secret_path = Path(settings.security.cluster_key_file).resolve()
+    read_cluster_key(secret_path)
+    checkpoint = open_checkpoint(settings)
+    model = divided(settings, checkpoint, role)
+    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size)
+    if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
+        facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
+    resolved = resolve(settings, model, facts)
+    return PreparedWorker(checkpoint, resolved, secret_path, data_doors(settings, interface_addresses(), net_devices()))
+
+
+def num_workers_here(settings: Settings) -> int:
+    """How many share cores and memory: one that only this machine can reach has its peer here too."""
+    return 2 if is_loopback(settings.network.host) else 1
+
+
+def advertised(settings: Settings) -> str:
+    """HOST:PORT that peers dial. Behind a port mapping or a service neither need be what this worker listens on."""
+    asked, own_port = settings.network.advertise, settings.disaggregation.disaggregation_bootstrap_port
+    host, _, port = (settings.network.host if asked is None else asked).partition(":")
+    return f"{host}:{port or own_port}"
+
+
+def _in_memory(content: bytes) -> str:
+    """Path of a file that this process and what replaces it can read, and that is gone with them."""
+    descriptor = os.memfd_create("deltaserve-worker", 0)  # not closed on exec
+    os.write(descriptor, content)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def data_doors(settings: Settings, addresses: Mapping[str, Sequence[str]], known: Sequence[str]) -> DataDoors:
+    """What --transfer-devices, of the devices known here, and --trusted-data-network come to. Raises ConfigError."""
+    asked = settings.disaggregation.transfer_devices
+    if asked is not None:
+        check_devices(asked, known)
+    network = settings.security.trusted_data_network or _LOOPBACK
+    devices = asked or data_devices(network, addresses)
+    if settings.disaggregation.disaggregation_transfer_backend != "mooncake":
+        if settings.disaggregation.transfer_tls == "auto" and not set(devices.split(",")) & set(addresses):
+            raise ConfigError(
+                f"--transfer-devices {devices}: none is an interface for tcp; add --transfer-tls rc,tcp,self"
+            )
+        return DataDoors(devices, "")
+    own = [name for name in devices.split(",") if name in addresses]
+    if settings.disaggregation.transfer_tls == "rdma":
+        rdma = ",".join(name.partition(":")[0] for name in devices.split(",") if name not in own)
+        return DataDoors(rdma, _address_on(network, addresses))
+    if asked is not None and len(own) != 1:
+        raise ConfigError(f"--transfer-devices {asked}: mooncake listens on one interface, or add --transfer-tls rdma")
+    return DataDoors(devices, _address_on(network, {name: addresses[name] for name in own}))
+
+
+def _address_on(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
+    """The first of these on the network. Raises ConfigError."""
+    trusted = IPv4Network(network, strict=False)
+    for own in addresses.values():
+        for address in own:
+            if IPv4Address(address) in trusted:
+                return address
+    raise ConfigError(f"--trusted-data-network {network}: {', '.join(addresses)} has no address on it")
+
+
+def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
+    """The interfaces on this network, as UCX_NET_DEVICES wants them. `addresses`: IPv4 addresses of each interface.
+
+    Raises ConfigError when there is none: transfers carry no authentication and may listen nowhere else.
+    """
+    trusted = IPv4Network(network, strict=False)
+    found = [name for name, own in addresses.items() if any(IPv4Address(address) in trusted for address in own)]
+    if not found:
+        known = ", ".join(address for own in addresses.values() for address in own)
+        raise ConfigError(f"--trusted-data-network {network}: this machine is not on it; its addresses are {known}")
+    return ",".join(found)

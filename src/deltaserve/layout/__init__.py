@@ -1,1 +1,0 @@
-"""F1 (pure): page groups and their byte layout. Nobody else multiplies heads by itemsize."""

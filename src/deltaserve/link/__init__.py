@@ -1,1 +1,0 @@
-"""F5: how processes talk. Worker links over ZeroMQ, and the private channel between a supervisor and its children."""

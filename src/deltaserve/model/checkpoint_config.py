@@ -1,0 +1,120 @@
+"""What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.config_overrides import idle_keys, overridden, read_overrides
+from deltaserve.model.eagle3 import eagle3_head
+from deltaserve.model.families.deepseek_v3 import DEEPSEEK_V3
+from deltaserve.model.families.gemma3 import GEMMA3, GEMMA3_WRAPPED
+from deltaserve.model.families.gpt_oss import GPT_OSS
+from deltaserve.model.families.llama import LLAMA
+from deltaserve.model.families.minimax_m2 import MINIMAX_M2
+from deltaserve.model.families.qwen3 import QWEN3
+from deltaserve.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
+from deltaserve.model.families.qwen3_moe import QWEN3_MOE
+from deltaserve.model.families.qwen3_next import QWEN3_NEXT
+from deltaserve.model.family import Family, draft_head
+from deltaserve.model.fields import Fields, shown
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.model.open_source import open_source
+from deltaserve.model.source import TensorSource
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    QWEN3,
+    QWEN3_MOE,
+    MINIMAX_M2,
+    DEEPSEEK_V3,
+    GEMMA3,
+    GEMMA3_WRAPPED,
+    GPT_OSS,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_TEXT,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFrom:
+    """Where the weights of a draft head are."""
+
+    folder: Path | None
+    """None: among the model's own."""
+
+
+def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | None = None) -> ModelSpec:
+    """Of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be served."""
+    return with_draft(spec_of(open_source(model_path), overrides), model_path, head)
+
+
+def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
+    """`overrides`: JSON object that replaces keys of config.json (see `overridden`). Raises ConfigError."""
+    return _spec_with(source, read_overrides(overrides))
+
+
+def idle_overrides(source: TensorSource, overrides: str | None) -> list[str]:
+    """Keys of `overrides` that nothing reads: of a model that can be built with them. Raises ConfigError for a slip."""
+
+    def outcome(changes: Mapping[str, Any]) -> ModelSpec | str:
+        try:
+            return _spec_with(source, changes)
+        except ConfigError as error:
+            return str(error)
+
+    return idle_keys(read_overrides(overrides), source.config(), outcome)
+
+
+def _spec_with(source: TensorSource, changes: Mapping[str, Any]) -> ModelSpec:
+    fields = overridden(source.config(), changes)
+    family = family_of(fields)
+    spec = family.build(fields)
+    ends = [(token, fields.where) for token in (*spec.eos_token_ids, *fields.integers("eos_token_id"))]
+    generation = source.generation()
+    if generation is not None:
+        ends += [(token, generation.where) for token in generation.integers("eos_token_id")]
+    for token, where in ends:
+        if not 0 <= token < spec.vocab_size:
+            found = shown(token)
+            raise ConfigError(f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
+    ids = tuple(sorted({token for token, _ in ends}))
+    return replace(spec, family=family.model_type, eos_token_ids=ids)
+
+
+def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> ModelSpec:
+    """The model with a head that drafts tokens: the one among its own weights (MTP), or an EAGLE-3 head in a folder.
+
+    Raises ConfigError where there is none, or it is not one for this model. Its tensors are asked for when weights are.
+    """
+    if head is None:
+        return spec
+    if head.folder is not None:
+        return replace(spec, draft=eagle3_head(head.folder, spec))
+    family = family_named(spec.family)
+    if family.draft is None:
+        where = open_source(model_path).config().where
+        raise ConfigError(f"{where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
+    return replace(spec, draft=draft_head(spec, family.draft(spec)))
+
+
+def family_of(fields: Fields) -> Family:
+    """By the class named in `architectures`; nothing is guessed from other fields."""
+    names = fields.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise fields.error("architectures", "a list with one class name")
+    for family in FAMILIES:
+        if family.architecture == names[0]:
+            return family
+    supported = ", ".join(dict.fromkeys(family.architecture.partition("For")[0] for family in FAMILIES))
+    raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")
+
+
+def family_named(model_type: str) -> Family:
+    """Of a spec that was built here."""
+    (family,) = (family for family in FAMILIES if family.model_type == model_type)
+    return family

@@ -1,0 +1,110 @@
+"""Gemma 3, text only: most layers see a window, with a rotary embedding of their own; norms before and after."""
+
+import re
+from dataclasses import replace
+
+from deltaserve.model.family import (
+    COMMON_RENAMES,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITION,
+    Family,
+    Rename,
+    dense_spec,
+    windows,
+)
+from deltaserve.model.fields import Fields
+from deltaserve.model.model_spec import Activation, ModelSpec, QkNorm, RopeSpec
+from deltaserve.model.rope_fields import rope_spec
+
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+}
+"""What transformers assumes where config.json is silent: those of the larger models name little."""
+_PERIOD = 6
+"""Every sixth layer sees everything."""
+_GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
+
+
+def _build(fields: Fields) -> ModelSpec:
+    fields = fields.or_else(_DEFAULTS)
+    _refuse_variants(fields)
+    spec = dense_spec(fields, "gemma3_text", QkNorm.HEAD)
+    far, near = _ropes(fields, spec)
+    lengths = windows(fields, spec.num_layers, fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=_PERIOD))
+    layers = (
+        replace(layer, rope=far if length is None else near, window_len=length)
+        for layer, length in zip(spec.layers, lengths, strict=True)
+    )
+    return replace(
+        spec,
+        layers=tuple(layers),
+        activation=Activation.GELU_TANH,
+        attention_scale=float(fields.integer("query_pre_attn_scalar", 1, MAX_HEADS) ** -0.5),
+        embedding_scale=float(spec.hidden_size**0.5),
+        zero_centred_norms=fields.flag(ZERO_CENTRED, True),
+        post_norms=True,
+        max_position=fields.integer("max_position_embeddings", 1, MAX_POSITION),  # scaling is counted in it
+    )
+
+
+ZERO_CENTRED = "zero_centred_norms"
+"""No field of Hugging Face's: how a GGUF file says that 1 was added to its norms."""
+
+
+def _refuse_variants(fields: Fields) -> None:
+    if fields.text("hidden_activation") != "gelu_pytorch_tanh":
+        raise fields.error("hidden_activation", "gelu_pytorch_tanh")
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if fields.has(name):
+            raise fields.error(name, "null")
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention", "false")
+
+
+def _ropes(fields: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeSpec]:
+    """Of layers that see everything, and of those with a window."""
+    if fields.has("rope_parameters"):
+        both = fields.table("rope_parameters")
+        tables = [both.table(f"{kind}_attention") for kind in ("full", "sliding")]
+        found = zip(tables, (_GLOBAL_THETA, _LOCAL_THETA), strict=True)
+        far, near = (table.or_else({"rope_theta": theta}).values for table, theta in found)
+    else:
+        far = {"rope_theta": fields.positive("rope_theta", _GLOBAL_THETA), **fields.table("rope_scaling").values}
+        near = {"rope_theta": fields.positive("rope_local_base_freq", _LOCAL_THETA)}
+    specs = (
+        rope_spec(Fields({"rope_parameters": values}, fields.where), spec.max_position, spec.head_dim)
+        for values in (far, near)
+    )
+    return next(specs), next(specs)
+
+
+def _build_wrapped(fields: Fields) -> ModelSpec:
+    """The multimodal files: the text model's fields are a table, some stand beside it."""
+    beside = {name: fields.values[name] for name in ("dtype", "torch_dtype", "eos_token_id") if fields.has(name)}
+    return _build(fields.table("text_config").or_else(beside))
+
+
+_WRAPPED_RENAMES = (
+    Rename(re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*"), None),
+    Rename(re.compile(r"language_model\.model\.(.*)"), r"\1"),
+    Rename(re.compile(r"model\.language_model\.(.*)"), r"\1"),
+    Rename(re.compile(r"language_model\.(lm_head\..*)"), r"\1"),
+)
+
+GEMMA3 = Family("gemma3_text", "Gemma3ForCausalLM", _build, COMMON_RENAMES)
+GEMMA3_WRAPPED = Family(
+    "gemma3", "Gemma3ForConditionalGeneration", _build_wrapped, (*_WRAPPED_RENAMES, *COMMON_RENAMES)
+)

@@ -1,0 +1,64 @@
+"""Which files of a model folder hold the weights. No torch: the supervisor and the front ask, too."""
+
+import os
+import re
+from pathlib import Path
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.folder_files import in_folder
+from deltaserve.model.json_object import read_json
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_PLAIN_NAME = re.compile(r"[\w.\-]+\.safetensors")
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
+GGUF_SUFFIX = ".gguf"
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` names or that is a folder's only weights; None for a folder of safetensors.
+
+    Raises ConfigError for a folder with several.
+    """
+    if not path.is_dir():
+        return path
+    if any(os.path.lexists(path / name) for name in (INDEX_NAME, SINGLE_NAME)):
+        return None
+    found = sorted(p for p in path.glob(f"*{GGUF_SUFFIX}"))
+    if len(found) > 1:
+        names = ", ".join(p.name for p in found[:3])
+        raise ConfigError(f"{len(found)} GGUF files in the model folder ({names}): name one of them")
+    return in_folder(found[0]) if found else None
+
+
+def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files in name order, and the index's tensor -> file map (empty without an index)."""
+    index = model_path / INDEX_NAME
+    if os.path.lexists(index):  # a link that leads nowhere is there, and wrong
+        mapping = _read_index(index)
+        return [_inside(model_path, name) for name in sorted(set(mapping.values()))], mapping
+    if os.path.lexists(model_path / SINGLE_NAME):
+        return [_inside(model_path, SINGLE_NAME)], {}
+    unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
+    if unsafe:
+        raise ConfigError(f"{unsafe[0]}: only safetensors and GGUF weights are loaded; convert the checkpoint")
+    raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    mapping = read_json(index).values.get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise ConfigError(f"{index.name}: weight_map is missing or empty")
+    for name, shard in mapping.items():
+        if not isinstance(shard, str) or not _PLAIN_NAME.fullmatch(shard):
+            raise ConfigError(
+                f"{index.name}: {name[:80]} is in {str(shard)[:80]!r}, which is not a plain .safetensors file name"
+            )
+    return mapping
+
+
+def _inside(model_path: Path, name: str) -> Path:
+    path = in_folder(model_path / name)
+    if not path.is_file():
+        raise ConfigError(f"{name}: not found in the model folder")
+    return path

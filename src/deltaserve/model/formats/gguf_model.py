@@ -1,0 +1,117 @@
+"""A GGUF file as the Hugging Face folder it was made from: the same config fields, tensor names and order of rows."""
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.family import MAX_HEADS
+from deltaserve.model.fields import Fields
+from deltaserve.model.formats.gguf_config import config_values, generation_values
+from deltaserve.model.formats.gguf_header import GgufHeader, GgufTensor, read_header
+from deltaserve.model.source import TensorHeader
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""By how much each frequency of the rotary embedding is divided: part of the configuration, not of the weights."""
+
+_LAYER_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Where files of the gemma3 architecture differ, or have more."""
+_TABLES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """Implements TensorSource."""
+
+    path: Path
+    header: GgufHeader
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufModel":
+        return cls(path, read_header(path))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def index(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return {name: tensor.quantisation.name for name, tensor in self.named() if tensor.quantisation.block_len > 1}
+
+    def config(self) -> Fields:
+        factors = next((tensor for tensor in self.header.tensors if tensor.name == ROPE_FACTORS), None)
+        values = config_values(self.header, None if factors is None else self._floats(factors))
+        return Fields(values, self.header.file)
+
+    def generation(self) -> Fields:
+        return Fields(generation_values(self.header.metadata), self.header.file)
+
+    def headers(self) -> Iterator[TensorHeader]:
+        for name, tensor in self.named():
+            dtype = tensor.quantisation.name if tensor.quantisation.block_len == 1 else "F32"
+            yield TensorHeader(self.header.file, name, dtype, tensor.shape)
+
+    def named(self) -> Iterator[tuple[str, GgufTensor]]:
+        """(name in a Hugging Face folder, tensor). Raises ConfigError for a tensor that no supported model has."""
+        for tensor in self.header.tensors:
+            if tensor.name != ROPE_FACTORS:
+                yield self._folder_name(tensor.name), tensor
+
+    def interleaved_heads(self) -> Mapping[str, int]:
+        """Tensor of this file |-> heads in it, where the two channels that RoPE turns together lie side by side.
+
+        Files of the llama architecture have queries and keys so; a Hugging Face folder has them D/2 apart.
+        """
+        fields = self.config()
+        if fields.text("model_type") != "llama":
+            return {}
+        num_heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+        heads = {part: fields.integer(name, 1, MAX_HEADS) for part, name in num_heads.items()}
+        matches = (_LAYER_NAME.fullmatch(tensor.name) for tensor in self.header.tensors)
+        return {found[0]: heads[found[2]] for found in matches if found and found[2] in heads}
+
+    def _folder_name(self, name: str) -> str:
+        if name in _TABLES:
+            return _TABLES[name]
+        found = _LAYER_NAME.fullmatch(name)
+        is_gemma3 = self.header.metadata.get("general.architecture") == "gemma3"
+        parts = _LAYER_PARTS | _GEMMA3_PARTS if is_gemma3 else _LAYER_PARTS
+        if found is None or found[2] not in parts:
+            raise ConfigError(f"{self.header.file}: tensor {name[:80]!r} is of no supported model")
+        return f"model.layers.{found[1]}.{parts[found[2]]}.{found[3]}"
+
+    def _floats(self, tensor: GgufTensor) -> tuple[float, ...]:
+        """Values of a small tensor."""
+        if tensor.quantisation.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > 1 << 16:
+            raise ConfigError(f"{self.header.file}: tensor {tensor.name!r} is not a short list of F32")
+        with self.path.open("rb") as file:
+            file.seek(tensor.start)
+            return struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.num_bytes))

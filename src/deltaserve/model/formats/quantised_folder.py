@@ -1,0 +1,42 @@
+"""A Hugging Face folder with quantised weights, as if they were not; and which products can take as they are."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deltaserve.model.fields import Fields
+from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
+from deltaserve.model.formats.weight_schemes import StoredWeight, WeightScheme, stored_weights
+from deltaserve.model.source import TensorHeader
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedFolder:
+    """Implements TensorSource."""
+
+    folder: SafetensorsFolder
+    scheme: WeightScheme
+
+    @property
+    def index(self) -> Mapping[str, str]:
+        return {self.scheme.name_of(name): file for name, file in self.folder.index.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        return self.folder.num_bytes
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        kinds = ((weight.header.name, self.scheme.kind(weight)) for weight in self.weights())
+        return {name: kind for name, kind in kinds if kind is not None}
+
+    def config(self) -> Fields:
+        return self.folder.config()
+
+    def generation(self) -> Fields | None:
+        return self.folder.generation()
+
+    def headers(self) -> Iterator[TensorHeader]:
+        return (weight.header for weight in self.weights())
+
+    def weights(self) -> Iterator[StoredWeight]:
+        return stored_weights(list(self.folder.headers()), self.scheme)

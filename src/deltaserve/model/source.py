@@ -1,0 +1,50 @@
+"""What a checkpoint must tell, whatever the format of its files. No torch: the launcher and the front ask, too."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaserve.model.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """One tensor of a file, not read."""
+
+    file: str
+    name: str
+    """As in a Hugging Face folder of the same family."""
+    dtype: str
+    """Of its values once read, in the words of safetensors."""
+    shape: tuple[int, ...]
+
+
+class TensorSource(Protocol):
+    """A checkpoint on disk. Raises ConfigError naming file and field."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weight files."""
+        ...
+
+    @property
+    def index(self) -> Mapping[str, str]:
+        """Tensor |-> file that must hold it; empty where nothing says so."""
+        ...
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Tensor |-> how it is stored (a key of STORED_FORMS), of those that products can take as they are stored."""
+        ...
+
+    def config(self) -> Fields:
+        """The fields of config.json."""
+        ...
+
+    def generation(self) -> Fields | None:
+        """The fields of generation_config.json, where there is one."""
+        ...
+
+    def headers(self) -> Iterable[TensorHeader]:
+        """Of every tensor, in the order in which they are read."""
+        ...

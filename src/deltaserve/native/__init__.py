@@ -1,1 +1,0 @@
-"""F1: the native library: C++ behind one C ABI, compiled at install, loaded by ctypes. Knows no torch and no Python."""

@@ -1,1 +1,0 @@
-"""F2 (pure): who is on the other end of a link: boot, compatibility, heartbeat."""

@@ -1,0 +1,1 @@
+"""Starting, watching and ending child processes: pipes, signals, logs, private folders."""

@@ -1,0 +1,150 @@
+"""One child process of the supervisor: how it is started, watched by descriptor, heard, signalled and told."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import msgspec
+
+from deltaserve.process.children.log_file import Output
+from deltaserve.process.children.notices import (
+    MAX_NOTICE_BYTES,
+    PARENT_VARIABLE,
+    ToChild,
+    ToSupervisor,
+    decode_from_child,
+    encode_notice,
+)
+
+
+class Kind(IntEnum):
+    """What a child is; children drain in this order."""
+
+    FRONT = 0
+    DECODE = 1
+    """Also a unified worker."""
+    PREFILL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to keep running. It must call `Parent.attach()` first of all, and `ready` when it serves."""
+
+    name: str
+    """Its instance name; also that of its log file."""
+    argv: tuple[str, ...]
+    kind: Kind
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the supervisor's own environment."""
+    files: tuple[Path, ...] = ()
+    """What it reads when it starts. Written by whoever made this; the supervisor restores what is removed."""
+    group: str | None = None
+    """Children of one group are of no use without each other: when one ends all do, and they start again together."""
+
+
+class Child:
+    """A started process. Its stdout and stderr are appended to `log`, which is closed with it."""
+
+    def __init__(self, spec: ChildSpec, log: Output, welcome: ToChild) -> None:
+        """Raises OSError when the program cannot be started, or not be watched; then there is no process."""
+        self.spec = spec
+        self._log = log
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.is_mute = False
+        self._channel = ours
+        ours.setblocking(False)
+        self.tell(welcome)
+        try:
+            self._process = self._start(theirs)
+            self._pidfd = self._watch()
+        except OSError:
+            ours.close()
+            log.close()
+            raise
+        finally:
+            theirs.close()
+
+    def _start(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
+        env = {**os.environ, **self.spec.env, PARENT_VARIABLE: f"{channel.fileno()}:{os.getpid()}"}
+        return subprocess.Popen(
+            self.spec.argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
+            pass_fds=(channel.fileno(),),
+            start_new_session=True,  # a terminal's interrupt reaches the supervisor alone, which drains in order
+        )
+
+    def _watch(self) -> int:
+        """A descriptor of the process. Some sandboxes and old kernels have none: then it must not go on unseen."""
+        try:
+            return os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._process.kill()
+            self._process.wait()
+            raise OSError(error.errno, f"pidfd_open: {error.strerror}") from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when the process has ended."""
+        return self._pidfd
+
+    @property
+    def channel_fd(self) -> int:
+        """Readable when the child has said something, and for ever once it has closed its end."""
+        return self._channel.fileno()
+
+    def tell(self, notice: ToChild) -> None:
+        """Never blocks. A child that does not read loses notices, not the others."""
+        with suppress(BlockingIOError, ConnectionError):
+            self._channel.send(encode_notice(notice))
+
+    def hear(self) -> list[ToSupervisor]:
+        """What the child has said and was not heard yet. Sets `is_mute` when it has closed its end."""
+        notices: list[ToSupervisor] = []
+        while not self.is_mute:
+            try:
+                data = self._channel.recv(MAX_NOTICE_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:  # it ended without reading all it was told; what it said follows
+                continue
+            self.is_mute = not data
+            with suppress(msgspec.DecodeError):
+                notices += [decode_from_child(data)] if data else []
+        return notices
+
+    def signal(self, number: signal.Signals) -> None:
+        """To this very process: through its descriptor, so never to another one with a reused id."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def is_stopped(self) -> bool:
+        """By a signal or a debugger: it neither works nor ends."""
+        try:
+            return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended, and nobody has looked at that yet
+            return False
+
+    def reap(self) -> int:
+        """Exit code of an ended process (negative: the signal), which is gone for the kernel afterwards."""
+        code = self._process.wait()
+        os.close(self._pidfd)
+        self._channel.close()
+        self._log.close()
+        return code
+
+    @property
+    def log(self) -> Output:
+        return self._log

@@ -1,0 +1,107 @@
+"""A child's end of the supervisor's channel. Every process the supervisor starts attaches first of all."""
+
+import ctypes
+import os
+import signal
+import socket
+from contextlib import suppress
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.process.children.notices import (
+    MAX_NOTICE_BYTES,
+    PARENT_VARIABLE,
+    Progress,
+    Ready,
+    Rebooted,
+    Refused,
+    ToChild,
+    ToSupervisor,
+    Welcome,
+    decode_from_supervisor,
+    encode_notice,
+)
+
+_PR_SET_PDEATHSIG = 1
+_MAX_TEXT = 2000
+
+
+class Parent:
+    """The supervisor, seen from a child. Not blocking after `attach`; poll `fileno()` for reading.
+
+    From `attach` on the kernel kills this process when the supervisor ends.
+    """
+
+    def __init__(self, channel: socket.socket, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self.is_gone = False
+        """The supervisor closed its end or ended."""
+        self._channel = channel
+
+    @classmethod
+    def attach(cls) -> "Parent | None":
+        """None when nobody supervises this process. Call it once, from the main thread.
+
+        Raises ConfigError when the supervisor is gone already.
+        """
+        variable = os.environ.pop(PARENT_VARIABLE, None)
+        if variable is None:
+            return None
+        descriptor, _, parent_id = variable.partition(":")
+        die_with_parent(signal.SIGKILL)
+        channel = socket.socket(fileno=int(descriptor))
+        os.set_inheritable(channel.fileno(), False)
+        first = channel.recv(MAX_NOTICE_BYTES)
+        welcome = decode_from_supervisor(first) if first else None
+        if not isinstance(welcome, Welcome) or os.getppid() != int(parent_id):
+            channel.close()
+            raise ConfigError("the supervisor ended before this process had started")
+        channel.setblocking(False)
+        return cls(channel, welcome)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def receive(self) -> list[ToChild]:
+        """Notices that are there now. Sets `is_gone` at the end of the channel."""
+        notices: list[ToChild] = []
+        while not self.is_gone:
+            try:
+                data = self._channel.recv(MAX_NOTICE_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:  # it ended without reading all it was told; what it said follows
+                continue
+            if data:
+                notices.append(decode_from_supervisor(data))
+            else:
+                self.is_gone = True
+        return notices
+
+    def progress(self, text: str) -> None:
+        """Tell the user, through the supervisor, what takes time now or goes wrong. Callable from any thread."""
+        self._tell(Progress(text[:_MAX_TEXT]))
+
+    def ready(self, url: str, boot: int) -> None:
+        self._tell(Ready(url, boot))
+
+    def rebooted(self, boot: int) -> None:
+        """It goes on under another number, without having ended."""
+        self._tell(Rebooted(boot))
+
+    def refuse(self, message: str) -> None:
+        """The configuration is wrong; the process ends with exit code 2 next."""
+        self._tell(Refused(message[:_MAX_TEXT]))
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _tell(self, notice: ToSupervisor) -> None:
+        with suppress(BlockingIOError, ConnectionError):  # gone: `receive` says so; full: it does not read any more
+            self._channel.send(encode_notice(notice))
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """The kernel sends this process the signal when its parent ends, however that ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

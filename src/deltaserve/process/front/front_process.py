@@ -1,0 +1,261 @@
+"""`python -m deltaserve.process.front.front_process SPEC.json`: the front: HTTP, tokenizer, router."""
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from prometheus_client import disable_created_metrics
+
+from deltaserve.control.front.events import FrontConfig, Member
+from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.core.sampling import SamplingSource
+from deltaserve.process.children.boots import new_boot
+from deltaserve.process.children.child import ChildSpec, Kind
+from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
+from deltaserve.process.children.happenings import Stopping
+from deltaserve.process.children.interrupts import stop_signals
+from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
+from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.terminal import LogSpec, Say, say, say_in_json, start_log
+from deltaserve.process.front.router_engine import RouterEngine
+from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
+from deltaserve.process.links.links import Links
+from deltaserve.process.links.security import LinkSecurity
+from deltaserve.server.app import create_app
+from deltaserve.server.heap import return_large_blocks
+from deltaserve.server.listening import Listening, serve
+from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
+from deltaserve.server.text.text_codec import TextCodec
+
+_READY_POLL_S = 0.05
+_LIFE_S = 0.5
+_STUCK_AFTER_S = 10
+
+
+class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker the front dials: where it is told to, or where the supervisor says that the worker listens."""
+
+    name: str
+    role: Role
+    url: str | None = None
+    """None: the supervisor will say."""
+    group: str | None = None
+    """Of workers that share experts."""
+
+
+class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a front process is told: resolved and checked by the command line."""
+
+    name: str = "front"
+    """As the workers know it: no two fronts of the same workers may share one."""
+    model_path: str
+    model_overrides: str | None = None
+    given_path: str | None
+    """The model's folder as the command line names it: clients may call the model by it."""
+    model_name: str
+    fingerprint: str
+    kv_bytes_per_token: float
+    secret_path: str
+    host: str
+    port: int
+    admin_host: str | None
+    admin_port: int | None
+    api_key_file: str | None
+    max_queue: int
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections_per_address: int | None
+    default_max_tokens: int | None
+    sampling_defaults: SamplingSource
+    stream_interval: int
+    default_deadline_s: float
+    slow_reader_s: float
+    grace_s: float
+    log: LogSpec
+    curve: bool = False
+    conditional_prefill: bool = False
+    workers: tuple[FrontWorker, ...] = ()
+
+
+def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:
+    """The front process of this machine, for the supervisor."""
+    path = write_front_spec(spec, folder)
+    argv = (sys.executable, "-m", "deltaserve.process.front.front_process", str(path))
+    env = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return ChildSpec("front", argv, Kind.FRONT, env, (path,))
+
+
+def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
+    path = folder / "front.json"
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    return path
+
+
+def run_front(path: Path, parent: Parent | None) -> Exit:
+    """Serve until told to stop; the exit code. Raises ConfigError."""
+    spec = msgspec.json.decode(path.read_bytes(), type=FrontSpec)
+    start_log(spec.name, spec.log, None if parent is None else parent.progress)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that nobody reads
+    return asyncio.run(_serve(spec, parent))
+
+
+async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
+    if parent is not None:
+        parent.progress("loading the tokenizer")
+    text = TextCodec.load(Path(spec.model_path), overrides=spec.model_overrides, sampling=spec.sampling_defaults)
+    settings = _settings(spec)
+    boot = new_boot(0 if parent is None else parent.welcome.former_boot)
+    secret = read_cluster_key(Path(spec.secret_path))
+    links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
+    members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
+    engine = RouterEngine(_front_config(spec, boot, secret, members), links)
+    app = create_app(engine, text, settings)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    speaker = say if spec.log.format == "text" else say_in_json(spec.name, sys.stderr)
+    loop = asyncio.get_running_loop()
+    for number in stop_signals():
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    if parent is not None:
+        by_name = {member.name: member for member in members}
+        loop.add_reader(parent.fileno(), _hear, parent, engine, by_name, stop)
+    return_large_blocks()
+    gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
+    helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
+
+    def on_listening(where: Listening) -> None:
+        url = f"http://{where.api[0]}:{where.api[1]}"
+        announce = (
+            _tell_user(engine, url, stop, speaker, spec.grace_s)
+            if parent is None
+            else _tell_parent(engine, url, boot, parent)
+        )
+        helpers.append(loop.create_task(announce))
+
+    try:
+        await serve(app, settings, stop=stop, hurry=hurry, on_listening=on_listening)
+    finally:
+        for task in helpers:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        engine.close()
+    return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
+
+
+async def _prove_life() -> None:
+    """An event loop that stands still ends the process, its stack shown: nobody is answered any more."""
+    watchdog = Watchdog(_STUCK_AFTER_S)
+    try:
+        while True:
+            watchdog.alive()
+            await asyncio.sleep(_LIFE_S)
+    finally:
+        watchdog.stop()
+
+
+async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:
+    await engine.breached.wait()
+    stop.set()
+
+
+async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Parent) -> None:
+    """Ready means that a request sent now is served."""
+    while engine.ready() is not None:
+        await asyncio.sleep(_READY_POLL_S)
+    parent.ready(url, boot)
+
+
+async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: Say, grace_s: float) -> None:
+    """Who is waited for, and when that is over: for a front that no supervisor speaks for."""
+    told: str | None = ""
+    while not stop.is_set():
+        reason = engine.ready()
+        if reason != told:
+            told = reason
+            say(f"ready, serving at {url}/v1  (Ctrl-C ends it)" if reason is None else f"not ready: {reason}")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _READY_POLL_S)
+    say(Stopping(grace_s))
+
+
+def members_of(workers: Sequence[FrontWorker], ups: Sequence[PeerUp]) -> tuple[Member, ...]:
+    """Each worker where the supervisor last said that it listens, else where the front is told to look for it."""
+    urls = {up.name: up.url for up in ups}
+    return tuple(Member(PeerName(w.name), w.role, urls.get(w.name, w.url), w.group) for w in workers)
+
+
+def _hear(parent: Parent, engine: RouterEngine, members: Mapping[PeerName, Member], stop: asyncio.Event) -> None:
+    for notice in parent.receive():
+        match notice:
+            case PeerDown(name):
+                engine.peer_died(PeerName(name))
+            case PeerHalted(name, pid):
+                engine.peer_halted(PeerName(name), pid)
+            case PeerUp(name, url) if name in members:
+                engine.worker_up(replace(members[PeerName(name)], url=url))
+    if parent.is_gone:
+        asyncio.get_running_loop().remove_reader(parent.fileno())
+        stop.set()
+
+
+def _settings(spec: FrontSpec) -> ServerSettings:
+    return ServerSettings(
+        model_name=spec.model_name,
+        host=spec.host,
+        port=spec.port,
+        admin_host=spec.admin_host,
+        admin_port=spec.admin_port,
+        api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
+        allowed_hosts=spec.allowed_hosts,
+        model_path=spec.given_path,
+        http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
+        num_workers=len(spec.workers),
+        max_queue=spec.max_queue,
+        default_max_tokens=spec.default_max_tokens,
+        stream_interval=spec.stream_interval,
+        default_deadline_s=spec.default_deadline_s,
+        stream_times=StreamTimes(stall_s=spec.slow_reader_s),
+        grace_s=spec.grace_s,
+        max_deadline_s=max(3600.0, spec.default_deadline_s),
+    )
+
+
+def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Member, ...]) -> FrontConfig:
+    return FrontConfig(
+        name=PeerName(spec.name),
+        boot=boot,
+        workers=members,
+        cluster_secret=secret,
+        fingerprint=spec.fingerprint,
+        kv_bytes_per_token=spec.kv_bytes_per_token,
+        conditional_prefill=spec.conditional_prefill,
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Be the front that the file argv[1] describes; ends the process."""
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        code = run_front(Path(argv[1]), parent)
+    except ConfigError as error:
+        message = one_line(error)
+        say(message)
+        if parent is not None:
+            parent.refuse(message)
+        leave(Exit.CONFIG)
+    except BaseException:
+        end_process(Exit.FAILED, "the front failed")
+    leave(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

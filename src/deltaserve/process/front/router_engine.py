@@ -1,0 +1,257 @@
+"""RouterEngine: FrontCore with real sockets, real time and real clients.
+
+All of it runs in one event loop: frames come from the links' callback, time from one timer, clients are async
+generators. FrontCore decides; this file performs.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import replace
+from typing import assert_never
+
+from deltaserve.control.front.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer
+from deltaserve.control.front.events import (
+    Deliver,
+    Fail,
+    FlushAsked,
+    FrontAction,
+    FrontConfig,
+    FrontEvent,
+    Member,
+    WorkerUp,
+)
+from deltaserve.control.front.front_core import FrontCore
+from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
+from deltaserve.core.errors import FailReason, IntegrityError
+from deltaserve.core.ids import PeerName, Role, Room
+from deltaserve.core.wire.messages import Envelope, Submit
+from deltaserve.process.front.room_stream import Stream
+from deltaserve.process.links.aio import AsyncLinks
+from deltaserve.process.links.links import Links
+
+_log = logging.getLogger(__name__)
+_CHECK_EVERY_TICKS = 1000
+_CLOSE_LINGER_MS = 200
+_AFTER_BUG_S = 1.0
+_STILL_S = 10.0
+
+
+class RouterEngine:
+    """Implements request.client.Engine over worker links. Made, used and closed inside one running event loop."""
+
+    def __init__(self, config: FrontConfig, links: Links) -> None:
+        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
+        self._core = FrontCore(config)
+        self._loop = asyncio.get_running_loop()
+        self._links = AsyncLinks(links, self._on_envelope, self._on_broken)
+        self._streams: dict[Room, Stream] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_ticks = 0
+        self._ticked_at = self._loop.time()
+        self._num_errors = 0
+        self._used: dict[PeerName, bool] = {}
+        """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
+        self._halted: dict[PeerName, int] = {}
+        """Worker |-> its process, which neither works nor ends."""
+        self._breach: str | None = None
+        self.breached = asyncio.Event()
+        """Set when two counts disagree: the process should drain and end."""
+        self._is_closed = False
+        self._perform(self._core.start(self._loop.time()))
+
+    # ------------------------------------------------------------ the client's side
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[OutputDelta, None]:
+        """As request.client.Engine. A slow reader gets fewer, larger deltas."""
+        actions = self._core.submit(generation, self._loop.time())
+        stream = self._streams[generation.room] = Stream()
+        try:
+            self._perform(actions)
+            while True:
+                delta = await stream.take()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            del self._streams[generation.room]
+            self._perform(self._core.cancel(generation.room, FailReason.CANCELLED, self._loop.time()))
+
+    def finish(self, room: Room, output_len: int) -> None:
+        """As request.client.Engine. Raises ValueError when more is to be kept than was delivered."""
+        self._perform(self._core.finish(room, output_len))
+
+    def cancel(self, room: Room, reason: FailReason) -> None:
+        """End a room from outside; its client gets RequestFailed with the reason. Nothing when it is over."""
+        self._perform(self._core.cancel(room, reason, self._loop.time()))
+
+    def flush_cache(self) -> dict[str, int]:
+        """As request.client.Engine."""
+        self._handle(FlushAsked())
+        ready = [worker for worker in self._core.workers if worker.is_ready]
+        return {w.name: sum(w.status.evictable_pages) if w.status else 0 for w in ready}
+
+    def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
+        """As request.client.Engine."""
+        answer, actions = self._core.change_role(PeerName(worker), role, grace_s)
+        self._perform(actions)
+        return answer
+
+    def limits(self) -> Limits | None:
+        return self._core.limits(self._loop.time())
+
+    def alive(self) -> str | None:
+        """Its timer runs at least with every heartbeat."""
+        still_s = self._loop.time() - self._ticked_at
+        return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
+
+    def ready(self) -> str | None:
+        reason = self._breach or self._core.ready() or self._core.doubt(self._loop.time())
+        complaints = (f"{name}: {complaint}" for name, complaint in self._links.links.complaints.items())
+        return reason if reason is None else "; ".join([reason, *self._halts(), *complaints])
+
+    def refusal(self) -> str | None:
+        return self._breach or self._core.refusal(self._loop.time())
+
+    def stats(self) -> EngineStats:
+        return replace(
+            self._core.stats(),
+            links=self._links.links.stats.as_metrics(),
+            internal_errors=self._num_errors,
+            integrity=self._breach,
+            stopped_processes=dict(self._halted),
+        )
+
+    def _halts(self) -> Iterator[str]:
+        for name, pid in self._halted.items():
+            yield f"{name}: its process {pid} is stopped, by a signal or a debugger"
+
+    # ------------------------------------------------------------ the supervisor's side
+
+    def worker_up(self, worker: Member) -> None:
+        """A worker listens: known by whoever started it. Raises ValueError when it had another role."""
+        self._handle(WorkerUp(worker))
+
+    def peer_died(self, worker: PeerName) -> None:
+        """A worker's process ended: known by whoever reaped it, who also tells the user."""
+        self._used.pop(worker, None)
+        self._halted.pop(worker, None)
+        self._handle(PeerDied(worker))
+
+    def peer_halted(self, worker: PeerName, pid: int | None) -> None:
+        """A worker's process is stopped, or goes on (None): known by whoever started it."""
+        if pid is None:
+            self._halted.pop(worker, None)
+        else:
+            self._halted[worker] = pid
+
+    def drain(self) -> None:
+        """Refuse new generations; those on their way end as they would."""
+        self._core.drain()
+
+    def is_drained(self) -> bool:
+        return self._core.is_drained()
+
+    def close(self) -> None:
+        """End every generation (DRAINING), tell the workers, close the links. Idempotent."""
+        if self._is_closed:
+            return
+        self._core.drain()
+        for room in list(self._streams):
+            self._perform(self._core.cancel(room, FailReason.DRAINING, self._loop.time()))
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._links.close(_CLOSE_LINGER_MS)
+
+    # ------------------------------------------------------------ driving
+
+    def _on_envelope(self, envelope: Envelope) -> None:
+        self._try(FrameIn(envelope), f"{type(envelope.body).__name__} from {envelope.src[:80]}")
+
+    def _on_broken(self, peer: PeerName) -> None:
+        self._try(LinkBroken(peer), f"the broken connection to {peer}")
+
+    def _try(self, event: FrontEvent, what: str) -> None:
+        """A bug met while handling one thing must not stop those behind it."""
+        try:
+            self._handle(event)
+        except Exception:
+            self._num_errors += 1
+            _log.exception("bug: while handling %s", what)
+
+    def _handle(self, event: FrontEvent) -> None:
+        self._perform(self._core.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        """A bug met here must not stop time."""
+        self._timer = None
+        self._num_ticks += 1
+        self._ticked_at = self._loop.time()
+        try:
+            self._perform(self._core.tick(self._loop.time()))
+        except Exception:
+            self._num_errors += 1
+            _log.exception("bug: while handling a timer")
+            self._timer = self._loop.call_later(_AFTER_BUG_S, self._tick)
+        self._tell_changes()
+        if not self._streams or self._num_ticks % _CHECK_EVERY_TICKS == 0:
+            self._check()
+
+    def _tell_changes(self) -> None:
+        """Log which worker gets no requests any more, and why, and when it gets them again."""
+        for worker in self._core.workers:
+            was_used, is_used = self._used.get(worker.name), worker.takes_rooms
+            if was_used and not is_used:
+                level = logging.INFO if worker.asked else logging.WARNING  # that it changes its role was asked for
+                _log.log(level, "no requests for now to %s", worker.describe())
+            elif is_used and was_used is False:
+                _log.info("requests go to %s again", worker.name)
+            if is_used or was_used is not None:
+                self._used[worker.name] = is_used
+
+    def _check(self) -> None:
+        """A breach of accounting is reported and ends service in order; it fails no request."""
+        try:
+            self._core.check_integrity()
+        except IntegrityError as error:
+            if self._breach is None:
+                _log.error("accounting is wrong, draining: %s", error)
+            self._breach = f"accounting is wrong: {error}"
+            self.breached.set()
+            self._core.drain()
+
+    def _perform(self, actions: Iterable[FrontAction]) -> None:
+        if self._is_closed:
+            return
+        for action in actions:
+            match action:
+                case SendFrame(peer, envelope):
+                    self._send(peer, envelope)
+                case Dial(address):
+                    self._links.dial(address)
+                case HangUp(peer):
+                    self._links.hang_up(peer)
+                case Deliver(room, delta):
+                    if room in self._streams:
+                        self._streams[room].put(delta)
+                case Fail(room, error):
+                    if room in self._streams:
+                        self._streams[room].fail(error)
+                case _:
+                    assert_never(action)
+        self._set_timer()
+
+    def _send(self, peer: PeerName, envelope: Envelope) -> None:
+        """A first Submit that could not leave ends its room now. The loss of others is noticed by repeats."""
+        if self._links.send(peer, envelope) or not isinstance(envelope.body, Submit) or envelope.body.epoch > 1:
+            return
+        self._perform(self._core.cancel(Room(envelope.body.room), FailReason.OVERLOADED, self._loop.time()))
+
+    def _set_timer(self) -> None:
+        when = self._core.next_timer()
+        if self._timer is not None:
+            if self._timer.when() == when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._tick)

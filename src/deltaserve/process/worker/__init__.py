@@ -1,0 +1,1 @@
+"""One worker process: its loop, step and transfer threads, and its ranks."""

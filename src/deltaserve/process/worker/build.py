@@ -1,0 +1,300 @@
+"""Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deltaserve.compute.collective.collective import ALONE, Collective, ProcessCollective
+from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
+from deltaserve.compute.collective.nccl import NcclCollective
+from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
+from deltaserve.compute.memory.memory_block import DeviceAllocator, MemoryBlock, zeros_on
+from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
+from deltaserve.control.engine.api import Instance, InstanceConfig
+from deltaserve.control.engine.core import EngineCore
+from deltaserve.control.transfer.commands import (
+    AttachEndpoint,
+    EndpointAttached,
+    OpenEndpoint,
+    TransferCommand,
+    TransferReport,
+)
+from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.extents import Region
+from deltaserve.core.ids import Boot, PeerName, RegionId, Role
+from deltaserve.core.layout.shard import Shard
+from deltaserve.core.layout.spec import CacheGroup, CacheSpec
+from deltaserve.core.transport import Transport, TransportError
+from deltaserve.core.wire.messages import RankEnd, RegionInfo
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.model.shard_rules import ExpertPlacement
+from deltaserve.process.worker.member_thread import ExpertMember, group_errors
+from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
+from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
+from deltaserve.process.worker.rank_plane import RankPlane
+from deltaserve.process.worker.rank_process import RankParts, RankSeat
+from deltaserve.process.worker.rank_spec import meeting_point, rank_device
+from deltaserve.process.worker.transfer_thread import DataPlane
+from deltaserve.process.worker.transports import evidence_of, open_transport, sharing_for
+from deltaserve.process.worker.worker_process import WorkerParts
+from deltaserve.process.worker.worker_spec import WorkerSpec, head_of, read_secret
+
+log = logging.getLogger(__name__)
+
+
+def build_worker(
+    spec: WorkerSpec,
+    boot: Boot,
+    progress: Callable[[str], None],
+    ranks: RankProcesses | None,
+    staging_memory: DeviceAllocator = zeros_on,
+) -> WorkerParts:
+    """Loads the weights and allocates the pools. Raises ConfigError.
+
+    `staging_memory`: where a GPU's staging memory comes from, for whoever embeds a worker
+    (compute/memory/memory_block.py).
+    """
+    model = _model_of(spec)
+    fingerprint = model_fingerprint(Path(spec.model_path))
+    shard = Shard(0, spec.tp_size)
+    collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
+    with group_errors():
+        mesh = _join_group(spec)
+        executor = _load(spec, model, Partners(collective, mesh), progress)
+        if mesh is not None:
+            progress("waiting for the other members of its expert group")
+            mesh.wait_for_all()
+    config = instance_config(spec, boot, model, fingerprint)
+
+    def open_plane() -> DataPlane:
+        own = _plane(spec, boot, executor, shard, staging_memory)
+        return own if ranks is None else RankPlane(own, ranks.transfers, spec.step_stuck_after_s)
+
+    several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
+    member = None if mesh is None else ExpertMember(mesh, executor.accompany)
+    computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
+    launcher = executor if computes_beside else None
+    return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher)
+
+
+def build_rank(
+    spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None], staging_memory: DeviceAllocator = zeros_on
+) -> RankParts:
+    """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
+    model = _model_of(spec)
+    executor = _load(spec, model, Partners(_join(spec, seat.shard, seat.folder)), progress)
+    return RankParts(executor, lambda: _plane(spec, seat.boot, executor, seat.shard, staging_memory))
+
+
+def _model_of(spec: WorkerSpec) -> ModelSpec:
+    head = head_of(spec.drafts, spec.draft_path)
+    seat = spec.expert_seat
+    member = Shard() if seat is None else Shard(seat.member, seat.size)
+    return load_spec(Path(spec.model_path), spec.model_overrides, head).placed(ExpertPlacement(spec.ep_size, member))
+
+
+def _join_group(spec: WorkerSpec) -> ExpertMesh | None:
+    """Waits for all members. Raises CollectiveError."""
+    seat = spec.expert_seat
+    if seat is None:
+        return None
+    return ExpertMesh.join(Shard(seat.member, seat.size), Path(seat.meeting_point), spec.step_stuck_after_s)
+
+
+def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
+    """Waits for all ranks."""
+    device, limit_s = torch.device(rank_device(spec.device, shard)), spec.step_stuck_after_s
+    if device.type == "cuda":
+        return NcclCollective.join(shard, device, meeting_point(folder), limit_s)
+    return ProcessCollective.join(shard, meeting_point(folder), limit_s)
+
+
+def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Callable[[str], None]) -> TorchExecutor:
+    path, device = Path(spec.model_path), rank_device(spec.device, partners.collective.shard)
+    progress(f"loading {path.name} ({spec.dtype.value}) on {device}")
+    sizes = ExecutorSizes(
+        num_pages=spec.num_pages,
+        max_rows=spec.max_running_requests,
+        max_context_len=spec.max_context_len,
+        num_threads=spec.num_threads,
+        least_threads=spec.least_threads,
+        core_share=spec.core_share,
+        attention_backend=spec.attention_backend,
+        rounding=spec.rounding,
+        graph_rows=spec.graph_rows,
+        sharing=sharing_for(spec),
+        drafts=spec.drafts,
+        quantization=spec.quantization,
+    )
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
+    return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)
+
+
+def make_instance(config: InstanceConfig) -> Instance:
+    """The control plane of a role."""
+    if config.role is Role.FRONT:
+        raise ConfigError("a front is not a worker")
+    return EngineCore(config)
+
+
+def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str) -> InstanceConfig:
+    """What the control plane must know of spec, model and memory."""
+    cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
+    return InstanceConfig(
+        name=PeerName(spec.name),
+        role=spec.role,
+        boot=boot,
+        cache=cache,
+        num_pages=spec.num_pages,
+        max_running_requests=spec.max_running_requests,
+        max_context_len=spec.max_context_len,
+        vocab_size=model.vocab_size,
+        compat=compat_of(spec, cache, fingerprint),
+        cluster_secret=read_secret(spec),
+        fingerprint=fingerprint,
+        transport=spec.transport,
+        evidence=evidence_of(spec),
+        options=spec.options,
+        tp_size=spec.tp_size,
+        has_staging=spec.staging is not None,
+    )
+
+
+def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
+    """All that must be equal on both sides before pages may move between them; for the rest see
+    control/engine/fitting.py."""
+    groups = {f"pages.{group.name}": _describe(group) for group in cache.groups if not group.is_for_guesses}
+    fields = {
+        "fingerprint": fingerprint,
+        "dtype": spec.dtype.value,
+        "quantization": "exact" if spec.quantization in ("none", "auto") else spec.quantization,
+        "transport": spec.transport,
+        "overrides": spec.model_overrides or "",
+        "checksums": "crc" if spec.options.verify_checksums else "off",
+        **groups,
+    }
+    return tuple(sorted(fields.items()))
+
+
+def _describe(group: CacheGroup) -> str:
+    shape = f"{group.num_layers} layers, " + " + ".join(
+        f"{b.num_heads} heads x {b.num_rows} x {b.row_width}" for b in group.blocks
+    )
+    kept = group.retention
+    return f"{shape}, {kept.lifetime.value} {kept.window_len or ''}".rstrip()
+
+
+def _announce(component: str, region: Region) -> RegionInfo:
+    return RegionInfo(
+        id=region.id, base=region.base, num_bytes=region.num_bytes, device=region.device, component=component
+    )
+
+
+# ---------------------------------------------------------------- the data plane
+
+
+class StagingLog:
+    """Says which peers have no staging memory, when transfers are staged for the first time, and when, and why, some
+    are not; ever more rarely."""
+
+    def __init__(self) -> None:
+        self._is_staged = False
+        self._tell_at = 1
+
+    def look_at_peer(self, endpoint: Endpoint, peer: PeerName, ends: Sequence[RankEnd]) -> None:
+        """`ends`: what its ranks announced."""
+        has_staging = all(any(info.component == STAGING for info in end.regions) for end in ends)
+        if endpoint.staged is not None and not has_staging:
+            log.info("%s has no staging memory (--staging): pages go to it and come from it by direct writes", peer)
+
+    def look(self, endpoint: Endpoint) -> None:
+        if endpoint.staged is None:
+            return
+        if endpoint.counters["staged_writes"] and not self._is_staged:
+            self._is_staged = True
+            log.info("pages for ranks with other heads go through staging memory")
+        num_direct = endpoint.counters["staging_fallbacks"]
+        if num_direct >= self._tell_at:
+            self._tell_at = 2 * num_direct
+            log.warning("%d staged transfers went directly; the last one: %s", num_direct, endpoint.staged.last_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """An endpoint and the transport under it."""
+
+    endpoint: Endpoint
+    transport: Transport
+    staging: StagingLog
+
+    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
+        reports = self.endpoint.perform(command, now)
+        if isinstance(command, OpenEndpoint | AttachEndpoint) and command.theirs is not None:
+            self.staging.look_at_peer(self.endpoint, command.peer, command.theirs)
+        for report in reports:
+            if isinstance(report, EndpointAttached) and self.endpoint.writes_rows(report.peer):
+                log.warning("pages for %s, whose size is another, are written row by row: see --staging", report.peer)
+        return reports
+
+    def poll(self, now: float) -> list[TransferReport]:
+        reports = self.endpoint.poll(now)
+        self.staging.look(self.endpoint)
+        return reports
+
+    def is_idle(self) -> bool:
+        return self.endpoint.is_idle()
+
+    def expect(self, is_active: bool, now: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+def _plane(
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+) -> DataPlane:
+    """A unified worker computes whole answers: it needs a transport only if a prefill worker ever joins it."""
+
+    def open_now() -> DataPlane:
+        return _open_plane(spec, boot, executor, shard, staging_memory)
+
+    return PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
+
+
+def _open_plane(
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+) -> DataPlane:
+    regions = executor.memory.regions()
+    staging = None
+    if spec.staging is not None:
+        device = executor.memory.kv.arenas[0].bytes.device
+        block = MemoryBlock(spec.staging_bytes, device, sharing_for(spec), staging_memory)
+        region = block.region(RegionId(len(regions)))
+        staging = _staging(spec.staging, block, region, executor)
+        regions = [*regions, (STAGING, region)]
+    try:
+        transport = open_transport(spec, PeerName(f"{spec.name}.{shard.rank}"), boot, [region for _, region in regions])
+    except TransportError as error:
+        raise ConfigError(str(error)) from None
+    config = EndpointConfig(
+        cache=executor.memory.kv.cache,
+        shard=shard,
+        regions=tuple(_announce(component, region) for component, region in regions),
+        checksums=spec.options.verify_checksums,
+    )
+    return _Plane(Endpoint(config, transport, executor.memory, staging), transport, StagingLog())
+
+
+def _staging(mode: StagingMode, block: MemoryBlock, region: Region, executor: TorchExecutor) -> Staging:
+    """Staging memory beside the pages of this rank."""
+    arenas = executor.memory.kv.arenas
+    groups = {arena.layout.group.name: PagesOfGroup(arena.bytes, arena.num_pages) for arena in arenas}
+    return Staging(StagingConfig(region.id, region.num_bytes, mode), StagingArena(block.data, groups))

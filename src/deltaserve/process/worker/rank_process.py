@@ -1,0 +1,154 @@
+"""The life of a rank that is not rank 0: load a part of the model, then do what rank 0 says until it is gone.
+
+It decides nothing. Its step thread computes the plans of rank 0, its transfer thread performs the commands of rank 0's;
+both answer each entry of their log. It ends with rank 0 whatever ends that, and rank 0 with it.
+"""
+
+import logging
+import select
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from deltaserve.control.sched.executor import Executor
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Boot
+from deltaserve.core.layout.shard import Shard
+from deltaserve.process.children.exits import Exit, end_process, leave, start_thread
+from deltaserve.process.children.interrupts import stop_signals
+from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.terminal import start_log
+from deltaserve.process.links.rank_link import RankSockets
+from deltaserve.process.worker.rank_group import compute_in_step
+from deltaserve.process.worker.rank_log import (
+    NEWS,
+    ORDERS,
+    Idleness,
+    RankChannel,
+    RankNews,
+    StepDone,
+    decode_plan,
+    encode_done_step,
+)
+from deltaserve.process.worker.rank_spec import read_rank_spec, steps_path, transfers_path
+from deltaserve.process.worker.transfer_thread import DataPlane, PlaneTurns, TransferOrder
+from deltaserve.process.worker.worker_process import SWITCH_INTERVAL_S, end_refused
+from deltaserve.process.worker.worker_spec import WorkerSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeat:
+    """Which rank of which start this process is."""
+
+    shard: Shard
+    boot: Boot
+    """Of rank 0."""
+    folder: Path
+    """Where the ranks meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """What computes and what moves bytes here."""
+
+    executor: Executor
+    open_plane: Callable[[], DataPlane]
+    """Called in the transfer thread."""
+
+
+BuildRank = Callable[[WorkerSpec, RankSeat, Callable[[str], None]], RankParts]
+"""(spec, seat, report progress) -> parts. Raises ConfigError."""
+
+
+def run_rank(argv: Sequence[str], build: BuildRank) -> NoReturn:
+    """Be rank argv[2] of the worker that the file argv[1] describes; ends the process."""
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        if parent is None or len(argv) != 3:
+            raise ConfigError("a rank is started by rank 0 of its worker")
+        _follow(Path(argv[1]), int(argv[2]), parent, build)
+    except ConfigError as error:
+        end_refused(error, parent)
+    except BaseException:
+        end_process(Exit.FAILED, "the rank failed")
+    leave(Exit.OK)
+
+
+def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:
+    asked = read_rank_spec(file)
+    spec, folder = asked.worker, file.parent
+    start_log(f"{spec.name} rank {rank}", spec.log, parent.progress)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    parts = build(spec, RankSeat(Shard(rank, spec.tp_size), asked.boot, folder), parent.progress)
+    for number in stop_signals():  # rank 0 drains, and needs this one for it
+        signal.signal(number, signal.SIG_IGN)
+    sockets = RankSockets()
+    steps = RankChannel(sockets.connect(steps_path(folder, rank)), spec.step_stuck_after_s)
+    transfers = RankChannel(sockets.connect(transfers_path(folder, rank)), spec.step_stuck_after_s)
+    start_thread("step", lambda: follow_steps(parts.executor, steps))
+    start_thread("transfer", lambda: _move(parts.open_plane, transfers, parent, spec.name))
+    while not parent.is_gone:
+        select.select([parent], [], [])
+        parent.receive()
+
+
+def _move(open_plane: Callable[[], DataPlane], channel: RankChannel, parent: Parent, name: str) -> None:
+    try:
+        plane = open_plane()
+    except ConfigError as error:
+        end_refused(error, parent)
+    parent.ready(name, 0)
+    _log.info("ready")
+    turns = RankTurns(plane, channel)
+    while True:
+        turns.turn(take_entries(channel, turns.wait_s))
+
+
+def follow_steps(executor: Executor, channel: RankChannel) -> NoReturn:
+    """Compute what rank 0 computes. A step that fails here, or an entry that does not follow, ends the process."""
+    while True:
+        body = channel.receive(None)
+        if body is not None:
+            plan = decode_plan(body)
+            compute_in_step(executor, plan)
+            channel.send(encode_done_step(StepDone(plan.step)))
+
+
+class RankTurns:
+    """Performs what rank 0 asks and tells it what happened; what is told also says how far this rank has read."""
+
+    def __init__(self, plane: DataPlane, channel: RankChannel) -> None:
+        self._plane = plane
+        self._turns = PlaneTurns(plane)
+        self._channel = channel
+        self._told_idle = True
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long the next turn may be put off while nothing is asked. None: until something is."""
+        return self._turns.wait_s
+
+    def turn(self, bodies: Sequence[bytes]) -> None:
+        """`bodies`: of the entries that came."""
+        orders: list[TransferOrder] = [order for body in bodies for order in ORDERS.decode(body)]
+        news: list[RankNews] = [*self._turns.turn(orders)]
+        is_idle = self._plane.is_idle()
+        if is_idle != self._told_idle:
+            self._told_idle = is_idle
+            news.append(Idleness(is_idle))
+        if news or bodies:
+            self._channel.send(NEWS.encode(news))
+
+
+def take_entries(channel: RankChannel, wait_s: float | None) -> list[bytes]:
+    """All entries that are there; waits for one."""
+    bodies: list[bytes] = []
+    while (body := channel.receive(0.0 if bodies else wait_s)) is not None:
+        bodies.append(body)
+    return bodies

@@ -1,0 +1,148 @@
+"""The life of one worker process: read the spec, build, listen, say ready, turn, end.
+
+A wrong configuration ends it with one line and exit code 2; anything unforeseen with its stack.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from deltaserve.control.engine.api import Instance
+from deltaserve.control.sched.executor import Executor, Launcher
+from deltaserve.control.sched.plan import StepResult
+from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.core.ids import Boot
+from deltaserve.process.children.boots import new_boot
+from deltaserve.process.children.exits import Exit, ProcessOver, Watchdog, end_process, leave
+from deltaserve.process.children.mailbox import Mailbox
+from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.terminal import start_log
+from deltaserve.process.links.links import Links
+from deltaserve.process.links.security import LinkSecurity
+from deltaserve.process.worker.launch_thread import LaunchThread
+from deltaserve.process.worker.loop import Loop, LoopOptions, Threads
+from deltaserve.process.worker.member_thread import ExpertMember, MemberThread
+from deltaserve.process.worker.rank_group import RankProcesses, RankProgram
+from deltaserve.process.worker.step_pace import EagerPace, StepPace
+from deltaserve.process.worker.step_thread import Stepping, StepThread
+from deltaserve.process.worker.transfer_thread import DataPlane, Reports, TransferThread
+from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret, read_spec
+
+_log = logging.getLogger(__name__)
+
+_STOP_WAIT_S = 5.0
+_LAST_FRAMES_MS = 500
+SWITCH_INTERVAL_S = 0.001
+"""Longest hold of the interpreter lock: the transfer thread must get its turn within milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What makes a worker this worker."""
+
+    instance: Instance
+    executor: Executor
+    open_plane: Callable[[], DataPlane]
+    """Called in the transfer thread."""
+    member: ExpertMember | None = None
+    """Of an expert group."""
+    launcher: Launcher | None = None
+    """The executor, where its device computes beside the host."""
+
+
+Build = Callable[[WorkerSpec, Boot, Callable[[str], None], RankProcesses | None], WorkerParts]
+"""(spec, boot, report progress, the other ranks if there are any) -> parts. Raises ConfigError."""
+
+
+def run_worker(argv: Sequence[str], build: Build, rank_argv: tuple[str, ...]) -> NoReturn:
+    """Be the worker that the file argv[1] describes, and its rank 0; ends the process.
+
+    `rank_argv`: the program of its other ranks.
+    """
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        if len(argv) != 2:
+            raise ConfigError("usage: python -m deltaserve.process.worker.worker SPEC.json")
+        code = _serve(read_spec(Path(argv[1])), parent, build, rank_argv)
+    except ConfigError as error:
+        end_refused(error, parent)
+    except ProcessOver as over:
+        end_process(over.code, str(over))
+    except BaseException:
+        end_process(Exit.FAILED, "the worker failed")
+    leave(code)
+
+
+def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
+    """The configuration is wrong: one line for the user, from any thread."""
+    message = one_line(reason)
+    print(f"deltaserve: {message}", file=sys.stderr)
+    if parent is not None:
+        parent.refuse(message)
+    leave(Exit.CONFIG)
+
+
+def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tuple[str, ...]) -> Exit:
+    start_log(spec.name, spec.log, None if parent is None else parent.progress)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    boot = new_boot(0 if parent is None else parent.welcome.former_boot)
+    security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
+    progress = _log.info if parent is None else parent.progress
+    program = RankProgram(rank_argv, progress, lambda message: end_refused(message, parent))
+    ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
+    parts = build(spec, boot, progress, ranks)
+    links = Links(security)
+    port = _listen(links, spec, parent)
+    if ranks is not None:
+        ranks.wait_ready()
+    answers: Mailbox[StepResult | Reports] = Mailbox()
+    step = _step_thread(parts, answers)
+    pace = StepPace() if parts.launcher is None else EagerPace()
+    threads = Threads(step, pace, TransferThread(parts.open_plane, answers), answers)
+    watchdog = Watchdog(spec.stuck_after_s)
+    options = LoopOptions(
+        drain_grace_s=spec.drain_grace_s,
+        fence_after_s=spec.options.drain_timeout_s,
+        step_stuck_after_s=spec.step_stuck_after_s,
+    )
+    loop = Loop(parts.instance, boot, links, threads, parent, options, watchdog.alive)
+    loop.stop_on_signals()
+    _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
+    if parent is not None:
+        parent.ready(f"tcp://{spec.host}:{port}", boot)
+    code = loop.run()
+    watchdog.stop()
+    links.close(_LAST_FRAMES_MS)
+    if not threads.transfer.stop(_STOP_WAIT_S):
+        _log.warning("the transport did not close within %.0f s", _STOP_WAIT_S)
+    threads.step.stop(wait_s=0.0)
+    if ranks is not None:
+        ranks.end()
+    _log.info("ended with exit code %d", code)
+    return code
+
+
+def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> Stepping:
+    if parts.member is not None:
+        return MemberThread(parts.executor, parts.member, answers)
+    if parts.launcher is not None:
+        return LaunchThread(parts.launcher, answers)
+    return StepThread(lambda plan: answers.put(parts.executor.execute(plan)))
+
+
+def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:
+    """A restarted worker keeps its port: peers find it where it was. Returns the port. Raises ConfigError.
+
+    A port nobody chose may have been given to another program meanwhile: then any other does, and peers are told.
+    """
+    former = parent.welcome.url if parent is not None else None
+    if spec.port == 0 and former is not None:
+        try:
+            return links.listen(spec.host, int(former.rpartition(":")[2]))
+        except ConfigError as error:
+            _log.warning("%s; taking another port", one_line(error))
+    return links.listen(spec.host, spec.port)

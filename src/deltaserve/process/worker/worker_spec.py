@@ -1,0 +1,164 @@
+"""What a worker process is told: one JSON file of plain, resolved values."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from deltaserve.compute.native.core_share import CoreShare
+from deltaserve.control.engine.api import InstanceOptions
+from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.rounding import Rounding
+from deltaserve.model.checkpoint_config import HeadFrom
+from deltaserve.process.children.terminal import LogSpec
+from deltaserve.transports.nixl.ucx_environment import ucx_environment
+
+
+class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a worker in an expert group."""
+
+    member: int
+    size: int
+    """Members 0 .. size - 1, all on this machine."""
+    meeting_point: str
+    """A path that all of them have, in a folder of this user alone."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker. Written by the command line, which resolved and checked every value."""
+
+    name: str
+    """Unique in the cluster: `prefill-0`."""
+    role: Role
+    model_path: str
+    device: str
+    """`cpu` or `cuda:N`, of rank 0; each further rank has the next GPU."""
+    dtype: DType
+    """Of weights and activations."""
+    quantization: Quantization = "none"
+    """Which matrices are codes."""
+    kv_dtype: DType
+    state_dtype: DType = DType.FLOAT32
+    """Of recurrent states."""
+    page_size: int
+    """Tokens."""
+    num_pages: tuple[int, ...]
+    """Per pool."""
+    max_running_requests: int
+    max_context_len: int
+    """Tokens."""
+    secret_path: str
+    """File of the cluster secret: at least 32 bytes without surrounding white space."""
+    model_overrides: str | None = None
+    """JSON object that replaces keys of config.json."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of worker links; 0 takes any."""
+    curve: bool = False
+    """Encrypt and authenticate worker links with keys derived from the cluster secret."""
+    transport: Literal["local", "nixl", "mooncake"] = "nixl"
+    """What moves the pages."""
+    transport_folder: str = ""
+    """With local: private, and the same for all workers."""
+    transport_tls: str = "tcp,self"
+    """UCX_TLS; with mooncake its protocol."""
+    transport_devices: str = "lo"
+    """UCX_NET_DEVICES: where page transfers may listen; with mooncake its RDMA devices."""
+    transport_host: str = "127.0.0.1"
+    """With mooncake: the address under which peers reach this machine on the network of page transfers."""
+    transport_fenced: str | None = None
+    """Transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
+    staging: StagingMode | None = None
+    """Which transfers between unequal numbers of ranks go through staging memory. None: there is no such memory."""
+    staging_bytes: int = 0
+    """Of each rank."""
+    options: InstanceOptions = InstanceOptions()
+    drain_grace_s: float = 30.0
+    """After SIGTERM the worker ends at the latest then."""
+    stuck_after_s: int = 10
+    """Without a turn of its loop for so long the worker ends itself."""
+    step_stuck_after_s: float = 600.0
+    """When one step takes so long the worker ends itself."""
+    tp_size: int = 1
+    """Ranks: processes that hold the model and every page together."""
+    ep_size: int | None = None
+    """Groups of ranks that hold their experts whole: see ExpertPlacement."""
+    expert_seat: ExpertSeat | None = None
+    """None: it has all experts."""
+    num_threads: int = 1
+    """Compute threads of a rank."""
+    least_threads: int = 1
+    """So many compute where more would wait for cores."""
+    core_share: CoreShare | None = None
+    """Cores that the workers of this server divide, and lend each other. None: it has its own."""
+    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
+    rounding: Rounding = Rounding.OF_QUERY
+    graph_rows: int | None = None
+    """Rows of the largest decode step that is recorded and replayed on a GPU; None: none is."""
+    drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
+    """Who guesses at the next tokens."""
+    draft_path: str | None = None
+    """Folder of a draft head; None: it is among the model's weights."""
+    state_dir: str | None = None
+    """Folder for what ranks need to meet while they run; None: where temporary files go."""
+    log: LogSpec = LogSpec()
+
+
+def head_of(drafts: str, draft_path: str | None) -> HeadFrom | None:
+    """Of a worker that guesses by a draft head."""
+    return None if drafts in ("off", "NGRAM") else HeadFrom(None if draft_path is None else Path(draft_path))
+
+
+def worker_environment(spec: WorkerSpec) -> dict[str, str]:
+    """What the environment of the process must hold before it starts: the libraries read it when they are loaded."""
+    threads = str(spec.num_threads)
+    return {
+        **ucx_environment(spec.transport_tls, spec.transport_devices),
+        # A peer that dies is told in our log; UCX would add errors of its own to the terminal.
+        "UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal"),
+        "NCCL_SOCKET_IFNAME": "lo",  # ranks of a worker are on one machine
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
+        # Where a process has no more threads than cores, torch's would spin after a product on cores that the native
+        # library's need next.
+        "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+    }
+
+
+def encode_spec(spec: WorkerSpec) -> bytes:
+    """As `read_spec` reads it."""
+    return msgspec.json.format(msgspec.json.encode(spec), indent=2)
+
+
+def write_spec(spec: WorkerSpec, path: Path) -> None:
+    """As JSON, mode 0600."""
+    path.touch(mode=0o600)
+    path.write_bytes(encode_spec(spec))
+
+
+def read_spec(path: Path) -> WorkerSpec:
+    """Raises ConfigError naming the field that is wrong."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=WorkerSpec)
+    except OSError as error:
+        raise ConfigError(f"worker spec {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"worker spec {path}: {error}") from None
+
+
+def read_secret(spec: WorkerSpec) -> bytes:
+    """The cluster secret. Raises ConfigError, which never shows it."""
+    try:
+        secret = Path(spec.secret_path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cluster secret {spec.secret_path}: {error.strerror}") from None
+    if len(secret) < 32:
+        raise ConfigError(f"cluster secret {spec.secret_path}: {len(secret)} bytes, at least 32 are needed")
+    return secret

@@ -1,1 +1,0 @@
-"""F3 (pure): the front's control plane: worker registry, residency, cost estimate, pair choice, retry, rooms."""

@@ -1,1 +1,0 @@
-"""F3 (pure): decide what the next step computes. plan() -> frozen StepPlan; commit(StepResult)."""

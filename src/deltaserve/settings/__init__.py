@@ -1,0 +1,1 @@
+"""Pure: every option of every command, the rules between them, and what follows from them."""

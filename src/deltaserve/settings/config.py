@@ -1,0 +1,586 @@
+"""All settings as one frozen tree: each field is at once a flag, a YAML key and a `DELTASERVE_*` variable.
+
+The tree says what a value may be and what it means; `rules` says what values may stand together;
+`resolve` turns it, with the facts of model and machine, into plain numbers. Reading is done in settings/flags.
+"""
+
+import ipaddress
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from deltaserve.core.quantization import Quantization
+from deltaserve.core.sampling import SamplingSource
+
+MAX_TOKENS = 2**31 - 1
+MAX_PAGE_SIZE = 128
+MAX_WORKERS = 64
+"""Of a role."""
+STATES_PER_ROW = 4
+"""Slots of recurrent states for each request that runs: the state that it goes on from, the one it writes, and as many
+that are kept for later ones."""
+USEFUL_POOL_FACTOR = 4
+"""An automatic pool is not larger than this many times what the running requests can fill."""
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("not a power of two")
+    return value
+
+
+def _network(value: str) -> str:
+    if "/" not in value or ipaddress.IPv4Network(value, strict=False).prefixlen < 8:
+        raise ValueError("not a network")
+    return value
+
+
+# A type's description is what error lines and --help say is allowed.
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
+Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
+Threads = Annotated[int, Field(ge=1, le=1024, description="an integer from 1 to 1024")]
+Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS, description=f"an integer from 1 to {MAX_WORKERS}")]
+Ranks = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
+PageSize = Annotated[
+    int,
+    Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
+    AfterValidator(_power_of_two),
+]
+KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
+Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
+"""Guesses that one row may have verified in a step: with its last token they are a short extend."""
+StagingMemory = Annotated[int, Field(ge=1, le=512, description="an integer from 1 to 512")]
+Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1, both excluded")]
+Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
+Milliseconds = Annotated[float, Field(gt=0, le=60_000, description="milliseconds, above 0 and at most 60000")]
+Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
+Text = Annotated[str, Field(min_length=1, max_length=4096, description="a text of 1 to 4096 characters")]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$", description="a name of letters, digits and . _ : / -"),
+]
+Host = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$", description="a host name or IPv4 address"),
+]
+HostList = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}(,[A-Za-z0-9][A-Za-z0-9.-]{0,252}){0,99}$",
+        description="a list of host names such as chat.example.com,llm.lan",
+    ),
+]
+Network = Annotated[
+    str,
+    Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
+    AfterValidator(_network),
+]
+Advertised = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[1-9]\d{0,4})?$",
+        description="a host name or IPv4 address, and :PORT where it is another than this worker's own",
+    ),
+]
+Transports = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z][a-z0-9_]*(,[a-z][a-z0-9_]*)*$",
+        max_length=200,
+        description="UCX transports such as rc,tcp,self",
+    ),
+]
+Devices = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*(,[A-Za-z0-9][A-Za-z0-9_.:-]*)*$",
+        max_length=500,
+        description="UCX devices such as eth0 or mlx5_0:1,mlx5_1:1",
+    ),
+]
+_WORKER = r"(prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}"
+WorkerList = Annotated[
+    str,
+    Field(
+        pattern=f"^{_WORKER}(,{_WORKER})*$",
+        description="a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998",
+    ),
+]
+
+
+class Group(BaseModel):
+    """Fields of one heading in --help. Values are never converted: the reader hands in the right type or fails."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    title: ClassVar[str] = ""
+
+
+Use = Literal["common", "rare"]
+"""Rare: --help leaves it to --help-all, so that what most people need is found."""
+
+
+def option(default: Any, help_text: str, *, commands: tuple[str, ...] = (), use: Use = "common") -> Any:
+    """A field's default and its line in --help. `commands`: the only ones where it has a meaning; empty: all."""
+    return Field(default, description=help_text, json_schema_extra={"commands": list(commands), "use": use})
+
+
+COMPUTING = ("serve", "prefill", "decode")
+ROUTING = ("serve", "router")
+DECODING = ("serve", "decode")
+"""Commands that read an option. The others refuse its flag; a file of options may be shared by all."""
+
+
+class ModelSettings(Group):
+    title: ClassVar[str] = "model"
+
+    model_path: Text | None = option(None, "a Hugging Face folder or GGUF file; also the positional MODEL")
+    served_model_name: Name | None = option(None, "name in the API; by default the folder's name", commands=ROUTING)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "type of weights and activations; auto is the checkpoint's own, float32 on a CPU that multiplies it slowly",
+    )
+    quantization: Quantization = option(
+        "auto",
+        "on a CPU: auto computes with quantized matrices of GGUF files, and int8 and int4 ones of folders, as they are "
+        "stored; none dequantizes them when they are loaded; int8 rounds all other matrices to 8 bits, too; a8 also "
+        "what they are multiplied with",
+        commands=COMPUTING,
+        use="rare",
+    )
+    sampling_defaults: SamplingSource = option(
+        "model",
+        "where the sampling of requests that name none comes from: the model's files (a GGUF file that recommends "
+        "nothing: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, as local servers have it), or openai: temperature "
+        "1 and no cut",
+        commands=ROUTING,
+    )
+    context_length: Count | Auto = option(
+        "auto",
+        "longest prompt plus output, in tokens; auto is the model's, or what the pool can hold if that is less",
+        commands=COMPUTING,
+    )
+    json_model_override_args: Text | None = option(
+        None, "JSON object that replaces keys of the model's config.json", use="rare"
+    )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "where the model runs; auto is cuda when there is one", commands=COMPUTING
+    )
+
+
+class MemorySettings(Group):
+    title: ClassVar[str] = "memory"
+
+    page_size: PageSize | Auto = option(
+        "auto",
+        "tokens of a page, the unit of sharing and moving; auto is 64. Smaller pages share more, larger cost less",
+    )
+    num_pages: Count | Auto = option(
+        "auto",
+        "pages that keep every token (pools of windows get what running requests hold, twice, or what as many prefixes "
+        "need; of states see --max-mamba-cache-size); auto fills the memory of --mem-fraction-static, up to "
+        f"{USEFUL_POOL_FACTOR} times what --max-running-requests of the longest length can use",
+        commands=COMPUTING,
+    )
+    mem_fraction_static: Share | Auto = option(
+        "auto",
+        "share of free memory for weights, pages and the scratch of a step of all workers here; auto is 0.85 on cuda "
+        "and 0.4 on cpu",
+        commands=COMPUTING,
+    )
+    kv_cache_dtype: KvDtype | Auto = option(
+        "auto",
+        "type of cached keys and values; auto is --dtype. Prefill's and decode's may differ where both have --staging",
+    )
+    prefill_page_size: PageSize | None = option(
+        None, "tokens of a page of a prefill worker; by default --page-size", commands=("serve",), use="rare"
+    )
+    decode_page_size: PageSize | None = option(
+        None, "tokens of a page of a decode worker; by default --page-size", commands=("serve",), use="rare"
+    )
+    prefill_kv_cache_dtype: KvDtype | None = option(
+        None, "--kv-cache-dtype of a prefill worker; by default that", commands=("serve",), use="rare"
+    )
+    decode_kv_cache_dtype: KvDtype | None = option(
+        None, "--kv-cache-dtype of a decode worker; by default that", commands=("serve",), use="rare"
+    )
+    max_mamba_cache_size: Count | Auto = option(
+        "auto",
+        "recurrent states that there is room for; auto gives them as much memory as the pages that keep every token, "
+        f"up to {STATES_PER_ROW} for each of --max-running-requests (one goes from a state into another, the others "
+        "are kept for prompts to come), or one for each prefix of a quarter of the context that those pages hold",
+        commands=COMPUTING,
+        use="rare",
+    )
+    mamba_ssm_dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "type of recurrent states between steps; bfloat16 halves them, and moves logits a little", use="rare"
+    )
+    mamba_track_interval: Count | None = option(
+        None,
+        "a recurrent state is kept every so many tokens of a prompt, too; by default only where requests are likely to "
+        "go on: at forks, at the ends of prompts and of answers",
+        commands=COMPUTING,
+        use="rare",
+    )
+    state_eviction: Literal["lru", "cost"] = option(
+        "lru",
+        "which recurrent state goes first where there is no room: the least recently used one, or of those used least "
+        "recently the one that costs fewest tokens to compute again",
+        commands=COMPUTING,
+        use="rare",
+    )
+    disable_radix_cache: bool = option(
+        False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
+    )
+    disable_decode_radix_cache: bool = option(
+        False,
+        "decode workers alone share no pages: every prompt is moved whole; for comparison only",
+        commands=("serve",),
+    )
+
+
+class SchedulingSettings(Group):
+    title: ClassVar[str] = "scheduling"
+
+    max_running_requests: Rows | Auto = option(
+        "auto",
+        "requests computed at a time per worker; auto is 256 on cuda and 32 on cpu. Fewer: shorter gaps per token",
+        commands=COMPUTING,
+    )
+    chunked_prefill_size: Count | Auto = option(
+        "auto",
+        "tokens of one request per step, a multiple of the page; auto is 8192 on cuda and 512 on cpu",
+        commands=COMPUTING,
+    )
+    max_prefill_tokens: Count | Auto = option(
+        "auto",
+        "prompt tokens per step over all requests; auto is --chunked-prefill-size",
+        commands=COMPUTING,
+        use="rare",
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = option(
+        "fcfs",
+        "order of waiting requests: by arrival, or longest cached prefix first",
+        commands=COMPUTING,
+        use="rare",
+    )
+    num_reserved_decode_tokens: CountOrNone = option(
+        512, "tokens to keep room for, per running request, before another is admitted", commands=DECODING
+    )
+    decode_extend_tokens: CountOrNone = option(
+        256,
+        "longest missing suffix that decode computes itself: of retracted requests, by --conditional-prefill",
+        commands=DECODING,
+        use="rare",
+    )
+    attention_split_tokens: Count = option(
+        256,
+        "attention reads keys in splits of so many tokens, a multiple of the page; only whole splits are shared",
+        commands=COMPUTING,
+        use="rare",
+    )
+    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = option(
+        "auto",
+        "what computes attention and, on a CPU, norms and small products; auto is native on a CPU and triton on a GPU "
+        "where they are there and pass their test, or else torch; flashinfer, on GPUs, promises no equal bits where "
+        "requests share a prefix",
+        commands=COMPUTING,
+        use="rare",
+    )
+    disable_cuda_graph: bool = option(
+        False,
+        "on a GPU: ask for each kernel of each step; otherwise the decode steps of dense models are recorded once for "
+        "each of a few numbers of requests, and replayed (where Triton computes attention, on one rank)",
+        commands=COMPUTING,
+        use="rare",
+    )
+    cuda_graph_max_bs: Rows = option(
+        256,
+        "requests of the largest decode step that is recorded; no more than --max-running-requests",
+        commands=COMPUTING,
+        use="rare",
+    )
+    num_threads: Threads | Auto = option(
+        "auto",
+        "compute threads of a rank; auto divides the cores (of 4 and more all but one) among the ranks here, and fewer "
+        "compute while they wait for cores; a prefill rank of `serve` gets twice as many as a decode rank, whose steps "
+        "wait for memory, and workers of one rank also compute on cores that no other one is using",
+        commands=COMPUTING,
+    )
+    itl_target_ms: Milliseconds | None = option(
+        None,
+        "longest time between two tokens of a request (ITL) that is aimed at: as many requests run at once, and as "
+        "much of prompts is computed beside them, as measured steps allow; by default as many as fit",
+        commands=DECODING,
+        use="rare",
+    )
+    disable_overlap_schedule: bool = option(
+        False,
+        "plan a step when the one before it is over, not while it computes; steps of prompts always are",
+        commands=COMPUTING,
+        use="rare",
+    )
+    enable_deterministic_inference: bool = option(
+        False,
+        "on a CPU, a request's tokens are the same whatever of it was cached, computed in whichever chunks and beside "
+        "whom: prompts are computed in the arithmetic of single tokens, which takes longer",
+        commands=COMPUTING,
+        use="rare",
+    )
+    prefill_num_threads: Threads | None = option(
+        None, "compute threads of a prefill rank; by default --num-threads", commands=("serve",), use="rare"
+    )
+    decode_num_threads: Threads | None = option(
+        None, "compute threads of a decode rank; by default --num-threads", commands=("serve",), use="rare"
+    )
+    max_queued_requests: Count = option(1024, "requests that may wait for their first token; more get 429")
+    default_max_tokens: Count | None = option(
+        None,
+        "output tokens of a chat request that names no limit; by default what the context leaves",
+        commands=ROUTING,
+    )
+    stream_interval: Count = option(
+        1,
+        "tokens between two events of a stream; the first is never held",
+        commands=ROUTING,
+        use="rare",
+    )
+    request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
+    slow_reader_timeout_s: Seconds = option(
+        30.0,
+        "a stream is cut whose client takes nothing for so long",
+        commands=ROUTING,
+        use="rare",
+    )
+
+
+class SpeculationSettings(Group):
+    title: ClassVar[str] = "speculative decoding"
+
+    speculative_algorithm: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = option(
+        "off",
+        "NGRAM: guess that text goes on as it did before in prompt and answer, and verify several tokens in one step. "
+        "NEXTN: guess by the head that DeepSeek V3, Qwen3-Next and Qwen3.5 bring (MTP). EAGLE3: by a head in a folder "
+        "of its own. EAGLE: one or the other. "
+        "Answers stay the same; how many are verified follows from how often they are right and from what a step costs",
+        commands=COMPUTING,
+    )
+    speculative_draft_model_path: Text | None = option(
+        None, "folder of an EAGLE-3 head", commands=COMPUTING, use="rare"
+    )
+    speculative_num_steps: Drafts = option(3, "tokens guessed ahead, at most", commands=DECODING, use="rare")
+    speculative_policy: Literal["adaptive", "always"] = option(
+        "adaptive",
+        "how many tokens are guessed and verified: as many as pay, by how often guesses are right and what steps take, "
+        "or always all of them",
+        commands=DECODING,
+        use="rare",
+    )
+    speculative_num_draft_tokens: Drafts | None = option(
+        None,
+        "the same, counted with the token before them: --speculative-num-steps and one more",
+        commands=DECODING,
+        use="rare",
+    )
+    speculative_eagle_topk: Count = option(
+        1, "guesses for each place; more than 1 is not built", commands=DECODING, use="rare"
+    )
+
+
+class ParallelSettings(Group):
+    title: ClassVar[str] = "parallelism"
+
+    tp_size: Ranks = option(
+        1,
+        "tensor-parallel ranks of a worker: processes that hold the model and every page together",
+        commands=COMPUTING,
+    )
+    prefill_tp_size: Ranks | None = option(
+        None, "ranks of a prefill worker; by default --tp-size", commands=("serve",), use="rare"
+    )
+    decode_tp_size: Ranks | None = option(
+        None, "ranks of a decode worker; by default --tp-size", commands=("serve",), use="rare"
+    )
+    ep_size: Ranks | Auto = option(
+        "auto",
+        "groups of a worker's ranks: each group holds its experts whole, each rank a part of each; 1 cuts every expert "
+        "over all ranks. auto: a group for each rank where the experts divide, else 1",
+        commands=COMPUTING,
+        use="rare",
+    )
+    dp_size: Ranks = option(
+        1,
+        "with --enable-dp-attention: decode workers that share the experts of one model. Each has all heads, requests "
+        "and a cache of its own; --decode says how many such groups there are",
+        commands=COMPUTING,
+        use="rare",
+    )
+    enable_dp_attention: bool = option(
+        False, "decode is done by groups of --dp-size workers that share experts", commands=COMPUTING, use="rare"
+    )
+
+
+class DisaggregationSettings(Group):
+    title: ClassVar[str] = "disaggregation"
+
+    prefill: Workers = option(1, "prefill workers to start", commands=("serve",))
+    decode: Workers = option(1, "decode workers to start", commands=("serve",))
+    disaggregation_mode: Literal["auto", "null", "prefill", "decode"] = option(
+        "auto",
+        "null: one worker does both; serve runs them apart by default, prefill and decode know their own",
+        commands=COMPUTING,
+    )
+    disaggregation_transfer_backend: Literal["auto", "local", "nixl", "mooncake"] = option(
+        "auto",
+        "what moves the pages; local: decode copies from prefill's memory, between workers of one serve; mooncake: CPU "
+        "memory, always with checksums; auto: local where that can be and --transfer-tls is not given, else nixl",
+        commands=COMPUTING,
+    )
+    transfer_tls: Transports | Auto = option(
+        "auto",
+        "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self; mooncake: tcp (auto) or rdma",
+        commands=COMPUTING,
+        use="rare",
+    )
+    transfer_devices: Devices | None = option(
+        None,
+        "devices of page transfers (UCX_NET_DEVICES); by default the interfaces on --trusted-data-network",
+        commands=("prefill", "decode"),
+        use="rare",
+    )
+    transfer_fenced: Transports | None = option(
+        None,
+        "transports, beside tcp, of which this site knows that a destroyed endpoint lets no late byte through",
+        commands=COMPUTING,
+        use="rare",
+    )
+    staging: Literal["off", "auto", "on"] = option(
+        "off",
+        "between workers of unequal --tp-size, gather what goes to a rank, write it at once, and scatter it there; "
+        "auto: where that is cheaper than a write for each page. Pages of unequal size always go so, and only so KV of "
+        "another type. A peer without it is written to directly",
+        commands=COMPUTING,
+        use="rare",
+    )
+    staging_memory_mib: StagingMemory = option(
+        64,
+        "memory of each rank for --staging, half to send and half to receive",
+        commands=COMPUTING,
+        use="rare",
+    )
+    disaggregation_bootstrap_port: Port = option(
+        8998, "port on which this worker listens for links", commands=("prefill", "decode")
+    )
+    conditional_prefill: Literal["off", "auto"] = option(
+        "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
+    )
+    drain_timeout_s: Seconds = option(
+        2.0,
+        "decode fences a prefill worker that is silent for so long about a revoked ticket",
+        commands=COMPUTING,
+        use="rare",
+    )
+    verify: Literal["off", "crc"] = option(
+        "off", "crc: checksum of every page moved, made by prefill, tested by decode", commands=COMPUTING
+    )
+
+
+class NetworkSettings(Group):
+    title: ClassVar[str] = "network"
+
+    host: Host = option("127.0.0.1", "address to listen on; anything but this machine needs keys")
+    advertise: Advertised | None = option(
+        None,
+        "where the router and other workers reach this one, and its name; by default --host",
+        commands=("prefill", "decode"),
+    )
+    port: Port = option(30000, "port of the API", commands=ROUTING)
+    admin_host: Host | None = option(
+        None,
+        "address of the admin routes (metrics, drain); by default 127.0.0.1",
+        commands=ROUTING,
+        use="rare",
+    )
+    admin_port: Port | None = option(
+        None,
+        "port of the admin routes; by default the one above --port when keys are set, else --port itself",
+        commands=ROUTING,
+        use="rare",
+    )
+    workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
+    allowed_hosts: HostList | None = option(
+        None,
+        "names by which clients may reach a server on loopback without keys, beside localhost: a proxy's, for instance",
+        commands=ROUTING,
+        use="rare",
+    )
+    max_connections_per_address: Count | None = option(
+        None,
+        "connections of one client address; by default any number, as behind a proxy",
+        commands=ROUTING,
+        use="rare",
+    )
+
+
+class SecuritySettings(Group):
+    title: ClassVar[str] = "security"
+
+    api_key_file: Text | None = option(
+        None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line", commands=ROUTING
+    )
+    cluster_key_file: Text | None = option(None, "file of the key all workers share, mode 0600, at least 32 bytes")
+    insecure_network: bool = option(False, "listen beyond this machine without keys: only on a network you trust fully")
+    trusted_data_network: Network | None = option(
+        None,
+        "network on which page transfers, which carry no authentication, may listen",
+        commands=("prefill", "decode"),
+    )
+
+
+class LoggingSettings(Group):
+    title: ClassVar[str] = "logging"
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severe line of the logs")
+    log_format: Literal["text", "json"] = option("text", "json: each line of the logs is an object")
+    log_to: Literal["files", "stdout"] = option(
+        "files", "stdout: the logs of all processes go where this command's own lines go", commands=("serve",)
+    )
+    log_dir: Text | None = option(
+        None,
+        "folder for the logs of the front and the workers, kept; by default a private one, kept only when they fail",
+        commands=("serve",),
+    )
+
+
+class ProcessSettings(Group):
+    title: ClassVar[str] = "process"
+
+    start_timeout_s: Seconds = option(
+        1800.0,
+        "a process that is not ready so long after its start is given up",
+        commands=("serve",),
+        use="rare",
+    )
+    shutdown_grace_s: Seconds = option(30.0, "how long running requests may go on after a signal to stop")
+    state_dir: Text | None = option(
+        None,
+        "folder for what a start needs while it runs, private; by default where temporary files go",
+        commands=("serve", "router"),
+        use="rare",
+    )
+
+
+class Settings(Group):
+    """The whole tree. Frozen; equal settings give an equal server."""
+
+    model: ModelSettings = ModelSettings()
+    memory: MemorySettings = MemorySettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
+    parallelism: ParallelSettings = ParallelSettings()
+    disaggregation: DisaggregationSettings = DisaggregationSettings()
+    network: NetworkSettings = NetworkSettings()
+    security: SecuritySettings = SecuritySettings()
+    logging: LoggingSettings = LoggingSettings()
+    process: ProcessSettings = ProcessSettings()

@@ -1,0 +1,1 @@
+"""How settings are given: the command line, YAML and the environment, and the flags of other servers."""

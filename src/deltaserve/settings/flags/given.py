@@ -1,0 +1,78 @@
+"""What was given for a setting, wherever it came from: a flag, a variable or a key of a file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.settings.flags.foreign import Takes
+from deltaserve.settings.flags.options import ENV_PREFIX, Option
+from deltaserve.settings.flags.yaml_file import read_yaml
+
+CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+
+
+class Source(Enum):
+    """Later ones win."""
+
+    FILE = "key"
+    VARIABLE = "variable"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A name and what was given with it."""
+
+    source: Source
+    name: str
+    """As our keys are written."""
+    place: str
+    """What a line about it begins with: `--page-size`, `DELTASERVE_PAGE_SIZE`, `page-size in FILE`."""
+    values: tuple[object, ...]
+    """Texts of a flag, none of a switch; one text of a variable; one value of a file."""
+
+    @property
+    def where(self) -> str:
+        """`place`, before a value."""
+        return self.place if self.source is Source.FLAG else f"{self.place}:"
+
+    @property
+    def text(self) -> str:
+        """The first value; of a switch of a line, that it is on."""
+        if not self.values:
+            return "true"
+        value = self.values[0]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def require(self, takes: Takes) -> None:
+        """Raises ConfigError for a flag with a value too many or too few."""
+        if self.source is not Source.FLAG:
+            return
+        if takes is Takes.NOTHING and self.values:
+            raise ConfigError(f"{self.place}: takes no value, leave out {self.text!r}")
+        if takes is not Takes.NOTHING and not self.values:
+            raise ConfigError(f"{self.place}: expected one argument")
+
+    def value_of(self, option: Option) -> object:
+        """Checked. Raises ConfigError."""
+        self.require(Takes.NOTHING if option.is_switch else Takes.ONE)
+        if self.source is Source.FILE:
+            return option.check(self.values[0], self.where)
+        return option.parse(self.text, self.where)
+
+
+def of_yaml(path: Path) -> list[Given]:
+    """Raises ConfigError for a file that cannot be read."""
+    return [Given(Source.FILE, key, f"{key} in {path}", (value,)) for key, value in read_yaml(path).items()]
+
+
+def of_environment(environ: Mapping[str, str]) -> list[Given]:
+    """Every variable that begins as ours do."""
+    names = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name != CONFIG_ENV)
+    return [Given(Source.VARIABLE, _as_key(name), name, (environ[name],)) for name in names]
+
+
+def _as_key(variable: str) -> str:
+    return variable.removeprefix(ENV_PREFIX).lower().replace("_", "-")

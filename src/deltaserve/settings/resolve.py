@@ -1,0 +1,548 @@
+"""resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.core.quantization import Quantization
+from deltaserve.settings.config import STATES_PER_ROW, USEFUL_POOL_FACTOR, Settings
+
+Device = Literal["cpu", "cuda"]
+Backend = Literal["local", "nixl", "mooncake"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What bounds a step. Lengths in tokens."""
+
+    device: Device
+    max_rows: int
+    step_len: int
+    context_len: int
+    split_tokens: int
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One pool of pages, on one rank."""
+
+    page_bytes: int
+    retention: Retention
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the checkpoint says."""
+
+    dtype: str
+    """Of the weights, as in --dtype."""
+    weight_bytes: Callable[[str, Quantization], int]
+    """(dtype, quantization) |-> bytes of all weights that a rank loads."""
+    context_len: int
+    pools: Callable[[int, str], tuple[PoolFacts, ...]]
+    """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
+    scratch_bytes: Callable[[StepSizes], int]
+    """Memory of one step beside weights and pages, at most."""
+    tp_size: int = 1
+    """Ranks of a worker. All bytes here are of one rank."""
+    has_codes: bool = False
+    """Its files have matrices that can be computed with as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What there is to use, measured once, before weights are loaded."""
+
+    device: Device
+    num_cores: int
+    free_bytes: int
+    """Of the device's memory."""
+    num_ranks: int = 1
+    """Ranks of all workers that share these cores, this one's included."""
+    num_devices: int = 1
+    """That the ranks are spread over, each with memory like this."""
+    total_bytes: int | None = None
+    """Of the device's memory, swap included: more can never be there. None: unknown."""
+    slow_dtypes: frozenset[str] = frozenset()
+    """Types, as in --dtype, that this device multiplies several times slower than float32."""
+    native_problem: str | None = None
+    """Why the native library cannot compute here; None: it can."""
+    counts_waits: bool = True
+    """Its kernel tells how long threads wait for a core."""
+    is_one_serve: bool = False
+    """Its workers have no peer elsewhere, and can read each other's memory."""
+    lends_cores: bool = False
+    """Its workers see which cores the others do not need."""
+    core_shares: tuple[int, int] = (1, 0)
+    """Of the cores for computing: a rank of this worker gets the first number of parts where all ranks get the second;
+    0: each gets one."""
+
+    @property
+    def num_on_device(self) -> int:
+        """Ranks that share the memory of one device."""
+        return -(-self.num_ranks // self.num_devices)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """One worker's numbers. Lengths in tokens."""
+
+    device: Device
+    dtype: str
+    quantization: Quantization
+    """As in --quantization: "auto" only where there are codes, and the native library computes."""
+    kv_cache_dtype: str
+    page_size: int
+    num_pages: tuple[int, ...]
+    """Of each pool."""
+    context_len: int
+    max_running_requests: int
+    chunk_len: int
+    step_len: int
+    """Prompt tokens per step over all requests."""
+    split_tokens: int
+    """Attention reads keys in splits of so many tokens."""
+    tp_size: int
+    """Ranks of a worker."""
+    num_threads: int
+    """Of a rank."""
+    own_threads: int
+    """Those beyond them compute only on cores where no other worker of this server does."""
+    least_threads: int
+    """So many compute where more would wait for cores."""
+    num_cores: int
+    """Of this machine, as far as this process may use them."""
+    num_devices: int
+    transfer_backend: Backend
+    transfer_tls: str
+    """UCX_TLS."""
+    kv_bytes: int
+    """Of all pools, on one rank."""
+    pools: tuple[PoolFacts, ...]
+    shortened_from: int | None = None
+    """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
+    moves_pages: bool = True
+    """False: a worker computes whole answers and opens no transport."""
+    widened_from: str | None = None
+    """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
+    native_problem: str | None = None
+    """Why torch computes on this CPU where the native library was to."""
+
+
+_LEAST_CONTEXT = 2
+_MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
+_MAX_RUNNING = {"cpu": 32, "cuda": 256}
+_CHUNK_LEN = {"cpu": 512, "cuda": 8192}
+_FIRST_ATTENTION = {"cpu": "native where its library is", "cuda": "triton where it passes its test"}
+_TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
+_MEAN_SHARE = 0.25
+"""Of the longest context, the mean prefix: a guess, which only the split between FULL pages and the others goes by."""
+_PAGE_SIZE = 64
+_MANY_CORES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """How many pages the further pools have beside so many FULL ones, and what all of them weigh."""
+
+    facts: tuple[PoolFacts, ...]
+    page_size: int
+    max_running: int
+    context_len: int
+    chunk_len: int
+    num_states: int | None = None
+    """Slots of states that were asked for."""
+
+    def num_pages(self, num_full: int) -> tuple[int, ...]:
+        return tuple(self._count(pool, num_full) for pool in self.facts)
+
+    def _count(self, pool: PoolFacts, num_full: int) -> int:
+        match pool.retention.lifetime:
+            case Lifetime.FULL:
+                return num_full
+            case Lifetime.WINDOW:
+                return self._of_window(num_full, pool.retention)
+            case Lifetime.STATE:
+                return self.num_states or self._of_states(num_full, pool.page_bytes)
+
+    def _of_window(self, num_full: int, kept: Retention) -> int:
+        """What running requests hold, and as much again to keep; never more than FULL ones.
+
+        At least the tail of each prefix that the FULL ones hold, were all as long as _MEAN_SHARE says: both run out
+        together, for a prefix whose window is gone is of no use.
+        """
+        held = 2 * self.max_running * kept.most_pages(self.context_len, self.chunk_len, self.page_size)
+        tail = kept.most_pages(self.context_len, 1, self.page_size)
+        return min(num_full, max(held, num_full * tail // self._prefix_pages))
+
+    @property
+    def _prefix_pages(self) -> int:
+        return max(1, int(self.context_len * _MEAN_SHARE) // self.page_size)
+
+    def _of_states(self, num_full: int, state_bytes: int) -> int:
+        """What running requests use, and at least one for each prefix of the mean length that the FULL pages hold.
+
+        No more memory than the FULL pages have: one state may weigh as much as the KV of thousands of tokens.
+        """
+        most = min(num_full, max(STATES_PER_ROW * self.max_running, num_full // self._prefix_pages))
+        equal = num_full * self.facts[0].page_bytes // state_bytes
+        return max(min(STATES_PER_ROW, most), min(equal, most))
+
+    def num_bytes(self, num_full: int) -> int:
+        return sum(n * f.page_bytes for n, f in zip(self.num_pages(num_full), self.facts, strict=True))
+
+    def num_full(self, num_bytes: int) -> int:
+        """Most FULL pages that leave room for the others."""
+        above = max(0, num_bytes) // self.facts[0].page_bytes + 1
+        return bisect_right(range(above + 1), num_bytes, key=self.num_bytes) - 1
+
+
+def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
+    """Raises ConfigError when an asked-for value does not fit the model or the machine."""
+    device = _device(settings, machine)
+    if device == "cuda" and model.tp_size > machine.num_devices:
+        raise ConfigError(
+            f"--tp-size {model.tp_size}: each rank needs a GPU of its own, and {machine.num_devices} can be used here "
+            "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
+        )
+    dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
+    _check_attention(settings, device, dtype, kv_dtype)
+    quantization = _quantization(settings, model, device, dtype, machine)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    chunk_len = _chunk_len(settings, device, page_size)
+    max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
+    wanted_len = _wanted_context(settings, model)
+    states = settings.memory.max_mamba_cache_size
+    num_states = None if states == "auto" else states
+    pools = _Pools(model.pools(page_size, kv_dtype), page_size, max_running, wanted_len, chunk_len, num_states)
+    if settings.memory.num_pages == "auto":
+        useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
+        step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
+        step = StepSizes(
+            device, max_running * (1 + max_drafts(settings)), step_len, wanted_len, split_tokens, page_size
+        )
+        affordable = _affordable_pages(settings, model, machine, (step, dtype, quantization), pools)
+        num_pages = min(useful, affordable)
+    else:
+        num_pages = settings.memory.num_pages
+        _check_room(num_pages, pools, model.weight_bytes(dtype, quantization), machine)
+    context_len = _context_len(settings, wanted_len, num_pages * page_size)
+    own_threads = _own_threads(settings, machine)
+    return ResolvedConfig(
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_dtype,
+        page_size=page_size,
+        num_pages=pools.num_pages(num_pages),
+        context_len=context_len,
+        max_running_requests=max_running,
+        chunk_len=chunk_len,
+        step_len=_step_len(settings, chunk_len),
+        split_tokens=_split_tokens(settings, page_size),
+        tp_size=model.tp_size,
+        num_threads=max(own_threads, _compute_cores(machine)) if _borrows_cores(settings, machine) else own_threads,
+        own_threads=own_threads,
+        least_threads=_least_threads(settings, model.tp_size, own_threads),
+        num_cores=machine.num_cores,
+        num_devices=machine.num_devices,
+        transfer_backend=_transfer_backend(settings, device, machine),
+        transfer_tls=_transfer_tls(settings, device),
+        kv_bytes=pools.num_bytes(num_pages),
+        pools=pools.facts,
+        shortened_from=wanted_len if context_len < wanted_len else None,
+        moves_pages=settings.disaggregation.disaggregation_mode != "null",
+        widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
+        native_problem=_native_problem(settings, machine),
+    )
+
+
+def max_drafts(settings: Settings) -> int:
+    """Guesses behind a row's last token in one step."""
+    asked = settings.speculation
+    return 0 if asked.speculative_algorithm == "off" else asked.speculative_num_steps
+
+
+def of_one_context(configs: Mapping[Role, ResolvedConfig]) -> dict[Role, ResolvedConfig]:
+    """Workers of several roles that serve the same requests: none takes a longer one than another."""
+    shortest = min(config.context_len for config in configs.values())
+    return {
+        role: config
+        if config.context_len == shortest
+        else replace(config, context_len=shortest, shortened_from=config.shortened_from or config.context_len)
+        for role, config in configs.items()
+    }
+
+
+def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict[str, str]:
+    """Field |-> what it came to, of all that are "auto" and that a worker reads. `mode`: what the command runs."""
+    found: dict[str, object] = {
+        "disaggregation_mode": mode,
+        "dtype": resolved.dtype,
+        "context_length": resolved.context_len,
+        "quantization": "as stored" if resolved.quantization == "auto" else resolved.quantization,
+        "device": resolved.device,
+        "page_size": resolved.page_size,
+        "num_pages": resolved.num_pages[0],
+        "mem_fraction_static": _MEMORY_SHARE[resolved.device],
+        "kv_cache_dtype": resolved.kv_cache_dtype,
+        "max_mamba_cache_size": _num_states(resolved),
+        "max_running_requests": resolved.max_running_requests,
+        "chunked_prefill_size": resolved.chunk_len,
+        "max_prefill_tokens": resolved.step_len,
+        "num_threads": resolved.num_threads,
+        "ep_size": "a group for each rank where the experts divide, or else 1",
+        "attention_backend": f"{_FIRST_ATTENTION[resolved.device]}, or else torch",
+        "disaggregation_transfer_backend": resolved.transfer_backend,
+        "transfer_tls": resolved.transfer_tls,
+    }
+    if settings.memory.num_pages != "auto":
+        found["mem_fraction_static"] = "not read: num-pages is given"
+    return _of_automatic(settings, found)
+
+
+def _num_states(resolved: ResolvedConfig) -> int | str:
+    pools = zip(resolved.pools, resolved.num_pages, strict=True)
+    slots = [num for pool, num in pools if pool.retention.lifetime is Lifetime.STATE]
+    return slots[0] if slots else "not read: no layer of the model is recurrent"
+
+
+def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
+    """As `auto_values`, of what a router reads too. It does not know the CPUs of its workers: the checkpoint's type."""
+    dtype, kv_dtype = _dtypes(settings, model)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
+
+
+def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, str]:
+    """Those whose setting is "auto"."""
+    asked = {name: value for group in settings.model_dump().values() for name, value in group.items()}
+    return {name: str(value) for name, value in found.items() if asked[name] == "auto"}
+
+
+def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
+    """As resolved, but asks nothing of this machine: a router needs no memory for the model."""
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    return _token_bytes(model.pools(page_size, _dtypes(settings, model)[1]), page_size)
+
+
+def _token_bytes(pools: Iterable[PoolFacts], page_size: int) -> float:
+    """Of the pools that keep every token; a window or a state weighs the same for a prompt of any length."""
+    return sum(pool.page_bytes for pool in pools if pool.retention == KEEP_ALL) / page_size
+
+
+_CODE_DTYPES = ("float32", "bfloat16")
+"""Of models whose matrices may be codes."""
+
+
+def _quantization(
+    settings: Settings, model: ModelFacts, device: Device, dtype: str, machine: MachineFacts
+) -> Quantization:
+    """As ResolvedConfig has it."""
+    asked = settings.model.quantization
+    if asked == "none" or (asked == "auto" and not model.has_codes):
+        return "none"
+    problem = None
+    if device != "cpu":
+        problem = f"computed on CPUs only, and the device is {device}"
+    elif settings.scheduling.attention_backend in ("torch", "triton", "flashinfer"):
+        left_out = f"which --attention-backend {settings.scheduling.attention_backend} leaves out"
+        problem = f"computed by the native library, {left_out}"
+    elif dtype not in _CODE_DTYPES:
+        problem = f"computed with activations in {' or '.join(_CODE_DTYPES)}, and --dtype is {dtype}"
+    elif machine.native_problem is not None:
+        problem = f"computed by the native library: {machine.native_problem}"
+    if problem is not None and asked != "auto":
+        raise ConfigError(f"--quantization {asked}: {problem}")
+    return asked if problem is None else "none"
+
+
+def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozenset()) -> tuple[str, str]:
+    """Of weights and of KV. What they are never depends on free memory: prefill and decode must come to the same."""
+    automatic = "float32" if model.dtype in slow else model.dtype
+    dtype = automatic if settings.model.dtype == "auto" else settings.model.dtype
+    return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
+
+
+def _check_attention(settings: Settings, device: Device, dtype: str, kv_dtype: str) -> None:
+    """What FlashInfer computes with. Which layers it can compute a worker says that has their pages."""
+    if settings.scheduling.attention_backend != "flashinfer":
+        return
+    problem = None
+    if device != "cuda":
+        problem = f"it computes on GPUs, and the device is {device}"
+    elif dtype == "float32":
+        problem = "it computes in float16 and bfloat16, and --dtype is float32"
+    elif kv_dtype not in (dtype, "fp8_e4m3"):
+        problem = f"--kv-cache-dtype has to be --dtype, here {dtype}, or fp8_e4m3, and is {kv_dtype}"
+    if problem is not None:
+        raise ConfigError(f"--attention-backend flashinfer: {problem}")
+
+
+def _or_auto(value: int | Literal["auto"], automatic: int) -> int:
+    return automatic if value == "auto" else value
+
+
+def _pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
+def _device(settings: Settings, machine: MachineFacts) -> Device:
+    wanted = settings.model.device
+    if wanted == "cuda" and machine.device != "cuda":
+        raise ConfigError("--device cuda: no CUDA device is visible here; allowed: auto, cpu")
+    found = machine.device if wanted == "auto" else wanted
+    if found != "cpu" and settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        raise ConfigError("--disaggregation-transfer-backend mooncake: moves CPU memory only; add --device cpu")
+    return found
+
+
+def _chunk_len(settings: Settings, device: Device, page_size: int) -> int:
+    """An automatic one fits into a step, as long as that holds a page."""
+    asked, step = settings.scheduling.chunked_prefill_size, settings.scheduling.max_prefill_tokens
+    if asked == "auto" and step != "auto" and step >= page_size:
+        return min(_CHUNK_LEN[device], step // page_size * page_size)
+    if asked == "auto":
+        return _CHUNK_LEN[device]
+    if asked % page_size:
+        raise ConfigError(f"--chunked-prefill-size {asked}: must be a multiple of the page size {page_size}")
+    return asked
+
+
+def _step_len(settings: Settings, chunk_len: int) -> int:
+    asked = _or_auto(settings.scheduling.max_prefill_tokens, chunk_len)
+    if asked < chunk_len:
+        raise ConfigError(f"--max-prefill-tokens {asked}: must be at least the chunk of {chunk_len} tokens")
+    return asked
+
+
+def _split_tokens(settings: Settings, page_size: int) -> int:
+    asked = settings.scheduling.attention_split_tokens
+    if asked % page_size:
+        raise ConfigError(f"--attention-split-tokens {asked}: must be a multiple of the page size {page_size}")
+    return asked
+
+
+def _compute_cores(machine: MachineFacts) -> int:
+    """For the steps of all workers. Threads of a step wait for each other: one that does not get its core at once stops
+    all. So a core is left to the front and whatever else runs. Where cores are few that would be a large part of them:
+    none is left, and fewer threads compute while they wait for cores.
+    """
+    return machine.num_cores - (machine.num_cores >= _MANY_CORES)
+
+
+def _own_threads(settings: Settings, machine: MachineFacts) -> int:
+    """Where cores are few and nobody would know that threads wait for them, there is one."""
+    own, of_all = machine.core_shares
+    own_cores = _compute_cores(machine) * own // (of_all or machine.num_ranks)
+    most = own_cores if machine.counts_waits or machine.num_cores >= _MANY_CORES else 1
+    return _or_auto(settings.scheduling.num_threads, max(1, most))
+
+
+def _native_problem(settings: Settings, machine: MachineFacts) -> str | None:
+    """By name the library is needed: a worker without it ends, and says so itself."""
+    is_auto = settings.scheduling.attention_backend == "auto"
+    return machine.native_problem if machine.device == "cpu" and is_auto else None
+
+
+def _borrows_cores(settings: Settings, machine: MachineFacts) -> bool:
+    """Not where others than these workers could keep threads waiting for a core, and nobody would know."""
+    is_native = machine.native_problem is None and settings.scheduling.attention_backend in ("auto", "native")
+    is_auto = settings.scheduling.num_threads == "auto"
+    return machine.lends_cores and machine.device == "cpu" and machine.counts_waits and is_native and is_auto
+
+
+def _least_threads(settings: Settings, tp_size: int, num_threads: int) -> int:
+    """Ranks of a worker wait for each other whatever their threads do, and come to the same numbers, to the bit, by the
+    same number of them."""
+    return _or_auto(settings.scheduling.num_threads, 1 if tp_size == 1 else num_threads)
+
+
+def _transfer_backend(settings: Settings, device: Device, machine: MachineFacts) -> Backend:
+    asked = settings.disaggregation.disaggregation_transfer_backend
+    can_be_local = device == "cpu" and machine.is_one_serve
+    if asked == "auto":
+        return "local" if can_be_local and settings.disaggregation.transfer_tls == "auto" else "nixl"
+    if asked == "local" and not can_be_local:
+        raise ConfigError(
+            "--disaggregation-transfer-backend local: only between CPU workers of one `deltaserve serve`, on x86-64; "
+            "leave it out, or say nixl"
+        )
+    return asked
+
+
+def _transfer_tls(settings: Settings, device: Device) -> str:
+    asked = settings.disaggregation.transfer_tls
+    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
+        return "tcp" if asked == "auto" else asked
+    return _TRANSFER_TLS[device] if asked == "auto" else asked
+
+
+def _wanted_context(settings: Settings, model: ModelFacts) -> int:
+    asked = _or_auto(settings.model.context_length, model.context_len)
+    if asked > model.context_len:
+        beyond = f"--json-model-override-args '{{\"max_position_embeddings\": {asked}}}'"
+        raise ConfigError(
+            f"--context-length {asked}: the model was made for at most {model.context_len} tokens, rope scaling "
+            f"counted; to go beyond all the same, add {beyond}"
+        )
+    if asked < _LEAST_CONTEXT:
+        raise ConfigError(f"a context of {asked} tokens holds no prompt and answer: at least {_LEAST_CONTEXT}")
+    return asked
+
+
+def _context_len(settings: Settings, wanted_len: int, pool_len: int) -> int:
+    if settings.model.context_length != "auto" and wanted_len > pool_len:
+        raise ConfigError(
+            f"--context-length {wanted_len}: the pool holds {pool_len} tokens; lower it, or give more memory "
+            "(--num-pages, --mem-fraction-static)"
+        )
+    return min(wanted_len, pool_len)
+
+
+def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFacts) -> None:
+    """Raises ConfigError when the ranks could not be held even by an empty machine: what is free now is luck."""
+    if machine.total_bytes is None:
+        return
+    largest = pools.num_full(machine.total_bytes // machine.num_on_device - weights)
+    if num_pages > largest:
+        hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
+        mib = pools.num_bytes(num_pages) >> 20
+        raise ConfigError(
+            f"--num-pages {num_pages}: {mib} MiB of pages and {weights >> 20} MiB of weights "
+            f"for each of {machine.num_on_device} worker processes, {machine.total_bytes >> 20} MiB of memory here; "
+            f"{hint}"
+        )
+
+
+def _affordable_pages(
+    settings: Settings,
+    model: ModelFacts,
+    machine: MachineFacts,
+    kind: tuple[StepSizes, str, Quantization],
+    pools: _Pools,
+) -> int:
+    """Pages that fit beside weights and scratch into this rank's share of memory, at least one.
+
+    `kind`: sizes of a step, type of the weights and how they are kept.
+    """
+    step, dtype, quantization = kind
+    asked = settings.memory.mem_fraction_static
+    share = _MEMORY_SHARE[step.device] if asked == "auto" else asked
+    budget = int(machine.free_bytes * share) // machine.num_on_device
+    weights = model.weight_bytes(dtype, quantization)
+    reachable = max(1, pools.num_full(budget - weights)) * step.page_size  # no row is longer than the pool
+    scratch = model.scratch_bytes(replace(step, context_len=min(step.context_len, reachable)))
+    num_pages = pools.num_full(budget - weights - scratch)
+    if num_pages < 1:
+        raise ConfigError(
+            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} worker processes "
+            f"do not hold {weights >> 20} MiB of weights, {scratch >> 20} MiB for a step "
+            f"and one page of {pools.num_bytes(1)} bytes"
+        )
+    return num_pages

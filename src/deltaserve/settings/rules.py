@@ -1,0 +1,191 @@
+"""What settings may not stand together. Each rule names both values; rules that need facts are in resolve."""
+
+import ipaddress
+import json
+from collections.abc import Iterator
+
+from deltaserve.settings.config import MAX_WORKERS, Settings
+
+WORKER_COMMANDS = ("prefill", "decode")
+
+
+def breaches(settings: Settings, command: str) -> Iterator[str]:
+    """Each rule that `deltaserve COMMAND` would break."""
+    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _doors, _logs):
+        yield from rule(settings, command)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`, a name or an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_any(host: str) -> bool:
+    """Whether a listener on `host` has every address of this machine, and none to be called by. A lone 0 is one too."""
+    return set(host) <= set("0.:")
+
+
+def _paths(settings: Settings, command: str) -> Iterator[str]:
+    model = settings.model
+    if model.model_path is None:
+        yield f"no model: deltaserve {command} MODEL, or --model-path"
+    if model.json_model_override_args is not None:
+        try:
+            override = json.loads(model.json_model_override_args)
+        except (ValueError, RecursionError):
+            override = None
+        if type(override) is not dict:
+            yield f"--json-model-override-args {model.json_model_override_args[:80]!r}: must be a JSON object"
+
+
+def _modes(settings: Settings, command: str) -> Iterator[str]:
+    mode = settings.disaggregation.disaggregation_mode
+    if command == "serve" and mode in WORKER_COMMANDS:
+        yield f"--disaggregation-mode {mode}: a worker on its own is started by `deltaserve {mode}`, not by serve"
+    if command in WORKER_COMMANDS and mode not in ("auto", command):
+        yield f"--disaggregation-mode {mode}: this is `deltaserve {command}`; leave the flag out"
+    if command == "serve" and mode == "null" and settings.disaggregation.prefill > 1:
+        count = settings.disaggregation.prefill
+        yield f"--prefill {count}: with --disaggregation-mode null no prefill worker is started"
+    if command == "serve" and mode == "null":
+        yield from _of_one_role(settings)
+    if command == "serve" and mode == "null" and settings.memory.disable_decode_radix_cache:
+        yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
+    if command == "router" and settings.network.workers is None:
+        yield "no workers: deltaserve router needs --workers, such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
+    if command == "router" and settings.network.workers is not None:
+        yield from _worker_list(settings.network.workers, worker_addresses(settings))
+        own = f"{settings.network.host}:{settings.network.port}"
+        if own in worker_addresses(settings):
+            yield f"--workers {own}: is this router's own address (--host, --port)"
+
+
+def _ranks(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.parallelism
+    yield from _expert_group(settings, command)
+    sizes = (asked.tp_size, asked.prefill_tp_size or 1, asked.decode_tp_size or 1, asked.dp_size)
+    if asked.ep_size != "auto" and asked.ep_size > max(sizes):
+        yield f"--ep-size {asked.ep_size}: a worker has fewer ranks to divide experts over; add --tp-size"
+
+
+def _expert_group(settings: Settings, command: str) -> Iterator[str]:
+    asked, decode = settings.parallelism, settings.disaggregation.decode
+    flag = f"--dp-size {asked.dp_size}"
+    if command in WORKER_COMMANDS and (asked.dp_size > 1 or asked.enable_dp_attention):
+        shown = flag if asked.dp_size > 1 else "--enable-dp-attention"
+        yield f"{shown}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is one worker"
+        return
+    if asked.enable_dp_attention and asked.dp_size == 1:
+        yield "--enable-dp-attention: add --dp-size N, how many decode workers share the experts"
+    if asked.dp_size == 1:
+        return
+    if not asked.enable_dp_attention:
+        yield f"{flag}: add --enable-dp-attention; workers that share nothing are started with --decode {asked.dp_size}"
+    if settings.disaggregation.disaggregation_mode == "null":
+        yield f"{flag}: one worker does both (mode null); a group decodes what other workers prefill"
+    ranks = asked.decode_tp_size or asked.tp_size
+    if ranks > 1:
+        yield f"{flag}: each of these workers has all heads on one rank, not {ranks}; add --decode-tp-size 1"
+    if decode * asked.dp_size > MAX_WORKERS:
+        yield f"{flag} with --decode {decode}: more than {MAX_WORKERS} workers"
+
+
+def _speculation(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.speculation
+    if asked.speculative_eagle_topk != 1:
+        yield f"--speculative-eagle-topk {asked.speculative_eagle_topk}: guesses are verified in a row, no tree; use 1"
+    both = asked.speculative_num_draft_tokens
+    if both is not None and both != asked.speculative_num_steps + 1:
+        yield (
+            f"--speculative-num-draft-tokens {both}: it is --speculative-num-steps {asked.speculative_num_steps} "
+            "and one more; leave it out"
+        )
+    algorithm, folder = asked.speculative_algorithm, asked.speculative_draft_model_path
+    if algorithm == "EAGLE3" and folder is None:
+        yield "--speculative-algorithm EAGLE3: needs the head's folder, --speculative-draft-model-path"
+    if folder is not None and algorithm not in ("EAGLE", "EAGLE3"):
+        yield f"--speculative-draft-model-path {folder[:80]}: --speculative-algorithm {algorithm} reads none"
+
+
+def _of_one_role(settings: Settings) -> Iterator[str]:
+    memory, parallelism = settings.memory, settings.parallelism
+    for role, flag, asked in (
+        ("prefill", "tp-size", parallelism.prefill_tp_size),
+        ("decode", "tp-size", parallelism.decode_tp_size),
+        ("prefill", "page-size", memory.prefill_page_size),
+        ("decode", "page-size", memory.decode_page_size),
+        ("prefill", "kv-cache-dtype", memory.prefill_kv_cache_dtype),
+        ("decode", "kv-cache-dtype", memory.decode_kv_cache_dtype),
+        ("prefill", "num-threads", settings.scheduling.prefill_num_threads),
+        ("decode", "num-threads", settings.scheduling.decode_num_threads),
+    ):
+        if asked is not None:
+            yield f"--{role}-{flag} {asked}: one worker does both (mode null); use --{flag}"
+
+
+def _worker_list(workers: str, addresses: list[str]) -> Iterator[str]:
+    for address in addresses:
+        if not 1 <= int(address.split(":")[1]) <= 65535:
+            yield f"--workers {address}: port must be from 1 to 65535"
+        if addresses.count(address) > 1:
+            yield f"--workers {address}: listed twice"
+    if "decode@" not in workers:
+        yield f"--workers {workers[:80]}: at least one decode worker is needed"
+
+
+def _lengths(settings: Settings, command: str) -> Iterator[str]:
+    page, scheduling = settings.memory.page_size, settings.scheduling
+    split = scheduling.attention_split_tokens
+    chunk, step = scheduling.chunked_prefill_size, scheduling.max_prefill_tokens
+    if page != "auto":
+        if chunk != "auto" and chunk % page:
+            yield f"--chunked-prefill-size {chunk}: must be a multiple of --page-size {page}"
+        if split % page:
+            yield f"--attention-split-tokens {split}: must be a multiple of --page-size {page}"
+    if chunk != "auto" and step != "auto" and step < chunk:
+        yield f"--max-prefill-tokens {step}: must be at least --chunked-prefill-size {chunk}"
+    drain, request = settings.disaggregation.drain_timeout_s, scheduling.request_timeout_s
+    if drain >= request:
+        yield f"--drain-timeout-s {drain:g}: must be below --request-timeout-s {request:g}"
+
+
+def _doors(settings: Settings, command: str) -> Iterator[str]:
+    host, security = settings.network.host, settings.security
+    is_worker = command in WORKER_COMMANDS
+    is_local = is_loopback(host)
+    if is_worker and is_any(host) and settings.network.advertise is None:
+        yield f"--host {host}: nobody can dial that, and a worker is known by its address; add --advertise HOST"
+    if not is_local and is_worker and security.trusted_data_network is None:
+        yield f"--host {host}: page transfers carry no authentication; name their network with --trusted-data-network"
+    devices = settings.disaggregation.transfer_devices
+    if is_worker and is_local and devices not in (None, "lo") and security.trusted_data_network is None:
+        yield f"--transfer-devices {devices}: page transfers carry no authentication; add --trusted-data-network"
+    backend, tls = settings.disaggregation.disaggregation_transfer_backend, settings.disaggregation.transfer_tls
+    if backend == "mooncake" and tls not in ("auto", "tcp", "rdma"):
+        yield f"--transfer-tls {tls}: with --disaggregation-transfer-backend mooncake it is tcp or rdma"
+    if backend == "mooncake" and tls != "rdma" and "," in (devices or ""):
+        yield f"--transfer-devices {devices}: mooncake listens on one interface, or add --transfer-tls rdma"
+    network = settings.network
+    if not is_worker and network.admin_port == network.port:
+        yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"
+    if security.insecure_network:
+        return
+    if not is_worker and network.admin_host and not is_loopback(network.admin_host) and security.api_key_file is None:
+        yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
+    if not is_local and not is_worker and security.api_key_file is None:
+        yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
+
+
+def _logs(settings: Settings, command: str) -> Iterator[str]:
+    if settings.logging.log_to == "stdout" and settings.logging.log_dir is not None:
+        yield f"--log-dir {settings.logging.log_dir}: with --log-to stdout nothing is written there"
+
+
+def worker_addresses(settings: Settings) -> list[str]:
+    """`host:port` of each entry of --workers."""
+    return [entry.split("@")[1] for entry in (settings.network.workers or "").split(",") if entry]

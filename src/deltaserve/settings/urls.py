@@ -1,0 +1,29 @@
+"""Where a server is, as users write it."""
+
+import re
+
+from deltaserve.settings.config import NetworkSettings
+
+_NETWORK = NetworkSettings()
+_LAST_PORT = 65535
+DEFAULT_URL = f"http://{_NETWORK.host}:{_NETWORK.port}"
+"""Of a server that was started without --host and --port."""
+
+
+def url_of(host: str | None, port: int | None) -> str:
+    """Of a server at this host and port; None: as it is by default."""
+    name = _NETWORK.host if host is None else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{_NETWORK.port if port is None else port}"
+
+
+def server_root(url: str) -> str:
+    """Without the /v1 that OpenAI's clients want at the end."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def admin_root(url: str) -> str | None:
+    """Where a server with keys has its admin routes: one port above its API. None when `url` names no port."""
+    parts = re.fullmatch(r"(https?://[^/]+:)([0-9]{1,5})(|/.*)", server_root(url))
+    if parts is None or int(parts[2]) >= _LAST_PORT:
+        return None
+    return f"{parts[1]}{int(parts[2]) + 1}{parts[3]}"

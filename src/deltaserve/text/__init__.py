@@ -1,1 +1,0 @@
-"""F5: text to token ids and back: a model's tokenizer, chat template and detokenizer, from its folder or GGUF file."""

@@ -1,1 +1,0 @@
-"""F3 (pure): the ticket protocol: who may write where, what has landed, and when pages may be used again."""

@@ -1,0 +1,140 @@
+"""Memory that one process writes and others only read, and the word that says whether it stood still meanwhile.
+
+A reader that copies from a living writer cannot be stopped by it. So it asks afterwards: the writer's fence first makes
+its epoch word say OVER and only then lets go of the pages. Whoever has copied and still reads STANDS has copied bytes
+that nobody was allowed to change. That needs two orders: at the writer the word before anything the pages are used for
+next, at the reader the copy before the word. x86-64 keeps both (stores stay in order, loads stay in order; string moves
+are ordered by the locked instructions of the interpreter's hand-overs between threads and calls). A machine with weaker
+order (aarch64) needs a full barrier after the store of the word (`dmb ish`) and a load barrier before it is read
+(`dmb ishld`), which Python does not offer: there this transport is refused.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaserve.core.extents import Region
+from deltaserve.core.ids import RegionId
+from deltaserve.core.transport import TransportError
+
+_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""A file without these can be made shorter under a reader, which then dies of SIGBUS."""
+_WORD_BYTES = mmap.PAGESIZE
+_STANDS, _OVER = 1, 2
+_HELD_BYTES = 256 << 10
+"""A copy up to this size (some 50 us) keeps the interpreter lock: to give it up each time can cost a thread switch."""
+
+Addresses = npt.NDArray[np.uint64]
+
+_MOVE_TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move = ctypes.CDLL(None).memmove
+_move.argtypes, _move.restype = _MOVE_TYPES, ctypes.c_void_p
+_move_held = ctypes.PyDLL(None).memmove
+_move_held.argtypes, _move_held.restype = _MOVE_TYPES, ctypes.c_void_p
+
+
+def machine_problem() -> str | None:
+    """Why pages cannot be read by others on this machine; None when they can."""
+    found = platform.machine()
+    return None if found in ("x86_64", "AMD64") else f"the order of memory accesses of {found} is not covered"
+
+
+def copy_bytes(dst: int, src: int, num_bytes: int) -> None:
+    """Between addresses of this process."""
+    (_move_held if num_bytes <= _HELD_BYTES else _move)(dst, src, num_bytes)
+
+
+def check_sealed(file: int, num_bytes: int) -> None:
+    """Raises TransportError unless the file holds `num_bytes` and always will."""
+    try:
+        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if seals & _FIXED_SIZE != _FIXED_SIZE or os.fstat(file).st_size < num_bytes:
+        raise TransportError("memory of another size than announced, or one that can change")
+
+
+def sealed_file(num_bytes: int, name: str) -> int:
+    """Descriptor of zeroed memory that anybody it is handed to may map, and whose size nobody can change."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, num_bytes)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+    return file
+
+
+class EpochWord:
+    """Of one endpoint: `end` is its fence as far as readers are concerned."""
+
+    def __init__(self) -> None:
+        self.file = sealed_file(_WORD_BYTES, "deltaserve-epoch")
+        self._mapping = mmap.mmap(self.file, _WORD_BYTES)
+        self._word: ctypes.c_uint64 | None = ctypes.c_uint64.from_buffer(self._mapping)
+        self._word.value = _STANDS
+
+    def end(self) -> None:
+        """What is copied from now on counts for nothing. Idempotent."""
+        if self._word is None:
+            return
+        self._word.value = _OVER
+        self._word = None
+        self._mapping.close()
+        os.close(self.file)
+
+
+class FarMemory:
+    """A writer's regions and its epoch word, mapped to be read. Does not own the files it is given."""
+
+    def __init__(self, word: int, regions: Mapping[RegionId, tuple[int, int]]) -> None:
+        """`regions`: (file, bytes) of each. Raises TransportError for files that could harm us."""
+        self._mappings: list[mmap.mmap] = []
+        try:
+            self._word = ctypes.c_uint64.from_address(self._map(word, _WORD_BYTES))
+            bases = {id: self._map(file, num_bytes) for id, (file, num_bytes) in regions.items()}
+        except (OSError, ValueError, TransportError) as error:
+            self.close()
+            raise TransportError(f"cannot map a peer's memory: {error}") from None
+        self.table = RegionTable(Region(id, bases[id], num_bytes, "cpu") for id, (_, num_bytes) in regions.items())
+
+    def stands(self) -> bool:
+        """Whether everything copied so far was in place all the time."""
+        return self._word.value == _STANDS
+
+    def close(self) -> None:
+        """Unmap. Nothing may be copied from it, nor the word be read, afterwards."""
+        for mapping in self._mappings:
+            mapping.close()
+        self._mappings.clear()
+
+    def _map(self, file: int, num_bytes: int) -> int:
+        check_sealed(file, num_bytes)
+        mapping = mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._mappings.append(mapping)
+        return int(np.frombuffer(mapping, np.uint8).__array_interface__["data"][0])
+
+
+class RegionTable:
+    """Where regions are in this process: many spans are checked and located at once."""
+
+    def __init__(self, regions: Iterable[Region]) -> None:
+        known = sorted(regions, key=lambda region: region.id)
+        self._ids = np.array([region.id for region in known], np.uint64)
+        self._bases = np.array([region.base for region in known], np.uint64)
+        self._sizes = np.array([region.num_bytes for region in known], np.uint64)
+
+    def locate(self, ids: Addresses, offsets: Addresses, lengths: Addresses) -> Addresses | None:
+        """Addresses of the spans; None when any of them is not wholly inside a region."""
+        if not len(ids):
+            return ids
+        rows = np.searchsorted(self._ids, ids)
+        if not len(self._ids) or rows.max() >= len(self._ids) or (self._ids[rows] != ids).any():
+            return None
+        sizes = self._sizes[rows]
+        if (lengths == 0).any() or (lengths > sizes).any() or (offsets > sizes - lengths).any():
+            return None
+        return self._bases[rows] + offsets

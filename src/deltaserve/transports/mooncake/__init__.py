@@ -1,0 +1,1 @@
+"""By Mooncake's transfer engine, in a process of its own."""

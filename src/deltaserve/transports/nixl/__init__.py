@@ -1,0 +1,1 @@
+"""By NIXL over UCX: RDMA, TCP or shared memory."""

@@ -1,1 +1,0 @@
-"""F1 (pure): the messages between front, prefill and decode, and their one codec."""

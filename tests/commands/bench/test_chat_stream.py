@@ -1,0 +1,129 @@
+"""Chats with servers of every kind: what they understand, what they tell, how they fail."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, TwoSides, chat, find_model
+from deltaserve.commands.bench.completion_stream import ServerError
+from tests.commands.bench.answering_server import serving
+
+TIMING = {"prefill_cached_tokens": 3, "decode_cached_tokens": 2, "transferred_bytes": 10, "transferred_state_bytes": 1}
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
+
+
+class Talker:
+    """Streams the given events to every chat, and remembers what was asked."""
+
+    def __init__(self, events: list[object], models: Response | None = None, status: int = 200) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._events = events
+        self._models = models or JSONResponse({"data": [{"id": "m", "owned_by": "somebody"}]})
+        self._status = status
+
+    def app(self) -> Starlette:
+        app = Starlette()
+        app.add_route("/v1/models", self._list)
+        app.add_route("/v1/chat/completions", self._chat, methods=["POST"])
+        return app
+
+    async def _list(self, request: Request) -> Response:
+        return self._models
+
+    async def _chat(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        if self._status != 200:
+            return JSONResponse({"error": {"message": "too long"}}, status_code=self._status)
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[str]:
+        for event in self._events:
+            yield f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n"
+
+
+def ask(url: str, name: str | None = None) -> tuple[ServedModel, ChatAnswer, list[tuple[str, bool]]]:
+    answer, heard = ChatAnswer(), list[tuple[str, bool]]()
+
+    async def converse() -> ServedModel:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            model = await find_model(http, name)
+            body = model.body([{"role": "user", "content": "hi"}], {"temperature": 0.5})
+            await chat(http, body, answer, lambda text, is_thought: heard.append((text, is_thought)))
+            return model
+
+    return asyncio.run(converse()), answer, heard
+
+
+def piece(text: str | None, **delta: str) -> dict[str, object]:
+    return {"choices": [{"delta": {"content": text, **delta}, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(("owner", "is_ours"), [("deltaserve", True), ("vllm", False)])
+def test_timings_are_asked_of_servers_of_ours_alone(owner: str, is_ours: bool) -> None:
+    usage = {**USAGE, "timings": [TIMING]} if is_ours else USAGE
+    events = [piece(""), piece("a"), piece("b"), {"choices": [], "usage": usage}, "[DONE]"]
+    talker = Talker(events, JSONResponse({"data": [{"id": "m", "owned_by": owner}]}))
+    with serving(talker) as url:
+        model, answer, heard = ask(url)
+    assert model == ServedModel("m", is_ours)
+    assert talker.bodies[0].get("timings") == (True if is_ours else None)
+    assert talker.bodies[0]["temperature"] == 0.5
+    assert heard == [("a", False), ("b", False)]
+    assert (answer.text, answer.prompt_len, answer.output_len, answer.cached_len) == ("ab", 5, 2, 3)
+    assert answer.two_sides == (TwoSides(3, 2, 11) if is_ours else None)
+    assert answer.first_token_s is not None
+    assert answer.wall_s >= answer.first_token_s
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_are_heard_and_not_said(field: str) -> None:
+    events = [piece(None, **{field: "hm"}), piece("a"), {"choices": None, "usage": None}, "[DONE]"]
+    with serving(Talker(events)) as url:
+        _, answer, heard = ask(url)
+    assert heard == [("hm", True), ("a", False)]
+    assert (answer.text, answer.usage) == ("a", None)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [JSONResponse({"data": []}), JSONResponse([1]), PlainTextResponse("welcome"), PlainTextResponse("no", 404)],
+    ids=["none", "a list", "no JSON", "not there"],
+)
+def test_a_server_that_lists_no_model_is_told_one(models: Response) -> None:
+    with serving(Talker([piece("a"), "[DONE]"], models)) as url:
+        with pytest.raises(ServerError, match="--model"):
+            ask(url)
+        assert ask(url, "mine")[0] == ServedModel("mine", is_ours=False)
+
+
+@pytest.mark.parametrize(
+    ("talker", "message"),
+    [
+        (Talker([], status=400), "HTTP 400: too long"),
+        (Talker([piece("a"), {"error": {"message": "the worker died"}}]), "the worker died"),
+        (Talker([piece("a"), "{"]), "not JSON"),
+    ],
+    ids=["refused", "broken off", "no JSON"],
+)
+def test_failures_are_told_in_the_servers_words(talker: Talker, message: str) -> None:
+    with serving(talker) as url, pytest.raises(ServerError, match=message):
+        ask(url)
+
+
+def test_a_body_holds_what_is_asked_for() -> None:
+    messages: list[Mapping[str, str]] = [{"role": "user", "content": "hi"}]
+    body = ServedModel("m", is_ours=False).body(messages, {"seed": 3})
+    assert body == {
+        "model": "m",
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": 3,
+    }

@@ -1,0 +1,62 @@
+"""What `doctor` says of workers elsewhere, and of the command line of one that would run here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deltaserve.cli.main import main
+from deltaserve.commands.doctor.links import link_fault
+from deltaserve.process.links.links import Links
+from deltaserve.process.links.security import LinkSecurity
+from tests.ports import free_port
+
+SECURITY = LinkSecurity.from_cluster_key(b"k" * 40)
+
+
+@pytest.fixture
+def member() -> Iterator[str]:
+    """Where a worker of the cluster listens."""
+    links = Links(SECURITY)
+    yield f"127.0.0.1:{links.listen('127.0.0.1', 0)}"
+    links.close()
+
+
+def test_a_member_of_the_cluster_is_known_by_its_key(member: str) -> None:
+    assert link_fault(member, SECURITY) is None
+    fault = link_fault(member, LinkSecurity.from_cluster_key(b"x" * 40))
+    assert fault is not None
+    assert "another cluster key" in fault
+
+
+def test_nobody_is_there() -> None:
+    assert "nobody listens there" in (link_fault(f"127.0.0.1:{free_port()}", SECURITY) or "")
+
+
+def key_file(folder: Path) -> str:
+    path = folder / "cluster.key"
+    path.touch(mode=0o600)
+    path.write_text("k" * 40)
+    return str(path)
+
+
+def test_the_line_of_a_worker(tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = str(free_port())
+    line = [str(tiny_models / "llama"), "--cluster-key-file", key_file(tmp_path), "--num-pages", "100"]
+    assert main(["doctor", "prefill", *line, "--disaggregation-bootstrap-port", port]) == 0
+    out = capsys.readouterr().out
+    for text in ("settings      cpu, weights float32", f"listener      127.0.0.1:{port}: links", "transfer      nixl"):
+        assert f"ok    {text}" in out
+    assert main(["doctor", "decode", *line, "--host", "0.0.0.0"]) == 1
+    assert "fail  settings      --host 0.0.0.0: nobody can dial that" in capsys.readouterr().out
+
+
+def test_the_line_of_a_router(
+    tiny_models: Path, tmp_path: Path, member: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [str(tiny_models / "llama"), "--cluster-key-file", key_file(tmp_path), "--port", str(free_port())]
+    gone = f"127.0.0.1:{free_port()}"
+    assert main(["doctor", "router", *line, "--workers", f"decode@{member}"]) == 0
+    assert f"ok    link          decode-{member}: listens, and has this cluster key" in capsys.readouterr().out
+    assert main(["doctor", "router", *line, "--workers", f"decode@{member},prefill@{gone}"]) == 1
+    assert f"fail  link          prefill-{gone}: nobody listens there" in capsys.readouterr().out

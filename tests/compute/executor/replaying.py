@@ -1,0 +1,102 @@
+"""A driver whose decode steps are recorded and replayed, and a schedule of steps that differ in all they can."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deltaserve.compute.executor.step_recorder import StepRecorder
+from deltaserve.control.sched.plan import PlanItem, SharedRun, StepResult, TokenOf
+from deltaserve.core.ids import RowId, StepIndex
+from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
+from tests.compute.executor.world import Driver, random_tokens
+
+COMMON = 64
+PROMPT_LENS = (70, 75, 66, 90, 68, 7)
+DECODING = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (3,), (0, 1, 2, 3, 4, 5), (5, 0, 2))
+NUM_RECORDED = 3
+"""Of 6, 4 and 1 rows."""
+"""Rows of each step. The last row shares nothing."""
+RULES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.3},
+    {"temperature": 0.9, "top_p": 0.8},
+    {"temperature": 0.9, "top_k": 5},
+    {"temperature": 0.0, "logit_bias": ((7, 4.0),)},
+    {"temperature": 0.7, "min_p": 0.1},
+)
+
+
+class EagerDriver(Driver):
+    """One step after the other, each launched by itself."""
+
+    attention = "triton"
+
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        Driver.__init__(self, path, split_tokens=COMMON, device=device)
+
+
+class RecordingDriver(EagerDriver):
+    """Replays, one step after the other."""
+
+    graph_rows = 6
+
+    def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
+        self._recorder = recorder
+        EagerDriver.__init__(self, path, device)
+
+    def recorder(self, device: torch.device) -> StepRecorder | None:
+        return self._recorder
+
+
+class ReplayingDriver(LaunchingDriver, RecordingDriver):
+    """Launches replays ahead."""
+
+    def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
+        self.launched = []
+        RecordingDriver.__init__(self, path, recorder, device)
+
+
+class Repeating:
+    """A StepRecorder that calls what it is given each time."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+
+class Outcome(NamedTuple):
+    """What a schedule comes to."""
+
+    tokens: list[list[int]]
+    """Of each row."""
+    pages: list[Tensor]
+    """Bytes of each arena."""
+
+
+def decode_together(driver: Driver, shares: bool = True) -> Outcome:
+    """Rows on common pages start one after the other; then steps of other rows each time, who read them together."""
+    first = random_tokens(PROMPT_LENS[0], 0)
+    results: list[StepResult] = []
+    for row, (length, changes) in enumerate(zip(PROMPT_LENS, RULES, strict=True)):
+        start = COMMON if 0 < row < 5 else 0
+        prompt = first if row == 0 else first[:start] + random_tokens(length - start, row)
+        driver.open(row, prompt, rules(row, **changes), 128, 0 if start else None, start)
+        results.append(driver.step([prompt_item(row, prompt, start)]))
+    ends, drawn_in = list(PROMPT_LENS), list(range(len(PROMPT_LENS)))
+    for rows in DECODING:
+        readers = tuple(RowId(row) for row in rows if row < 5)
+        run = (SharedRun(0, COMMON, readers),) if shares and len(readers) > 1 else ()
+        items = [PlanItem(RowId(row), ends[row], 1, TokenOf(StepIndex(drawn_in[row])), True) for row in rows]
+        for row in rows:
+            ends[row], drawn_in[row] = ends[row] + 1, driver.steps
+        results.append(driver.step(items, run))
+    if isinstance(driver, LaunchingDriver):
+        results = [launched.wait() for launched in driver.launched]
+    tokens: list[list[int]] = [[] for _ in PROMPT_LENS]
+    for result in results:
+        for item in result.items:
+            tokens[item.row] += [sampled.token for sampled in item.drawn]
+    return Outcome(tokens, [arena.bytes.cpu().clone() for arena in driver.executor.memory.kv.arenas])

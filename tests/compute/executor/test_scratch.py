@@ -1,0 +1,153 @@
+"""What is counted for the scratch memory of a step is at least what the step keeps."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deltaserve.compute.attention.attention import Batch, Query
+from deltaserve.compute.attention.scratch_limits import FLASHINFER_BYTES
+from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, kernel_bytes, scratch_bytes
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.shard import Shard
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.settings.resolve import StepSizes
+from tests.compute.attention import flashinfer_reference
+from tests.compute.attention.attention_world import Shape, World
+from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+
+SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
+
+
+@pytest.fixture
+def spec(tiny_models: Path) -> ModelSpec:
+    return load_spec(tiny_models / "llama")
+
+
+@pytest.mark.parametrize(
+    ("lens", "q_lens"),
+    [
+        ([4096], [1]),
+        ([4096] + [100] * 39, [1] * 40),
+        ([1000] * 40, [1] * 40),
+        ([90] * 32, [16] * 32),
+        ([4096, 4000, 3000], [16, 16, 2]),
+        ([4096], [512]),
+        ([512, 300], [512, 1]),
+    ],
+)
+def test_attention_keeps_no_more_than_is_counted(spec: ModelSpec, lens: list[int], q_lens: list[int]) -> None:
+    torch.set_num_threads(1)
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
+
+
+@pytest.mark.parametrize(("lens", "q_lens"), [([4096] + [100] * 39, [1] * 40), ([90] * 32, [16] * 32), ([4096], [512])])
+def test_attention_over_latents_keeps_no_more_than_is_counted(
+    tiny_models: Path, lens: list[int], q_lens: list[int]
+) -> None:
+    torch.set_num_threads(1)
+    spec = load_spec(tiny_models / "deepseek_v3")
+    assert spec.mla is not None
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, 1, spec.num_heads, spec.head_dim, latent_dim=spec.mla.kv_rank)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
+
+
+@pytest.mark.parametrize("window_len", [100, 127, 1000])
+@pytest.mark.parametrize(
+    ("lens", "q_lens"), [([4096] + [100] * 39, [1] * 40), ([190] * 32, [16] * 32), ([4096], [512])]
+)
+def test_attention_over_windows_keeps_no_more_than_is_counted(
+    spec: ModelSpec, window_len: int, lens: list[int], q_lens: list[int]
+) -> None:
+    torch.set_num_threads(1)
+    layers = (spec.layers[0], replace(spec.layers[0], window_len=window_len))
+    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len)
+    world = World(shape, lens)
+    world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
+    assert 0 < world.backend.scratch_bytes <= attention_bytes(replace(spec, layers=layers), SIZES)
+
+
+@pytest.fixture
+def process() -> Iterator[KernelProcess]:
+    yield from interpreting_process()
+
+
+def check_kernels(spec: ModelSpec) -> None:
+    sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
+    steps = (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64]))
+    for window_len in (None, 100):
+        for lens, q_lens in steps:
+            shape = Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len, uses_triton=True)
+            world = World(shape, lens)
+            world.fill(q_lens)
+            world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
+            assert 0 < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) <= attention_bytes(spec, sizes)
+    world = World(Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, uses_triton=True), [512] * 4)
+    backend: Any = world.backend
+    recorded = [backend.fixed_step(Batch(world.queries([1] * rows), 64), rows) for rows in (1, 2, 4)]
+    assert recorded
+    assert 0 < backend.scratch_bytes <= scratch_bytes(spec, sizes) - attention_bytes(spec, sizes)
+
+
+@needs_triton
+def test_kernels_for_gpus_keep_no_more_than_is_counted(process: KernelProcess, spec: ModelSpec) -> None:
+    run_in(process, check_kernels, spec)
+
+
+def check_flashinfer(spec: ModelSpec) -> None:
+    flashinfer_reference.stand_in()
+    sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
+    half = DType.FLOAT16
+    for lens, q_lens in (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64])):
+        shape = Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, half, half, uses_flashinfer=True)
+        world = World(shape, lens)
+        world.fill(q_lens)
+        world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
+        assert FLASHINFER_BYTES < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) + FLASHINFER_BYTES
+        assert kernel_bytes(spec, sizes) + FLASHINFER_BYTES <= attention_bytes(spec, sizes)
+
+
+@needs_triton
+def test_flashinfer_keeps_no_more_than_is_counted(process: KernelProcess, spec: ModelSpec) -> None:
+    run_in(process, check_flashinfer, spec)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_a_rank_counts_its_heads_and_the_logits_of_all_tokens(tiny_models: Path, name: str) -> None:
+    spec = load_spec(tiny_models / name)
+    one, two = (spec.local(Shard(0, size)) for size in (1, 2))
+    assert attention_bytes(two, SIZES) < attention_bytes(one, SIZES)
+    larger = replace(two, vocab_size=2 * spec.vocab_size)
+    assert scratch_bytes(larger, SIZES) - scratch_bytes(two, SIZES) >= LOGPROB_POSITIONS * spec.vocab_size * 4
+    assert two.vocab_size == spec.vocab_size
+
+
+def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:
+    torch.set_num_threads(1)
+    kept = []
+    for length in (2048 + 200, 8 * 2048 + 200):
+        world = World(Shape(16, 64, 1, 2, 2, 16), [length])
+        batch = Batch((Query(0, length - 200, 200),), 64)
+        world.run(batch, 0, world.random_q(200))
+        kept.append(world.backend.scratch_bytes)
+    assert kept[0] == kept[1]
+
+
+def test_more_rows_longer_steps_and_contexts_count_more(spec: ModelSpec) -> None:
+    base = scratch_bytes(spec, SIZES)
+    larger = [
+        StepSizes("cpu", 80, 512, 4096, 64, 16),
+        StepSizes("cpu", 40, 1024, 4096, 64, 16),
+        StepSizes("cpu", 40, 512, 65_536, 64, 16),
+        StepSizes("cuda", 40, 512, 4096, 64, 16),
+    ]
+    assert all(scratch_bytes(spec, sizes) > base for sizes in larger)

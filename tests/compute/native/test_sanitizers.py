@@ -1,0 +1,73 @@
+"""Random batches and rows through the native library under AddressSanitizer and UBSan, on all instruction sets here and
+on emulated tile registers."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deltaserve.compute.native.compile_library import (
+    EMULATED_TILES,
+    FLAGS,
+    LIBRARY_NAME,
+    SOURCES,
+    CannotCompile,
+    compile_library,
+    find_compiler,
+)
+from tests.compute.native.native_build import compiled_library
+
+# Of UBSan what the compiler checks in reasonable time: pointers that are null or not aligned cost it minutes.
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=null,alignment,object-size,vptr")
+CHECKED = (*SANITIZERS, "-fno-sanitize-recover=all", "-g1", "-O1")
+DRIVERS = tuple(Path(__file__).parent / name for name in ("fuzz_attention.cpp", "fuzz_step_ops.cpp"))
+
+
+UNLIMITED = ("sh", "-c", 'ulimit -S -d "$(ulimit -H -d)"; exec "$@"', "sh")
+"""AddressSanitizer reserves more memory than tests may have (tests/conftest.py), and uses little of it."""
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*UNLIMITED, *command], capture_output=True, text=True, check=False)
+
+
+def build(source: Path, program: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return run([*find_compiler(), *FLAGS, "-I", str(SOURCES), str(source), *more, "-o", str(program)])
+
+
+@pytest.fixture(params=DRIVERS, ids=lambda driver: driver.stem)
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A driver linked with the library of this tree."""
+    compiled_library()
+    built = build(request.param, tmp_path / "fuzz", str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
+    assert not built.returncode, built.stderr
+    return tmp_path / "fuzz"
+
+
+def test_against_plain_arithmetic(program: Path) -> None:
+    done = run([str(program), "40"])
+    assert (done.returncode, done.stdout) == (0, "40 batches\n"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The drivers with a library, all under the sanitizers. Skips where those do not build or run."""
+    folder = tmp_path_factory.mktemp("sanitizers")
+    (folder / "nothing.cpp").write_text("int main() { return 0; }\n")
+    try:
+        built = build(folder / "nothing.cpp", folder / "nothing", *CHECKED)
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    if built.returncode or run([str(folder / "nothing")]).returncode:
+        pytest.skip("programs with AddressSanitizer and UBSan do not build or run here")
+    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
+    for driver in DRIVERS:
+        built = build(driver, folder / driver.stem, *CHECKED, str(folder / LIBRARY_NAME), f"-Wl,-rpath,{folder}")
+        assert not built.returncode, built.stderr
+    return [folder / driver.stem for driver in DRIVERS]
+
+
+def test_no_step_beyond_an_array(checked_programs: list[Path]) -> None:
+    for program in checked_programs:
+        done = run([str(program), "30"])
+        assert (done.returncode, done.stdout) == (0, "30 batches\n"), done.stderr[-4000:]

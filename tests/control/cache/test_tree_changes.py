@@ -1,0 +1,85 @@
+"""Numbered changes, and the snapshot that heals a gap."""
+
+from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog, TreeEvents
+from deltaserve.core.keys import KEY_BYTES
+from tests.control.cache.toys import ALICE, BOB, Toy
+
+
+def split_keys(packed: bytes) -> set[bytes]:
+    return {packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)}
+
+
+def replay(known: set[bytes], events: TreeEvents) -> set[bytes]:
+    """What a receiver does with them."""
+    return (known | split_keys(events.stored)) - split_keys(events.evicted)
+
+
+def test_stored_and_evicted_keys_are_numbered() -> None:
+    toy = Toy(4)
+    toy.put("abc")
+    _, keys = toy.text("abc")
+    assert toy.cache.drain_events() == TreeEvents(0, keys, b"")
+    toy.cache.evict((1, 1))
+    toy.put("x", namespace=BOB)
+    _, other = toy.text("x", BOB)
+    assert toy.cache.drain_events() == TreeEvents(3, other, keys[32:])
+    assert toy.cache.drain_events() == TreeEvents(5, b"", b"")
+
+
+def test_adopted_pages_and_splits_are_no_events() -> None:
+    toy = Toy(4)
+    toy.put("abcd")
+    cold = toy.cache.empty_lease(ALICE)
+    toy.cache.drain_events()
+    toy.insert(cold, "abcd")
+    toy.lease("ab")
+    assert toy.cache.drain_events() == TreeEvents(4, b"", b"")
+
+
+def test_within_one_drain_the_last_change_of_a_key_wins() -> None:
+    toy = Toy(4)
+    toy.put("ab")
+    toy.cache.clear()
+    toy.put("a")
+    _, keys = toy.text("ab")
+    events = toy.cache.drain_events()
+    assert events == TreeEvents(0, keys[:16], keys[16:])
+
+
+def test_replay_equals_snapshot() -> None:
+    toy = Toy(4)
+    known: set[bytes] = set()
+    for word in ("abcd", "abxy", "pq", "abcz"):
+        toy.put(word)
+        known = replay(known, toy.cache.drain_events())
+        toy.cache.evict((1, 1))
+        known = replay(known, toy.cache.drain_events())
+        assert known == split_keys(toy.cache.snapshot().stored)
+
+
+def test_a_snapshot_is_continued_by_the_next_drain() -> None:
+    """Changes pending at the snapshot come again with the drain; they must not undo what happened since."""
+    toy = Toy(4)
+    toy.put("ab", "xy")
+    toy.cache.drain_events()
+    toy.cache.evict((2, 2))
+    toy.put("cd")
+    stored, next_event = toy.cache.snapshot()
+    known = split_keys(stored)
+    toy.put("ab")
+    toy.cache.release(toy.lease("xy"))
+    toy.cache.evict((2, 2))
+    events = toy.cache.drain_events()
+    assert events.first == next_event == 4
+    assert replay(known, events) == split_keys(toy.cache.snapshot().stored)
+
+
+def test_what_nobody_drains_is_bounded_and_leaves_a_gap() -> None:
+    log = EventLog()
+    for _ in range(MAX_PENDING_KEYS):
+        log.stored(bytes(KEY_BYTES))
+    assert log.drain() == TreeEvents(0, bytes(KEY_BYTES), b"")
+    log.stored(bytes(KEY_BYTES) * MAX_PENDING_KEYS)
+    log.evicted(bytes(KEY_BYTES))
+    log.stored(b"k" * KEY_BYTES)
+    assert log.drain() == TreeEvents(1 + MAX_PENDING_KEYS + 1, b"k" * KEY_BYTES, b"")

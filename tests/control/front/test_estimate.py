@@ -1,0 +1,122 @@
+"""The shape of the price: what must cost more than what."""
+
+from dataclasses import replace
+
+import pytest
+
+from deltaserve.control.front.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, local_len
+from deltaserve.control.front.load import DecodeLoad, PrefillLoad
+from deltaserve.core.ids import PeerName
+
+PRICES = Prices(kv_bytes_per_token=131072, transfer_bytes_per_s=4e9)
+PROMPT = 8000
+PREFILL = PrefillLoad(PeerName("prefill-0"), queue_tokens=0.0, tokens_per_s=8000.0)
+DECODE = DecodeLoad(
+    PeerName("decode-0"),
+    num_rooms=2.0,
+    max_running=8,
+    waiting_tokens=0.0,
+    free_tokens=50_000.0,
+    pool_tokens=100_000,
+    step_s=0.02,
+    output_len=256.0,
+)
+
+
+def pair_of(
+    prefill: PrefillLoad = PREFILL, decode: DecodeLoad = DECODE, *, prefill_hit: int = 0, decode_hit: int = 0
+) -> Candidate:
+    return Candidate(Computing(prefill, prefill_hit), Keeping(decode, decode_hit))
+
+
+PAIR = pair_of()
+
+
+def ttft(pair: Candidate, prompt_len: int = PROMPT) -> float:
+    return estimate(prompt_len, pair, PRICES).ttft_s
+
+
+def test_a_cold_idle_pair_costs_compute_wire_and_one_step() -> None:
+    price = estimate(PROMPT, PAIR, PRICES)
+    assert (price.queue_s, price.prefill_s, price.decode_wait_s, price.step_s) == (0.0, 1.0, 0.0, 0.02)
+    assert price.wire_s == pytest.approx(PROMPT * 131072 / 4e9)
+    assert price.ttft_s == pytest.approx(1.02 + price.wire_s)
+
+
+def test_a_miss_on_prefill_costs_more_than_one_on_decode() -> None:
+    only_decode_misses = ttft(pair_of(prefill_hit=6400))
+    only_prefill_misses = ttft(pair_of(decode_hit=6400))
+    assert only_decode_misses < only_prefill_misses < ttft(PAIR)
+
+
+def test_hits_on_both_sides_are_best() -> None:
+    both = ttft(pair_of(prefill_hit=6400, decode_hit=6400))
+    assert both < ttft(pair_of(prefill_hit=6400))
+
+
+def test_a_full_hit_on_prefill_still_computes_one_token() -> None:
+    assert estimate(PROMPT, pair_of(prefill_hit=PROMPT), PRICES).prefill_s == 1 / 8000
+
+
+def test_a_long_enough_queue_outweighs_a_hit() -> None:
+    hot = pair_of(prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=7000.0))
+    warm = pair_of(prefill_hit=6400, prefill=replace(PREFILL, queue_tokens=1000.0))
+    assert ttft(warm) < ttft(PAIR) < ttft(hot)
+
+
+def test_memory_is_waited_for_only_when_it_is_short() -> None:
+    tight = replace(DECODE, free_tokens=4000.0)
+    short = estimate(PROMPT, pair_of(decode=tight), PRICES)
+    assert short.decode_wait_s > 0
+    assert estimate(PROMPT, pair_of(decode=tight, decode_hit=6400), PRICES).decode_wait_s == 0
+    crowded = replace(tight, waiting_tokens=9000.0)
+    assert estimate(PROMPT, pair_of(decode=crowded), PRICES).decode_wait_s > short.decode_wait_s
+
+
+def test_a_worker_that_tells_of_no_pool_is_not_waited_for() -> None:
+    silent = replace(DECODE, free_tokens=0.0, pool_tokens=0)
+    assert estimate(PROMPT, pair_of(decode=silent), PRICES).decode_wait_s == 0
+
+
+def test_rows_are_waited_for_when_all_are_taken() -> None:
+    full, overfull = replace(DECODE, num_rooms=8.0), replace(DECODE, num_rooms=12.0)
+    waits = [
+        estimate(PROMPT, pair_of(decode=load), PRICES).decode_wait_s
+        for load in (replace(DECODE, num_rooms=7.0), full, overfull)
+    ]
+    assert waits[0] == 0 and 0 < waits[1] < waits[2]
+
+
+def test_a_slower_decode_worker_costs_more() -> None:
+    assert ttft(pair_of(decode=replace(DECODE, step_s=0.05))) > ttft(PAIR)
+
+
+def test_nothing_moves_within_one_worker() -> None:
+    alone = pair_of(decode=replace(DECODE, worker=PREFILL.worker))
+    assert alone.is_unified
+    assert estimate(PROMPT, alone, PRICES).wire_s == 0
+
+
+def test_the_wait_is_queue_and_decode_memory() -> None:
+    busy = pair_of(prefill=replace(PREFILL, queue_tokens=4000.0), decode=replace(DECODE, free_tokens=0.0))
+    price = estimate(PROMPT, busy, PRICES)
+    assert price.sure_wait_s == price.queue_s + price.decode_wait_s > 0.5
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(False, True), (True, False), (False, False)])
+def test_what_is_assumed_is_priced_but_is_no_sure_wait(prefill: bool, decode: bool) -> None:
+    busy = pair_of(
+        prefill=replace(PREFILL, queue_tokens=4000.0, is_measured=prefill),
+        decode=replace(DECODE, free_tokens=0.0, is_measured=decode),
+    )
+    price = estimate(PROMPT, busy, PRICES)
+    assert price.sure_wait_s == price.queue_s * prefill + price.decode_wait_s * decode
+    assert price.ttft_s > price.queue_s + price.decode_wait_s > 0.5
+
+
+def test_decode_computes_what_it_computes_sooner_than_prefill_s_queue_and_the_hand_over() -> None:
+    queued = replace(PREFILL, queue_tokens=500.0)
+    assert local_len(PAIR) == pytest.approx(HANDOVER_S * 8000.0)
+    assert local_len(pair_of(queued)) == local_len(PAIR) + 500
+    alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
+    assert local_len(pair_of(alone)) == 0  # it computes there anyway

@@ -1,0 +1,143 @@
+"""What this machine offers: memory, as the settings' resolution is told, and ports."""
+
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deltaserve.compute.native.core_share import CoreShare
+from deltaserve.core.errors import ConfigError
+from deltaserve.core.ids import Role
+from deltaserve.launch import compose
+from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings
+from deltaserve.settings.config import Settings
+from tests.ports import taken
+
+MIB = 1 << 20
+GPUS = "0, GPU-a, 140000, 143771\n1, GPU-b, 70000, 81559\n2, GPU-c, 20000, 24000\n"
+LOWEST_OF_KERNEL = 32_768
+"""Linux: net.ipv4.ip_local_port_range, unless somebody has changed it."""
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setattr(compose, "_visible_device", lambda: "cuda")
+    done = subprocess.CompletedProcess[str]([], 0, stdout=told)
+    monkeypatch.setattr(subprocess, "run", lambda *argv, **options: done)
+
+
+def test_a_cpu_has_the_memory_and_swap_of_the_machine() -> None:
+    facts = machine_facts(Settings.model_validate({"model": {"device": "cpu"}}), 2)
+    assert (facts.device, facts.num_ranks) == ("cpu", 2)
+    assert facts.total_bytes == psutil.virtual_memory().total + psutil.swap_memory().total
+
+
+def test_a_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_gpus(monkeypatch, GPUS)
+    facts = machine_facts(Settings(), 1)
+    assert (facts.device, facts.free_bytes, facts.total_bytes) == ("cuda", 140_000 * MIB, 143_771 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_devices", "num_on_device", "free"),
+    [(2, 2, 1, 70_000), (3, 3, 1, 20_000), (4, 3, 2, 20_000), (7, 3, 3, 20_000)],
+)
+def test_workers_have_a_gpu_each_while_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, num_devices: int, num_on_device: int, free: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_gpus(monkeypatch, GPUS)
+    facts = machine_facts(Settings(), num_workers)
+    assert (facts.num_devices, facts.num_on_device, facts.free_bytes) == (num_devices, num_on_device, free * MIB)
+
+
+@pytest.mark.parametrize(
+    ("visible", "free"), [("1", 70_000), ("2,0", 20_000), ("GPU-b", 70_000), (" GPU-c , 1", 20_000)]
+)
+def test_gpus_that_are_hidden_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str, free: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with_gpus(monkeypatch, GPUS)
+    assert machine_facts(Settings(), 1).free_bytes == free * MIB
+
+
+@pytest.mark.parametrize("visible", ["", "7", "MIG-x"])
+def test_no_gpu_is_visible(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with_gpus(monkeypatch, GPUS)
+    with pytest.raises(ConfigError, match="names no GPU"):
+        machine_facts(Settings(), 1)
+
+
+@pytest.mark.parametrize("told", ["[N/A]\n", "[N/A], [N/A]\n", "1\n"])
+def test_a_gpu_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    with_gpus(monkeypatch, told)
+    with pytest.raises(ConfigError, match="nvidia-smi does not tell"):
+        machine_facts(Settings(), 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads"),
+    [
+        ({}, (8, 4)),
+        ({"num_threads": 3}, (3, 3)),
+        ({"prefill_num_threads": 6}, (6, 4)),
+        ({"num_threads": 3, "decode_num_threads": 1}, (3, 1)),
+    ],
+)
+def test_prefill_gets_more_threads_than_decode(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, int], threads: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(compose, "usable_cores", lambda *_: 13)
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
+    resolved = resolve_settings(settings, Checkpoint.open(str(model)))
+    assert (resolved[Role.PREFILL].own_threads, resolved[Role.DECODE].own_threads) == threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_threads", "is_shared"),
+    [
+        ({}, (12, 12), True),
+        ({"prefill_num_threads": 6}, (6, 12), True),
+        ({"num_threads": 3, "decode_num_threads": 1}, (3, 1), False),
+    ],
+)
+def test_who_may_borrow_cores_needs_to_know_when_all_others_compute(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: dict[str, int],
+    num_threads: tuple[int, int],
+    is_shared: bool,
+) -> None:
+    for name, value in (("usable_cores", 13), ("counts_waits", True), ("native_problem", None)):
+        monkeypatch.setattr(compose, name, lambda *_, value=value: value)
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
+    checkpoint = Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)
+    specs = [
+        compose.worker_spec(name, role, settings, checkpoint, resolved[role], tmp_path / "secret")
+        for name, role in compose.worker_names(settings)
+    ]
+    assert tuple(spec.num_threads for spec in specs) == num_threads
+    own = [resolved[role].own_threads for _, role in compose.worker_names(settings)]
+    path = str(tmp_path / "cores")
+    shares = [CoreShare(path, place, len(specs), 12, own[place]) if is_shared else None for place in (0, 1)]
+    assert [spec.core_share for spec in compose.with_core_shares(specs, resolved, tmp_path)] == shares
+
+
+def test_free_ports_are_different_and_none_that_the_kernel_gives_away() -> None:
+    """Nor are they neighbours: each has one to itself above it."""
+    ports = free_ports(50)
+    assert len({*ports, *(port + 1 for port in ports)}) == 100
+    assert max(ports) + 1 < LOWEST_OF_KERNEL
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_that_somebody_has_is_not_free(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(compose, "_PORTS", range(port, port + 2, 2))
+    with taken(port + offset), pytest.raises(ConfigError, match="no 1 free ports"):
+        free_port()
+    assert free_port() == port

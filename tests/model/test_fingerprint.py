@@ -1,0 +1,50 @@
+"""What makes two folders the same model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.fingerprint import model_fingerprint, tokenizer_hash
+
+
+@pytest.fixture
+def folder(tiny_models: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_models / "llama_sharded", tmp_path / "model"))
+
+
+def test_a_copy_has_the_same_fingerprint(tiny_models: Path, folder: Path) -> None:
+    (folder / "README.md").write_text("not part of the model")
+    assert model_fingerprint(folder) == model_fingerprint(tiny_models / "llama_sharded")
+    assert tokenizer_hash(folder) == tokenizer_hash(tiny_models / "llama_sharded")
+
+
+def test_models_differ_but_share_a_tokenizer(tiny_models: Path) -> None:
+    names = ("llama", "llama_bf16", "qwen3", "qwen3_moe")
+    assert len({model_fingerprint(tiny_models / name) for name in names}) == len(names)
+    assert len({tokenizer_hash(tiny_models / name) for name in names}) == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_every_text_file_counts(folder: Path, name: str) -> None:
+    before = model_fingerprint(folder)
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    assert model_fingerprint(folder) != before
+
+
+def test_a_shard_header_counts(folder: Path) -> None:
+    before = model_fingerprint(folder)
+    shards = sorted(folder.glob("*.safetensors"))
+    swapped = shards[0].read_bytes()
+    shards[0].write_bytes(shards[1].read_bytes())
+    shards[1].write_bytes(swapped)
+    assert model_fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("content", [b"", (1 << 40).to_bytes(8, "little"), (100).to_bytes(8, "little") + b"{}"])
+def test_damaged_header(folder: Path, content: bytes) -> None:
+    next(folder.glob("*.safetensors")).write_bytes(content)
+    with pytest.raises(ConfigError, match="header"):
+        model_fingerprint(folder)

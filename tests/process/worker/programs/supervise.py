@@ -1,0 +1,32 @@
+"""A supervisor of what the JSON file argv[1] lists. Each happening is one JSON line: [type, fields]."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from deltaserve.launch.restarts import RestartPolicy
+from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
+from deltaserve.process.children.child import ChildSpec, Kind
+from deltaserve.process.children.happenings import Happening
+
+
+def show(happening: Happening) -> None:
+    print(json.dumps([type(happening).__name__, dataclasses.asdict(happening)]), flush=True)
+
+
+def main(path: Path) -> int:
+    asked = json.loads(path.read_text())
+    children = [
+        ChildSpec(c["name"], tuple(c["argv"]), Kind[c["kind"]], c.get("env", {}), group=c.get("group"))
+        for c in asked["children"]
+    ]
+    restarts = RestartPolicy(**asked.get("restarts", {}))
+    options = SupervisorOptions(
+        log_dir=asked.get("log_dir", path.parent), restarts=restarts, **asked.get("options", {})
+    )
+    return Supervisor(children, options, show).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

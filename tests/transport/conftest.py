@@ -1,8 +1,0 @@
-"""UCX reads its environment when the first agent is made, so it is set before any test here is imported."""
-
-import os
-
-from deltaserve.transport.nixl_options import environment
-from tests.transport.worlds import NIXL_OPTIONS
-
-os.environ.update(environment(NIXL_OPTIONS))

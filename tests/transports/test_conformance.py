@@ -1,0 +1,37 @@
+"""Each check of `conformance.py` on each adapter."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deltaserve.core.transport import Transport
+from tests.fixtures.mooncake_engines import need_mooncake
+from tests.transports.conformance import CHECKS
+from tests.transports.worlds import WORLDS, World
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    _need(request.param)
+    made = WORLDS[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conforms(world: World, check: Callable[[World], None]) -> None:
+    check(world)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_adapters_fit_the_seam(name: str) -> None:
+    _need(name)
+    world = WORLDS[name]()
+    transport: Transport = world.side("p", 64).transport
+    assert transport.name == name
+    world.close()
+
+
+def _need(name: str) -> None:
+    if name == "mooncake":
+        need_mooncake()
