@@ -1,4 +1,4 @@
-"""Documents name files that exist, and the walk through one request misses none of the packages it passes."""
+"""Documents name files that exist, every folder of the source has its page, and texts stay as short as they promise."""
 
 import re
 from pathlib import Path
@@ -7,24 +7,54 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "deltaserve"
-ON_THE_WAY = (
-    *("server", "server/text", "process/front"),
-    *(f"control/{room}" for room in ("front", "engine", "sched", "cache", "transfer")),
-)
-"""Folders every file of which the walk of docs/architecture.md names."""
+FOLDERS = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))))
+
+MAX_WORDS_ARCHITECTURE = 2000
+MAX_WORDS_PAGE = 400
+MAX_FILES_OF_A_REQUEST = 90
+MAX_WORDS_STEP = 60
+
 _FILE = re.compile(r"`(\w+(?:/\w+)+\.py)`")
+_ANY_FILE = re.compile(r"`((?:[\w.]+/)*\w+\.(?:py|cpp|h))`")
+_STEP = re.compile(r"^\d+\. (.+?)(?=^\d+\. |\Z)", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
-)
+def walk() -> str:
+    """The section of docs/architecture.md on one request."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    return text.partition("## One request in twelve steps\n")[2].partition("\n**Failure.**")[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_named_files_exist(document: str) -> None:
     named = set(_FILE.findall((ROOT / document).read_text()))
     assert not [name for name in named if not (SOURCE / name).is_file() and not (ROOT / name).is_file()]
 
 
-def test_the_walk_through_one_request_names_every_file() -> None:
-    named = set(_FILE.findall((ROOT / "docs" / "architecture.md").read_text()))
-    files = {f"{package}/{path.name}" for package in ON_THE_WAY for path in (SOURCE / package).glob("[a-z]*.py")}
-    assert files
-    assert files - named == set()
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(SOURCE).as_posix())
+def test_every_folder_has_a_page(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert len(text.split()) <= MAX_WORDS_PAGE
+    places = (folder, SOURCE, ROOT)
+    named = set(_ANY_FILE.findall(text))
+    assert not [name for name in named if not any((place / name).is_file() for place in places)]
+    links = re.findall(r"\]\(([^):#]+)\)", text)
+    assert not [link for link in links if not (folder / link).exists()]
+
+
+def test_the_map_is_short() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text().split()) <= MAX_WORDS_ARCHITECTURE
+
+
+def test_the_walk_through_one_request_is_twelve_short_steps() -> None:
+    steps = _STEP.findall(walk())
+    assert len(steps) == 12
+    assert not [step for step in steps if len(step.split()) > MAX_WORDS_STEP]
+
+
+def test_the_walk_through_one_request_names_few_files_and_all_exist() -> None:
+    named = set(_ANY_FILE.findall(walk()))
+    files = {path.name for path in SOURCE.rglob("*.py")}
+    assert not [name for name in named if name.rpartition("/")[2] not in files]
+    assert 30 < len(named) <= MAX_FILES_OF_A_REQUEST
