@@ -44,6 +44,11 @@ class Child:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / (1 << 20)
 
+    def peak_mib(self) -> float:
+        """The most that was resident since it began."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
 
 @contextmanager
 def child(model_folder: Path, folder: Path, num_files: int | None = None, num_listeners: int = 1) -> Iterator[Child]:

@@ -61,7 +61,8 @@ class Served:
         assert sorted(g.room for g in self.engine.opened) == sorted(self.engine.ended)
         assert self.front.admission.num_requests == 0
         assert self.front.admission.num_tokens == 0
-        assert self.front.bodies.num_bytes == 0
+        assert self.front.reading.bodies.num_bytes == 0
+        assert self.front.reading.values.num_bytes == 0
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import pytest
 
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace
-from deltaserve.server.admission import Admission
+from deltaserve.server.admission import Admission, ValueRoom
 from deltaserve.server.api_errors import ApiError
 from deltaserve.server.health import Liveness
 from deltaserve.server.read import TextThreads
@@ -191,12 +192,12 @@ async def test_unfinished_bodies_take_so_much_memory_and_no_more(codec: TextCode
     settings = ServerSettings(MODEL, http=HttpLimits(max_bodies_bytes=2000))
     async with served(codec, OracleEngine(), settings) as case:
         waiting = [Unfinished(case, 1600), Unfinished(case, 1600)]
-        await until(lambda: case.front.bodies.num_bytes > 1600)
+        await until(lambda: case.front.reading.bodies.num_bytes > 1600)
         reply = await case.client.post("/tokenize", json={"prompt": "y" * 500})
         assert (reply.status_code, _code(reply.text)) == (429, "overloaded")
         assert (await _post(case)).status_code == 200
         waiting[0].reply.cancel()
-        await until(lambda: case.front.bodies.num_bytes < 1000)
+        await until(lambda: case.front.reading.bodies.num_bytes < 1000)
         assert await waiting[1].finish() == 200
         assert (await case.client.post("/tokenize", json={"prompt": "y" * 500})).status_code == 200
 
@@ -207,9 +208,88 @@ async def test_one_tenant_cannot_take_the_room_of_all_bodies(codec: TextCodec) -
     async with served(codec, OracleEngine(), settings) as case:
         flood = [Unfinished(case, 1000, "one" * 16) for _ in range(40)]
         await until(lambda: sum(each.reply.done() for each in flood) > 15)
-        assert case.front.bodies.num_bytes < 9000
+        assert case.front.reading.bodies.num_bytes < 9000
         other = Unfinished(case, 1000, "two" * 16)
         assert await other.finish() == 200
         codes = [await each.finish() for each in flood]
         assert codes.count(200) > 10
         assert set(codes) == {200, 429}
+
+
+# --- values that bodies are read to
+
+
+async def test_values_of_all_bodies_are_bounded_and_who_comes_first_goes_first() -> None:
+    room, done = ValueRoom(10), list[int]()
+    most = 0
+
+    async def read(number: int, num_bytes: int) -> None:
+        nonlocal most
+        async with room.taken(num_bytes):
+            most = max(most, room.num_bytes)
+            await asyncio.sleep(0)
+            done.append(number)
+
+    sizes = [6, 4, 6, 1, 30, 1, 10]
+    reading = [asyncio.create_task(read(number, size)) for number, size in enumerate(sizes)]
+    await asyncio.gather(*reading)
+    assert done == list(range(len(sizes)))
+    assert (most, room.num_bytes) == (30, 0), "what would never fit goes alone"
+
+
+async def test_who_leaves_while_it_waits_keeps_no_room() -> None:
+    room = ValueRoom(10)
+
+    async def take() -> None:
+        async with room.taken(1):
+            raise AssertionError("there is no room")
+
+    async with room.taken(10):
+        waiting = [asyncio.create_task(take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for each in waiting:
+            each.cancel()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+    async with room.taken(10):
+        assert room.num_bytes == 10
+    assert room.num_bytes == 0
+
+
+async def test_a_body_of_many_values_waits_for_room_and_others_do_not_wait_for_it(codec: TextCodec) -> None:
+    settings = ServerSettings(MODEL, http=HttpLimits(max_values_bytes=10))
+    async with served(codec, OracleEngine(), settings) as case:
+        many = {"prompt": [["a"]] * 5000}
+        async with case.front.reading.values.taken(1):
+            waiting = [asyncio.create_task(case.client.post("/tokenize", json=many)) for _ in range(2)]
+            await until(lambda: case.front.reading.bodies.num_bytes > 2 * 5000)
+            assert (await _post(case)).status_code == 200
+            assert not any(each.done() for each in waiting)
+        assert [(await each).status_code for each in waiting] == [400, 400]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", b'"prompt": "hello", "nobody_knows": ["needle"]'),
+        ("/v1/completions", b'"prompt": "hello", "metadata": {"a": ["needle"]}'),
+        ("/v1/completions", b'"prompt": "hello", "tools": ["needle"], "tool_choice": "none"'),
+        ("/v1/chat/completions", b'"messages": [{"role": "user", "content": "hi", "other": ["needle"]}]'),
+        ("/generate", b'"text": "hello", "sampling_params": {"nobody_knows": ["needle"]}'),
+    ],
+)
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_what_no_answer_depends_on_is_not_kept_while_it_is_made(
+    codec: TextCodec, path: str, fields: bytes, stream: bytes
+) -> None:
+    """It may be most of a body, and many answers are made at a time."""
+    engine = OracleEngine(gate=asyncio.Event())
+    async with served(codec, engine, SETTINGS) as case:
+        body = b'{%b, "stream": %b}' % (fields, stream)
+        asked = asyncio.create_task(case.client.post(path, content=body, headers=JSON))
+        await until(lambda: engine.num_held)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is list and each == ["needle"]]
+        assert engine.gate is not None
+        engine.gate.set()
+        assert (await asked).status_code == 200

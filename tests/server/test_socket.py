@@ -222,6 +222,57 @@ async def test_a_client_that_takes_no_answer_does_not_keep_its_connection(
         await until(lambda: lost)
 
 
+async def test_a_client_that_takes_an_answer_by_drops_does_not_keep_its_connection(codec: TextCodec) -> None:
+    """Each drop is progress; all of them would take hours."""
+    loop = asyncio.get_running_loop()
+    engine = OracleEngine(answer=lambda generation: [97] * NUM_MANY)
+    limits = HttpLimits(keep_alive_s=1.0, least_bytes_per_s=1 << 30)
+    async with live(codec, engine, ServerSettings(MODEL, port=0, http=limits)) as server:
+        async with _slow_stream(server, completion({"logprobs": 1})) as sock:
+            await until(lambda: engine.ended)
+            answer = bytearray()
+            with contextlib.suppress(ConnectionError):
+                while data := await loop.sock_recv(sock, 16 * 1024):
+                    answer += data
+                    await asyncio.sleep(0.02)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert not answer.endswith(b"}"), "it was cut"
+
+
+async def test_a_connection_that_asks_nothing_more_is_closed(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=HttpLimits(keep_alive_s=1.0))) as server:
+        answer = await server.talk(request(line="GET /livez HTTP/1.1"))
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"}"), "and nothing is said at its end"
+
+
+async def test_empty_lines_are_no_sign_of_a_request(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        assert (await server.talk(b"\r\n" * 100)).startswith(b"HTTP/1.1 400")
+        await _canary(server)
+
+
+async def test_what_is_sent_behind_a_request_waits_in_the_client(codec: TextCodec) -> None:
+    """A connection has one request at a time; the next one is not read meanwhile, however long it is."""
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
+    async with live(codec, engine, SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(post(completion({"stream": True})))
+        await reader.readuntil(b"data: ")
+        writer.write(post(b"x" * (64 << 20)))
+        left = 0
+        while writer.transport.get_write_buffer_size() != left:  # until no more of it is taken
+            left = writer.transport.get_write_buffer_size()
+            await asyncio.sleep(0.5)
+        assert left > 32 << 20
+        assert engine.gate is not None
+        engine.gate.set()
+        await reader.readuntil(b"[DONE]")
+        status, _, _ = parse((await reader.readuntil(b"HTTP/1.1 "))[-9:] + await reader.readuntil(b"\r\n\r\n"))
+        assert status == 413
+        writer.close()
+
+
 async def test_who_sends_what_is_not_http_is_named(codec: TextCodec, caplog: pytest.LogCaptureFixture) -> None:
     async with live(codec, OracleEngine(), SETTINGS) as server:
         reader, writer = await server.connect()

@@ -1,8 +1,10 @@
-"""How much may be inside at a time: requests that wait, bytes of bodies. Tenants have fair shares of both."""
+"""How much may be inside at a time: requests that wait, bytes of bodies, what these are read to. Tenants have fair
+shares of the first two."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from deltaserve.core.errors import StateError
@@ -123,7 +125,7 @@ class Held:
 
 @dataclass(slots=True)
 class Bodies:
-    """Bytes of all bodies that are read and parsed now. Nobody waits here: full means 429 now."""
+    """Bytes of all bodies that are read now and not yet a job. Nobody waits here: full means 429 now."""
 
     settings: ServerSettings
     _held: Counter[Namespace] = field(default_factory=Counter)
@@ -134,7 +136,7 @@ class Bodies:
 
     @contextmanager
     def one(self, tenant: Namespace) -> Iterator[Held]:
-        """A body, from its first byte until it is parsed."""
+        """A body, from its first byte until it is a job."""
         held = Held(tenant)
         try:
             yield held
@@ -151,3 +153,29 @@ class Bodies:
             raise ApiError(429, "overloaded", message, headers={**retry_after(), "Connection": "close"})
         self._held[held.tenant] += num_bytes
         held.num_bytes += num_bytes
+
+
+class ValueRoom:
+    """Memory of the JSON values that bodies are read to, until they are jobs: many times that of the bodies. Who does
+    not fit waits until those before it are done; one that would never fit goes alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.num_bytes = 0
+        """Taken now."""
+        self._turn = asyncio.Lock()
+        self._has_left = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, num_bytes: int) -> AsyncIterator[None]:
+        """So much of it."""
+        async with self._turn:  # who came first goes first
+            while self.num_bytes and self.num_bytes + num_bytes > self._most_bytes:
+                self._has_left.clear()
+                await self._has_left.wait()
+            self.num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_bytes -= num_bytes
+            self._has_left.set()

@@ -139,7 +139,8 @@ class UnknownFields:
 
 
 def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields) -> Model:
-    """`raw` as `model`. Raises ApiError 400 naming the field; names nobody knows are ignored."""
+    """`raw` as `model`. Raises ApiError 400 naming the field. Names nobody knows are ignored, and what they stand for
+    is not kept: it may be a whole body, and the answer takes long."""
     known = model.model_fields.keys()
     others = [name for name in raw if name not in known]
     if len(others) > MAX_OTHERS:
@@ -151,7 +152,7 @@ def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields)
         if not (no_tools and name in _TOOLS) and not _is_accepted(name, raw[name]):
             unknown.ignore(name, known)
     try:
-        return model.model_validate(raw)
+        return model.model_validate({name: value for name, value in raw.items() if name in known})
     except ValidationError as error:
         raise first_error(error) from error
 

@@ -1,19 +1,22 @@
 """What the routes of one front share: engine, tokenizer, settings, admission, health, metrics."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from deltaserve.control.front.client import Engine, Limits
-from deltaserve.server.admission import Admission, Bodies
+from deltaserve.server.admission import Admission, Bodies, ValueRoom
 from deltaserve.server.api_errors import not_ready
 from deltaserve.server.body_fields import Model, UnknownFields, parse
 from deltaserve.server.health import Health, Liveness
+from deltaserve.server.heap import HeapTrim
 from deltaserve.server.observe import Recorder
 from deltaserve.server.prometheus import ServerMetrics
-from deltaserve.server.read import TextThreads, read_object
+from deltaserve.server.read import Reading, TextThreads
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.server.text.text_codec import TextCodec
@@ -28,7 +31,7 @@ class Front:
     settings: ServerSettings
     metrics: ServerMetrics
     admission: Admission
-    bodies: Bodies
+    reading: Reading
     threads: TextThreads
     unknown_fields: UnknownFields
     health: Health
@@ -50,7 +53,7 @@ class Front:
             settings=settings,
             metrics=metrics,
             admission=admission,
-            bodies=Bodies(settings),
+            reading=Reading(Bodies(settings), ValueRoom(settings.http.max_values_bytes), threads, HeapTrim()),
             threads=threads,
             unknown_fields=UnknownFields(metrics.ignored_fields),
             health=Health(engine.ready, engine.refusal),
@@ -67,6 +70,8 @@ class Front:
             raise not_ready("no compatible pair of workers")
         return limits
 
-    async def read(self, request: Request, model: type[Model]) -> Model:
-        """The body of a request. Raises ApiError, or ClientGone."""
-        return parse(model, await read_object(request, self.bodies, self.threads), self.unknown_fields)
+    @asynccontextmanager
+    async def read(self, request: Request, model: type[Model]) -> AsyncIterator[Model]:
+        """The body of a request; its memory counts until this is left. Raises ApiError, or ClientGone."""
+        async with self.reading.object_of(request) as value:
+            yield parse(model, value, self.unknown_fields)

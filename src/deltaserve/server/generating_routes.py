@@ -37,6 +37,8 @@ class Dialect(Generic[Model]):
     body: type[Model]
     job: Callable[[Model, Asker], Job]
     format: Callable[[TextCodec, Job, Model], Format]
+    prompt_fields: tuple[str, ...]
+    """Those that are done with when the job is made."""
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
@@ -44,10 +46,9 @@ class Dialect(Generic[Model]):
         front.health.admit()
         with ExitStack() as held:
             place = held.enter_context(front.admission.place(caller.namespace))
-            fields, job = await self._read(front, request, caller)
+            job, form = await self._read(front, request, caller)
             front.admission.book(place, len(job.samples), job.prompt_len)
             record = JobRecord(front.recorder, job, caller, lambda: front.admission.start(place))
-            form = self.format(front.text, job, fields)
             if job.streaming is Streaming.WHOLE:
                 return json_reply(await race(whole_answer(front.runner, record, form), until_gone(request.receive)))
             return EventStream(
@@ -57,17 +58,19 @@ class Dialect(Generic[Model]):
                 on_end=held.pop_all().close,  # the stream still has to be made
             )
 
-    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Model, Job]:
+    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Job, Format]:
         deadline = deadline_s(request, front.settings)
-        fields = await front.read(request, self.body)
-        asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
-        is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
-        return fields, await front.threads.run_if(is_large, lambda: self.job(fields, asker))
+        async with front.read(request, self.body) as fields:
+            asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
+            is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
+            job = await front.threads.run_if(is_large, partial(self.job, fields, asker))
+            kept = fields.model_copy(update=dict.fromkeys(self.prompt_fields))
+            return job, self.format(front.text, job, kept)
 
 
-COMPLETIONS = Dialect(CompletionBody, completion_job, CompletionFormat)
-CHAT = Dialect(ChatBody, chat_job, ChatFormat)
-GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat)
+COMPLETIONS = Dialect(CompletionBody, completion_job, CompletionFormat, ("prompt",))
+CHAT = Dialect(ChatBody, chat_job, ChatFormat, ("messages", "chat_template_kwargs"))
+GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat, ("text", "input_ids", "sampling_params"))
 
 
 @contextmanager

@@ -92,12 +92,12 @@ async def model_info(front: Front, request: Request) -> Response:
 async def tokenize(front: Front, request: Request) -> Response:
     """POST /tokenize. Its work is that of a prompt: it takes a place, as one does."""
     with front.admission.place(caller_of(request).namespace):
-        body = await front.read(request, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid("prompt", "give either prompt or messages")
-        check_model(body.model, front.settings)
-        limits = front.engine.limits()
-        tokens = await front.threads.run(lambda: _tokens(body, front, limits))
+        async with front.read(request, TokenizeBody) as body:
+            if (body.prompt is None) == (body.messages is None):
+                raise invalid("prompt", "give either prompt or messages")
+            check_model(body.model, front.settings)
+            limits = front.engine.limits()
+            tokens = await front.threads.run(lambda: _tokens(body, front, limits))
     reply: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": limits.max_context_len if limits else None,
@@ -119,12 +119,12 @@ def _tokens(body: TokenizeBody, front: Front, limits: Limits | None) -> tuple[in
 async def detokenize(front: Front, request: Request) -> Response:
     """POST /detokenize"""
     with front.admission.place(caller_of(request).namespace):
-        body = await front.read(request, DetokenizeBody)
-        check_model(body.model, front.settings)
-        limits = front.engine.limits()
-        if limits is not None and len(body.tokens) > limits.max_context_len:
-            raise invalid("tokens", f"{len(body.tokens)} token ids, allowed are {limits.max_context_len}: the context")
-        tokens = read_ids(body.tokens, "tokens", front.text.vocab_size)
+        async with front.read(request, DetokenizeBody) as body:
+            check_model(body.model, front.settings)
+            limits, given = front.engine.limits(), len(body.tokens)
+            if limits is not None and given > limits.max_context_len:
+                raise invalid("tokens", f"{given} token ids, allowed are {limits.max_context_len}: the context")
+            tokens = read_ids(body.tokens, "tokens", front.text.vocab_size)
         decode = partial(front.text.decode, tokens, skip_special_tokens=bool(body.skip_special_tokens))
         return json_reply({"prompt": await front.threads.run(decode)})
 
@@ -207,7 +207,11 @@ async def drain(front: Front, request: Request) -> Response:
 async def change_role(front: Front, request: Request) -> Response:
     """POST /admin/role: a worker drains and takes up another role; its cache stays."""
     _refuse_browser(request)
-    body = await front.read(request, RoleBody)
+    async with front.read(request, RoleBody) as body:
+        return _change_role(front, body)
+
+
+def _change_role(front: Front, body: RoleBody) -> Response:
     role = _ROLES.get(body.role)
     if role is None:
         raise invalid("role", f"{excerpt(body.role)} is none of {', '.join(_ROLES)}")

@@ -143,24 +143,31 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Watch for the next request; a client whose body still goes on is cut."""
+        goes_on = self.conn.their_state is h11.SEND_BODY  # asked first: the next request may begin at once
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
+        if goes_on:
             self.transport.abort()
         self._watch_head()
         self._watch_rest()
 
     def _watch_rest(self) -> None:
-        """An answer is complete, and its client may never take the rest: nothing else would end the connection then."""
+        """An answer is complete, and its client may never take the rest, or a little now and then: nothing else would
+        end the connection then."""
         num_bytes = self.transport.get_write_buffer_size()
         if num_bytes and self._rest_timer is None:
-            self._rest_timer = self.loop.call_later(self._limits.keep_alive_s, self._rest_due, num_bytes)
+            most_s = self._limits.keep_alive_s + num_bytes / self._limits.least_bytes_per_s
+            self._wait_for_rest(num_bytes, self.loop.time() + most_s)
 
-    def _rest_due(self, num_bytes: int) -> None:
+    def _wait_for_rest(self, num_bytes: int, until: float) -> None:
+        self._rest_timer = self.loop.call_later(self._limits.keep_alive_s, self._rest_due, num_bytes, until)
+
+    def _rest_due(self, num_bytes: int, until: float) -> None:
         self._rest_timer = None
-        if self.transport.get_write_buffer_size() >= num_bytes:
+        rest_bytes = self.transport.get_write_buffer_size()
+        if rest_bytes >= num_bytes or (rest_bytes and self.loop.time() >= until):
             self.transport.abort()
-        else:
-            self._watch_rest()
+        elif rest_bytes:
+            self._wait_for_rest(rest_bytes, until)
 
     def shutdown(self) -> None:
         """The server stops: a connection that was refused has nothing to finish."""

@@ -2,17 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from deltaserve.core.ids import Namespace
-from deltaserve.server.admission import Bodies, Held
+from deltaserve.server.admission import Bodies, Held, ValueRoom
 from deltaserve.server.api_errors import ApiError, ClientGone, body_too_large, invalid
+from deltaserve.server.heap import LARGE_BYTES, HeapTrim
 from deltaserve.server.settings import ServerSettings
 
 DEADLINE_HEADER = "x-deadline-seconds"
@@ -25,6 +28,10 @@ interpreter busy for seconds: the garbage collector walks through them again and
 
 ID_CHARACTERS = "A-Za-z0-9_.:-"
 """Of a request's id that its client chose, in brackets of a pattern: it is written to logs and into paths."""
+
+_VALUE_BYTES, _OBJECT_BYTES = 100, 1000
+"""What a value takes in memory, roughly: a short text 64 bytes and 8 in its array; a message as it is read and checked
+a kilobyte and more."""
 
 MAX_DEPTH = 100
 """Arrays and objects of one body that stand in each other: what reads them by recursion does not fail with these."""
@@ -79,12 +86,38 @@ class TextThreads:
         return await self.run(work) if is_large else work()
 
 
-async def read_object(request: Request, bodies: Bodies, threads: TextThreads) -> dict[str, object]:
-    """The JSON object a request carries. Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
-    _check_content(request)
-    with bodies.one(caller_of(request).namespace) as held:
-        body = await _read_body(request, bodies, held)
-        return await threads.run_if(len(body) > THREAD_BYTES, lambda: parse_object(body))
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """With what bodies are read, and what bounds them."""
+
+    bodies: Bodies
+    values: ValueRoom
+    threads: TextThreads
+    trim: HeapTrim
+
+    @asynccontextmanager
+    async def object_of(self, request: Request) -> AsyncIterator[dict[str, object]]:
+        """The JSON object a request carries; its memory counts until this is left. Raises ApiError 400, 408, 413, 415,
+        429, or ClientGone."""
+        _check_content(request)
+        with self.bodies.one(caller_of(request).namespace) as held:
+            body = await _read_body(request, self.bodies, held)
+            if len(body) <= THREAD_BYTES:
+                yield parse_object(body)
+                return
+            num_bytes = values_bytes(body)
+            try:
+                async with self.values.taken(num_bytes):
+                    yield await self.threads.run(partial(parse_object, body))
+            finally:
+                if num_bytes > LARGE_BYTES:
+                    self.trim.soon()
+
+
+def values_bytes(body: bytes) -> int:
+    """What the values of a JSON text take in memory, roughly; commas inside of its texts count as well."""
+    num_values, num_objects = body.count(b",") + body.count(b"["), body.count(b"{")
+    return len(body) + _VALUE_BYTES * num_values + _OBJECT_BYTES * num_objects
 
 
 def parse_object(body: bytes, what: str = "the body") -> dict[str, object]:

@@ -29,7 +29,9 @@ class HttpLimits:
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that are being read and parsed at a time."""
+    """Of all bodies that are being read at a time, until they are jobs."""
+    max_values_bytes: int = 128 * 1024 * 1024
+    """Of the values that they are read to, as estimated. One body may be more than that; then it is alone."""
     max_header_bytes: int = 16 * 1024
     max_headers: int = 100
     max_uri_bytes: int = 8 * 1024
@@ -40,6 +42,8 @@ class HttpLimits:
     """Of a connection's socket. The kernel would grow it to megabytes, and hide for as long that nobody reads."""
     max_unsent_bytes: int = 16 * 1024
     """Of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
+    least_bytes_per_s: int = 4096
+    """At which a client takes the rest of a complete answer, on average. Parts of a stream have `StreamTimes`."""
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
     linger_silent_s: float = 1.0
