@@ -71,7 +71,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One number."""
+    """One value of one metric, with its labels."""
 
     name: str
     labels: Mapping[str, str]
@@ -79,7 +79,7 @@ class MetricSample:
 
 
 def read_samples(values: Mapping[str, float]) -> Iterable[MetricSample]:
-    """Of metrics in text form; what is none is left out."""
+    """Samples parsed from metrics in text form; text that is no metric is left out."""
     for text, value in values.items():
         found = _SAMPLE.fullmatch(text)
         if found is not None:

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 MAX_LOGPROBS = 20
-"""Of one position: so many always fit a notification."""
+"""Most alternatives per position that a request may ask for: so many always fit a notification."""
 SamplingSource = Literal["model", "openai"]
 """Whose defaults requests get: those of the model's files, or OpenAI's, which change no probability."""
 _MAX_SEED = (1 << 64) - 1
@@ -24,7 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int
     """Minted by the front when the client gives none. Unsigned 64 bit."""
     temperature: float = 1.0
-    """0 means greedy."""
+    """Divisor of the logits before the softmax; 0 means greedy."""
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
@@ -52,7 +52,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """Log-probabilities (natural log) at one position, of the raw model distribution before any sampling rule."""
 
     logprob: float
-    """Of the token that stands there."""
+    """Log-probability of the token at this position."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob) of the most likely ones, best first."""
 

@@ -85,7 +85,7 @@ class Notification(NamedTuple):
     peer: PeerName
     data: bytes
     rank: int = 0
-    """Of the peer, as the transport knows it: which of its endpoints wrote."""
+    """Rank of the peer whose endpoint wrote, as the transport knows it."""
 
 
 class Transport(Protocol):

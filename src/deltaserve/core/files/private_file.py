@@ -13,7 +13,7 @@ from deltaserve.core.errors import ConfigError
 _ROOT = 0
 _MOUNTED = Path("/run/secrets")
 MIN_KEY_BYTES = 32
-"""Of every secret: shorter ones can be guessed."""
+"""Fewest bytes of any secret: shorter ones can be guessed."""
 
 
 def read_private(path: Path, where: str, max_bytes: int) -> bytes:

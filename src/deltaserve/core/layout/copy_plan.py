@@ -49,7 +49,7 @@ class PageFormat:
 
     @property
     def page_bytes(self) -> int:
-        """Of one rank; equal on all."""
+        """Bytes of one page on one rank; equal on all ranks."""
         first = Shard(0, self.num_ranks)
         return sum(_length(first.heads(b.num_heads)) * self.head_bytes(b) for b in self.blocks)
 
@@ -70,7 +70,7 @@ class RankPair(NamedTuple):
 
 
 class PageSlice(NamedTuple):
-    """Bytes of a page."""
+    """A range of bytes of a page."""
 
     offset: int
     num_bytes: int
@@ -284,7 +284,7 @@ def plan_cache(src: CacheSpec, num_writers: int, dst: CacheSpec, num_readers: in
 
 
 def _no_routes(src: PageFormat, dst: PageFormat) -> tuple[tuple[Route, ...], ...]:
-    """Of a page group that one of the two sides does not keep."""
+    """Empty routes, by writer, then by reader: for a page group that one of the two sides does not keep."""
     return tuple(
         tuple(Route.of_heads(writer, reader, src, dst, ()) for reader in range(dst.num_ranks))
         for writer in range(src.num_ranks)
@@ -292,7 +292,7 @@ def _no_routes(src: PageFormat, dst: PageFormat) -> tuple[tuple[Route, ...], ...
 
 
 def plan_routes(src: PageFormat, dst: PageFormat) -> tuple[tuple[Route, ...], ...]:
-    """Of one page group: by writer, then by reader."""
+    """The routes of one page group: by writer, then by reader."""
     if src.blocks != dst.blocks:
         raise ValueError("the two sides cut a page into different blocks")
     for side in (src, dst):

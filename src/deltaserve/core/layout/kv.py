@@ -48,7 +48,7 @@ class StateBlock(NamedTuple):
     num_heads: int
     num_layers: int
     num_rows: int
-    """Of one layer."""
+    """Rows of one layer."""
     row_width: int
 
     @property
@@ -84,7 +84,7 @@ class StateLayout:
 
 
 def group_page_bytes(group: CacheGroup, page_size: int, shard: Shard = Shard()) -> int:
-    """Of one page, or slot, of a group on one rank."""
+    """Bytes of one page, or slot, of a group on one rank."""
     elements = sum(_num_held(block, shard) * block.num_rows * block.row_width for block in group.blocks)
     return elements * group.page_len(page_size) * group.dtype.itemsize
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptPages:
-    """Of a prompt of `num_tokens` tokens."""
+    """A prompt of `num_tokens` tokens, in pages of `writer_size` and of `reader_size` tokens."""
 
     num_tokens: int
     writer_size: int
-    """Tokens of a page."""
+    """Tokens per page of the writer."""
     reader_size: int
 
     @property
     def num_pages(self) -> int:
-        """Of the reader."""
+        """Pages of the reader that the whole prompt takes."""
         return -(-self.num_tokens // self.reader_size)
 
     def num_closed(self, num_computed: int) -> int:

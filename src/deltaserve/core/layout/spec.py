@@ -30,7 +30,7 @@ class PageGroup:
     name: str
     num_layers: int
     num_kv_heads: int
-    """Of the whole model, not of one rank."""
+    """KV heads of the whole model, not of one rank."""
     head_dim: int
     dtype: DType
     retention: Retention = KEEP_ALL
@@ -81,7 +81,8 @@ class PageTerms:
 
     page_size: int
     dtypes: tuple[DType | None, ...]
-    """Of the groups, in order; None: of one that it does not keep, since no answer depends on it."""
+    """Each group's dtype, in order of the groups; None: this worker keeps no such group, since no answer depends on
+    it."""
 
 
 CacheGroup = PageGroup | StateGroup

@@ -25,11 +25,11 @@ class StagedRun(NamedTuple):
 
     heads: HeadRun
     offset: int
-    """Of its first granule in the buffer, in bytes."""
+    """Where the run's first granule begins in the buffer, in bytes."""
     num_rows: int
-    """Of each granule: heads * rows of a head."""
+    """Rows of each granule: heads * rows of a head."""
     row_bytes: int
-    """Of a row in the buffer."""
+    """Bytes of a row in the buffer."""
 
     @property
     def granule_bytes(self) -> int:
@@ -49,11 +49,11 @@ class StagedRoute:
 
     route: Route
     granule: int
-    """Tokens."""
+    """Tokens per granule."""
     dtype: DType
-    """Of the buffer. The wider side converts: the writer before the bytes travel, or the reader after."""
+    """Element type in the buffer. The wider side converts: the writer before the bytes travel, or the reader after."""
     granule_bytes: int
-    """Of all runs."""
+    """Bytes of one granule, over all runs."""
 
     @classmethod
     def of(cls, route: Route) -> Self:
@@ -63,7 +63,7 @@ class StagedRoute:
         return cls(route, granule, dtype, elements * granule * dtype.itemsize)
 
     def tokens(self, src: PlacedPages, dst: PlacedPages) -> range:
-        """Of the prompt: those that both page lists hold."""
+        """Tokens of the prompt that both page lists hold."""
         sides = ((src, self.route.src), (dst, self.route.dst))
         first = max(placed.first * layout.page_size for placed, layout in sides)
         end = min((placed.first + len(placed.pages)) * layout.page_size for placed, layout in sides)
@@ -84,7 +84,7 @@ class StagedRoute:
         return tuple(runs)
 
     def places(self, placed: PlacedPages, layout: PageFormat, tokens: range) -> GranulePlaces:
-        """Of each granule of `tokens` on the side that `placed` and `layout` are of, in order."""
+        """Where each granule of `tokens` lies, in order, on the side that `placed` and `layout` describe."""
         parts = layout.page_size // self.granule
         start = placed.first * parts
         granules = np.arange(tokens.start // self.granule - start, tokens.stop // self.granule - start)

@@ -35,7 +35,7 @@ def encode_first_token(first: FirstToken) -> bytes:
 
 
 def decode_first_token(data: bytes) -> FirstToken:
-    """Raises ProtocolError."""
+    """The first token that the bytes encode. Raises ProtocolError."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -61,7 +61,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """One rank's end of a link that carries pages."""
 
     metadata: bytes
-    """Of its transport endpoint for this peer."""
+    """Connection data of the rank's transport endpoint for this peer."""
     regions: tuple[RegionInfo, ...]
     """Where the peer may write, by its tickets."""
 
@@ -80,7 +80,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     kv_dtypes: dict[str, str] = {}
     """Page group |-> dtype of what its pages hold; absent: as on the other side."""
     has_staging: bool = False
-    """Of every rank."""
+    """Whether every rank of the sender can stage writes."""
     needs_equal_pages: bool = False
     """Some layers do not keep all tokens: pages move only to and from pages of the same size."""
     pool_pages: tuple[int, ...] = ()
@@ -100,9 +100,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     facts: Facts
     transport: str = ""
     ends: tuple[RankEnd, ...] = ()
-    """Of each of the sender's ranks, in order; none on links that carry no data."""
+    """The ends of the sender's ranks, in order; none on links that carry no data."""
     answers: bytes = b""
-    """Digest of the ends this answers: an answer to an earlier greeting fits no endpoint any more."""
+    """Digest of the ends this answers: an answer to an earlier Hello fits no endpoint any more."""
     peers: tuple[PeerAddress, ...] = ()
     """From the front only: prefill workers this instance may be told to use."""
     configured_role: str = ""
@@ -131,7 +131,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     prompt_len: int
     """Tokens of the client's prompt: the next token drawn has output position len(prompt) - prompt_len."""
     keys: bytes
-    """Of leading full pages of `prompt`."""
+    """Packed keys of the leading full pages of `prompt`."""
     namespace: str
     sampling: SamplingParams
     prefill: PeerAddress | None
@@ -210,7 +210,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     attempt: int
     ticket: int
     coverage: tuple[Component, ...]
-    """One of each pool."""
+    """What to write, one component per pool."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -233,7 +233,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_f
     pieces: tuple[Piece, ...]
     """At most one of each pool, in order of the pools."""
     payload: bytes | None = None
-    """Exactly in the last chunk's: the first token. Its write was posted after all others had been seen DONE."""
+    """The first token, encoded; only the last chunk bears it. Its write was posted after all others were seen DONE."""
 
     @property
     def is_last(self) -> bool:
@@ -299,7 +299,7 @@ class ChangeRole(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
 
     role: Role
     grace_ms: int
-    """What still runs then goes elsewhere."""
+    """Time until what still runs is handed to another worker."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -316,17 +316,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     num_rounds: int = 0
     """Steps in which guesses at its next tokens were verified."""
     num_drafts: int = 0
-    """Guesses verified in them."""
+    """Guesses verified in those rounds."""
     num_accepted: int = 0
-    """Those that were right."""
+    """Guesses that verification accepted."""
     queue_s: float = 0.0
-    """Submitted until prefill began."""
+    """Time from submission until prefill began."""
     prefill_s: float = 0.0
     """Prefill began until the last page had landed on decode."""
     transfer_s: float = 0.0
     """The part of it from the grant on: pages move while the prompt is computed. All of it when granted at once."""
     decode_queue_s: float = 0.0
-    """Landed until it ran."""
+    """Time from the landing of the last page until decode ran the request."""
     first_token_s: float = 0.0
     """Submitted until the first token."""
     worker_wait_s: float = 0.0
@@ -338,7 +338,7 @@ class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
     room: bytes
     epoch: int
-    """Of the Submit it answers. Of an earlier one: drawn before decode knew what the front has, and not used."""
+    """Epoch of the Submit it answers. If an earlier one: drawn before decode knew what the front has, and not used."""
     start: int
     tokens: bytes
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -357,7 +357,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
     room: bytes
     epoch: int
-    """As TokenRun's."""
+    """Epoch of the Submit it answers, as in TokenRun."""
     usage: Usage
     finish: FinishReason | None = None
     reason: FailReason | None = None
@@ -367,7 +367,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 MAX_LOGPROB_POSITIONS = 2048
-"""Of one PromptLogprobs: with 20 alternatives each it stays below the limit of a frame of its kind."""
+"""Most positions in one PromptLogprobs: with 20 alternatives each it stays below the limit of a frame of its kind."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -411,7 +411,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """Number of the first event of this message; each stored or evicted key counts one. Of a snapshot, whose keys count
     nothing: the number of the next event."""
     stored: bytes
-    """Packed page keys."""
+    """Packed keys of the pages that entered; of the whole tree in a snapshot."""
     evicted: bytes
     snapshot: bool = False
     """`stored` is the whole tree; forget what was known."""

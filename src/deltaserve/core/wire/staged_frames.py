@@ -60,9 +60,9 @@ class StagedPages(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     first: int
     """Index in the prompt of the first page."""
     num_tokens: int
-    """That the buffer holds, from the first page's first on. The prompt's last page may have more room."""
+    """Tokens in the buffer, from the first page's first one on. The prompt's last page may have more room."""
     pages: bytes
-    """The reader's, packed uint32."""
+    """Page ids of the reader, packed uint32."""
 
 
 class StagedData(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class StagedData(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     writer_boot: int
     parts: tuple[StagedPages, ...]
     note: bytes
-    """Heard after the scatter; empty: nothing is announced."""
+    """Notification that the reader announces after the scatter; empty: it announces nothing."""
     checksum: int | None = None
     """crc32 of all that the write has put into the lease. None: a notification proves that it is there."""
 
