@@ -138,3 +138,72 @@ RAW_CASES = [
     *_limits(),
     *(RawCase(name, data, 413, "body_too_large", is_for_key_owners=True) for name, data in _announced()),
 ]
+
+
+def _chunked(body: bytes, trailers: bytes = b"") -> bytes:
+    return b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, trailers)
+
+
+def _get(path: str, *headers: str, method: str = "GET") -> bytes:
+    return request(*headers, line=f"{method} {path} HTTP/1.1")
+
+
+def _typed(kind: str) -> bytes:
+    return request(f"Content-Type: {kind}", f"Content-Length: {len(BODY)}", body=BODY)
+
+
+def _absolute(url: str) -> bytes:
+    head = ("Content-Type: application/json", f"Content-Length: {len(BODY)}")
+    return request(*head, body=BODY, line=f"POST {url} HTTP/1.1")
+
+
+_OLD_HEAD = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
+
+ODD_CASES: dict[str, tuple[bytes, tuple[int, ...]]] = {
+    "pipelined": (post(BODY) * 3, (200, 200, 200)),
+    "pipelined behind a stream": (post(completion({"stream": True})) + _get("/v1/models"), (200, 200)),
+    "pipelined by the hundred": (_get("/health") * 200, (200,) * 200),
+    "pipelined behind a refusal": (post(b"{") + post(BODY), (400, 200)),
+    "a trailer": (request(*CHUNKED, body=_chunked(BODY, b"X-T: 1\r\n")), (200,)),
+    "trailers that would frame": (
+        request(*CHUNKED, body=_chunked(BODY, b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n")),
+        (200,),
+    ),
+    "a chunk extension": (request(*CHUNKED, body=b'%x;a="b"\r\n%s\r\n0;c\r\n\r\n' % (len(BODY), BODY)), (200,)),
+    "chunks of one byte": (
+        request(*CHUNKED, body=b"".join(b"1\r\n%c\r\n" % char for char in BODY) + b"0\r\n\r\n"),
+        (200,),
+    ),
+    "100,000 chunks of one byte": (request(*CHUNKED, body=b"1\r\n \r\n" * 100_000 + _chunked(BODY)), (200,)),
+    "a whole URL": (_absolute("http://localhost/v1/completions"), (200,)),
+    "a whole URL in capitals": (_absolute("HTTPS://LOCALHOST:1/v1/completions?x"), (200,)),
+    "a whole URL without a path": (_get("http://localhost"), (307,)),
+    "a whole URL of another host": (_absolute("http://evil.example/v1/completions"), (421,)),
+    "a whole URL with a user": (_absolute("http://localhost@evil.example/v1/completions"), (421,)),
+    "a whole URL without a host": (_absolute("http:///v1/completions"), (421,)),
+    "a URL of another scheme": (_absolute("ftp://localhost/v1/completions"), (404,)),
+    "options of all": (_get("*", method="OPTIONS"), (404,)),
+    "options of one": (_get("/v1/completions", method="OPTIONS"), (405,)),
+    "a tunnel": (_get("localhost:80", method="CONNECT"), (404,)),
+    "a method in lower case": (_get("/health", method="get"), (405,)),
+    "a method of 5,000 letters": (_get("/health", method="X" * 5000), (405,)),
+    "an upgrade": (_get("/health", "Connection: Upgrade", "Upgrade: websocket"), (200,)),
+    "an upgrade of a POST": (post(BODY, "Connection: Upgrade", "Upgrade: h2c"), (200,)),
+    "HTTP/1.0": (_OLD_HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY), (200,)),
+    "HTTP/1.0 without a length": (_OLD_HEAD + b"\r\n", (400,)),
+    "a value in Latin-1": (post(BODY, "X-A: \xff\xfe", "X-Request-Id: \xe4", "Authorization: Bearer \xff"), (200,)),
+    "an empty host": (b"GET /v1/models HTTP/1.1\r\nHost:\r\n\r\n", (421,)),
+    "half an address as host": (b"GET /v1/nothing HTTP/1.1\r\nHost: [::1\r\n\r\n", (421,)),
+    "a path of percent signs": (_get("/%zz%ff%00%0d%0a"), (404,)),
+    "a name that is no UTF-8": (_get("/v1/models/%ff"), (404,)),
+    "type in capitals": (_typed("APPLICATION/JSON; Charset=UTF-8"), (200,)),
+    "type with an empty parameter": (_typed("application/json;"), (200,)),
+    "charset in quotes": (_typed('application/json;charset="utf-8"'), (200,)),
+    "a parameter behind the charset": (_typed("application/json; charset=utf-8; v=1"), (200,)),
+    "a parameter that looks like one": (_typed("application/json; x=charset=latin-1"), (200,)),
+    "two charsets": (_typed("application/json; charset=utf-8; charset=latin-1"), (415,)),
+    "a name twice": (post(b'{"model": "nope", ' + BODY[1:]), (200,)),
+    "a deadline beyond any float": (post(BODY, "X-Deadline-Seconds: " + "9" * 400), (200,)),
+}
+"""Name |-> what HTTP allows and clients seldom send, and the status of each answer. The connection stays open, if it is
+HTTP/1.1 and the host is right."""

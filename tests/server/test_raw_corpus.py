@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
+from deltaserve.server.protocol import READ_BYTES, GuardedProtocol
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
@@ -12,7 +14,7 @@ from tests.server.conftest import MODEL, Live, live
 from tests.server.corpus import CASES, Case
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER
 from tests.server.oracle import OracleEngine
-from tests.server.raw_corpus import BODY, RAW_CASES, RawCase, parse, post
+from tests.server.raw_corpus import BODY, CHUNKED, ODD_CASES, RAW_CASES, RawCase, parse, post, request
 from tests.server.test_corpus import check_error
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +41,46 @@ async def test_refused_closed_and_nothing_smuggled(codec: TextCodec, case: RawCa
         assert headers["x-request-id"].startswith("req-")
         assert engine.opened == [], "nothing behind a malformed request is served"
         await _canary(server)
+
+
+_STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) [^\r\n]*\r\n")
+
+
+async def test_odd_requests_are_answered_each_and_the_connection_goes_on(codec: TextCodec) -> None:
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        for name, (data, statuses) in ODD_CASES.items():
+            answer = await server.talk(data + request("Connection: close", line="GET /livez HTTP/1.1"))
+            goes_on = statuses[-1] != 421 and b" HTTP/1.0" not in data
+            assert tuple(map(int, _STATUS.findall(answer))) == (*statuses, *([200] if goes_on else [])), name
+            await _canary(server)
+
+
+async def test_a_host_that_is_no_name_is_no_failure_of_a_server_that_answers_to_any(codec: TextCodec) -> None:
+    settings = ServerSettings(MODEL, port=0, grace_s=5.0, api_keys=(USER,))
+    key = f"Authorization: Bearer {USER.secret}".encode()
+    async with live(codec, OracleEngine(), settings) as server:
+        for host in (b"[::1", b"", b"\xff@:x", b"a:b:c", b"//"):
+            head = b"GET /v1/nothing HTTP/1.1\r\nConnection: close\r\nHost: %s\r\n%s\r\n\r\n" % (host, key)
+            status, _, body = parse(await server.talk(head))
+            assert (status, json.loads(body)["error"]["code"]) == (404, "not_found"), host
+
+
+async def test_a_connection_is_read_in_small_pieces(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a piece is parsed before anybody else is served."""
+    sizes: list[int] = []
+    feed = GuardedProtocol.data_received
+
+    def watched(self: GuardedProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        feed(self, data)
+
+    monkeypatch.setattr(GuardedProtocol, "data_received", watched)
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        data = request(*CHUNKED, "Connection: close", body=b"1\r\n \r\n" * 50_000 + b"0\r\n\r\n")
+        status, _, _ = parse(await server.talk(data))
+    assert status == 400
+    assert sum(sizes) == len(data)
+    assert max(sizes) <= READ_BYTES
 
 
 def _as_bytes(case: Case) -> bytes:

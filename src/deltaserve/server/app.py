@@ -12,7 +12,7 @@ from starlette.responses import Response
 from deltaserve.control.front.client import Engine
 from deltaserve.server import docs_page
 from deltaserve.server import info_routes as info
-from deltaserve.server.api_errors import ApiError
+from deltaserve.server.api_errors import ApiError, excerpt
 from deltaserve.server.edge import Edge
 from deltaserve.server.front import Front
 from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE
@@ -92,14 +92,20 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    detail = _no_route(request) if error.status_code == 404 else error.detail
-    return error_reply(ApiError(error.status_code, code, detail, headers=error.headers or {}))
+    headers = error.headers or {}
+    details = {404: _no_route(request), 405: _no_method(request, headers.get("Allow"))}
+    detail = details.get(error.status_code, error.detail)
+    return error_reply(ApiError(error.status_code, code, detail, headers=headers))
 
 
 def _no_route(request: Request) -> str:
     """Why there is nothing at the path of `request`."""
-    if any(request.url.path == route.path for route in ADMIN):
+    if any(request.scope["path"] == route.path for route in ADMIN):
         address = request.app.state.front.settings.admin_address
         where = f", port {address[1]}" if address and address[1] else ""
         return f"not on this listener: the admin routes have one of their own{where} (--admin-host, --admin-port)"
     return "there is no such route; /docs and /openapi.json list those there are"
+
+
+def _no_method(request: Request, allowed: str | None) -> str:
+    return f"{excerpt(request.method)} is not allowed on this route" + (f", {allowed} is" if allowed else "")

@@ -18,8 +18,10 @@ _KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
+    "extra_forbidden": "no field of this name",
 }
 """pydantic's name of an error |-> what JSON calls that which was expected."""
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _SHOWN_CHARS = 40
 _UNION_MEMBER = re.compile(r"str|bool|int|float|list\[.*|dict\[.*")
 """What pydantic adds to the path of an error inside a union: not a field name."""
@@ -36,13 +38,21 @@ def first_error(error: ValidationError) -> ApiError:
     wanted = dict.fromkeys(_wanted(each) for each in errors if _path(each["loc"]) == param)
     if None in wanted:
         return invalid(param, f"{param}: {first['msg'][:200]}")
-    return invalid(param, f"{param} is {_shown(first['input'])}, expected {' or '.join(map(str, wanted))}"[:300])
+    return invalid(param, f"{param} is {_shown(first['input'])}, expected {_any_of(list(map(str, wanted)))}"[:300])
+
+
+def _any_of(kinds: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
 
 
 def _wanted(error: ErrorDetails) -> str | None:
     """None where the library says something else than what it expects."""
     message = error["msg"]
-    return _KINDS.get(error["type"]) or (message.removeprefix(_SHOULD) if message.startswith(_SHOULD) else None)
+    if error["type"] in _KINDS:
+        return _KINDS[error["type"]]
+    if not message.startswith(_SHOULD):
+        return None
+    return ("a value " if error["type"] in _BOUNDS else "") + message.removeprefix(_SHOULD)
 
 
 def _shown(value: object) -> str:

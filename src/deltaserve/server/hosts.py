@@ -7,6 +7,9 @@ header. So a listener on loopback without keys answers to names of this machine,
 
 import ipaddress
 import re
+from urllib.parse import unquote
+
+from starlette.types import Scope
 
 from deltaserve.server.settings import Right, ServerSettings
 from deltaserve.settings.rules import is_loopback
@@ -28,6 +31,20 @@ def host_name(header: str) -> str | None:
     """The name in a Host header, without a port: `localhost:30000`, `[::1]:30000`. None: there is none in it."""
     found = _HOST.fullmatch(header.strip().lower())
     return found and (found["address"] or found["name"])
+
+
+_ABSOLUTE = re.compile(rb"(?i:https?)://(?P<host>[^/?#]*)(?P<path>/.*)?", re.DOTALL)
+
+
+def in_origin_form(scope: Scope) -> Scope:
+    """The scope of a request whose target is a whole URL, as clients of proxies write it, as if its target were the
+    path alone and its Host header the URL's (RFC 9112, 3.2.2). Any other scope as it is."""
+    found = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if found is None:
+        return scope
+    raw_path = found["path"] or b"/"
+    headers = [(b"host", found["host"]), *(pair for pair in scope["headers"] if pair[0] != b"host")]
+    return {**scope, "raw_path": raw_path, "path": unquote(raw_path.decode("ascii")), "headers": headers}
 
 
 def is_own_name(name: str) -> bool:

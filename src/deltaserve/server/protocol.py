@@ -19,11 +19,15 @@ from uvicorn.server import ServerState
 
 from deltaserve.server.api_errors import ApiError, body_too_large, retry_after
 from deltaserve.server.edge import OPEN_PATHS
+from deltaserve.server.hosts import in_origin_form
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
 
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
+READ_BYTES = 16 * 1024
+"""Of a connection at a time: what comes is parsed at once, and 256 KiB of chunks of one byte take most of a second, in
+which nobody else is served."""
 _log = logging.getLogger("deltaserve.server")
 _UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
@@ -84,6 +88,7 @@ class GuardedProtocol(H11Protocol):
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            scope = in_origin_form(scope)
             is_waited_for = True
             self._num_taken = 0
 
@@ -117,6 +122,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; one too many is there for a probe only."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's sockets, which read 256 KiB
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         if self._is_one_too_many():
             self._is_extra = True

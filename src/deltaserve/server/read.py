@@ -175,9 +175,11 @@ def deadline_s(request: Request, settings: ServerSettings) -> float:
 
 
 def _check_content(request: Request) -> None:
-    kind, _, rest = request.headers.get("content-type", "").lower().partition(";")
-    charset = rest.partition("charset=")[2].strip().strip('"')
-    if kind.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
+    kind, *params = request.headers.get("content-type", "").lower().split(";")
+    charsets = [
+        value.strip().strip('"') for name, _, value in (p.partition("=") for p in params) if name.strip() == "charset"
+    ]
+    if kind.strip() != "application/json" or not {"utf-8", "utf8"}.issuperset(charsets):
         raise ApiError(415, "unsupported_media_type", "the body must be application/json in UTF-8")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise ApiError(415, "unsupported_media_type", "a compressed body is not supported")
