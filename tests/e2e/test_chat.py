@@ -91,7 +91,7 @@ def test_turns_can_be_forgotten_and_lines_joined(server: Server, folder: Path) -
     ("argv", "code", "words"),
     [
         (["no-such-model"], 2, "neither a URL nor a folder or GGUF file"),
-        (["http://127.0.0.1:9"], 1, "no server is there; start one (`deltaserve serve MODEL`)"),
+        (["http://127.0.0.1:9"], 1, "no server is there (Connection refused); start one (`deltaserve serve MODEL`)"),
         (["127.0.0.1:9"], 1, "http://127.0.0.1:9: "),
         (["http://["], 2, "http://[: "),
         (["tests"], 2, "config.json"),

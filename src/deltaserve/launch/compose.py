@@ -334,7 +334,7 @@ def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, Reso
         )
 
 
-_FILE_NAME = re.compile(r"[\w.-]+\.[a-z]+")
+_FILE_NAME = re.compile(r"[\w.-]+\.[a-z]+( with --[a-z-]+)?")
 
 
 def _located(path: Path, problem: str) -> str:

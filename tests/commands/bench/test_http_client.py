@@ -144,7 +144,9 @@ def test_a_proxy_that_cannot_be_used_is_one_line(
     make: Callable[[str, float], object], variable: str, proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, proxy)
-    with pytest.raises(ConfigError, match=f"http://model.example: the proxy of the environment: .*{said}.*NO_PROXY"):
+    with pytest.raises(
+        ConfigError, match=f"http://model.example: the proxy of the environment cannot be used .*{said}.*NO_PROXY"
+    ):
         make("http://model.example", 1.0)
     monkeypatch.setenv("NO_PROXY", "*")
     make("http://model.example", 1.0)
@@ -161,7 +163,7 @@ def test_a_url_that_is_none_is_one_line(url: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_nobody_there_is_told_at_once_with_what_to_do(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://{host}:{free_port()}"
-    said = ": Connection refused: no server is there; start one (`deltaserve serve MODEL`)"
+    said = ": no server is there (Connection refused); start one (`deltaserve serve MODEL`)"
     assert main(["bench", "--base-url", url]) == 1
     assert f"bench: {url}{said}" in capsys.readouterr().err
     assert main(["verify", "models/none", "--base-url", url]) == 1

@@ -81,7 +81,9 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_checkpoint_may_be_named_as_everywhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "models/none", "--base-url", "http://127.0.0.1:9"]) == 1, "the server is asked first"
-    assert "http://127.0.0.1:9/model_info: Connection refused: no server is there; start one" in capsys.readouterr().err
+    assert (
+        "http://127.0.0.1:9/model_info: no server is there (Connection refused); start one" in capsys.readouterr().err
+    )
     assert main(["verify", "models/none", "--model-path", "models/none"]) == 2
     assert main(["verify"]) == 2
     assert "name a reference: MODEL" in capsys.readouterr().err

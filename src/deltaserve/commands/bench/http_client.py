@@ -43,7 +43,7 @@ def fault(url: str, error: Exception) -> str:
     if not isinstance(error, httpx.ConnectError):
         return f"{url}: {type(error).__name__}: {reason}"
     refused = "Connection refused" if reason == _ALL_FAILED else reason.partition("] ")[2] or reason
-    return f"{url}: {refused}: no server is there; start one (`deltaserve serve MODEL`), or give the URL where one is"
+    return f"{url}: no server is there ({refused}); start one (`deltaserve serve MODEL`), or give the URL where one is"
 
 
 _ALL_FAILED = "All connection attempts failed"
@@ -67,5 +67,5 @@ def _route(url: str) -> tuple[SSLContext | bool, bool]:
 def _unusable(url: str, error: Exception) -> ConfigError:
     reason = str(error)[:150].rstrip(".")
     return ConfigError(
-        f"{url[:200]}: the proxy of the environment: {reason}; set it right, or name the host in NO_PROXY"
+        f"{url[:200]}: the proxy of the environment cannot be used ({reason}); mend it, or name the host in NO_PROXY"
     )
