@@ -35,9 +35,10 @@ def reference(tokens: DeltaTokens, state: Tensor, *, recurrent: bool = False) ->
     function = torch_recurrent_gated_delta_rule if recurrent else torch_chunk_gated_delta_rule
     scale = tokens.q.shape[-1] ** 0.5  # theirs divides
     per_head = [x.flatten(1, 2)[None] for x in (tokens.v, tokens.log_decay, tokens.beta)]
+    q, k = (x.repeat_interleave(GROUP, 1)[None] for x in (tokens.q, tokens.k))  # before 5.23 they do not do it
     out, last = function(
-        tokens.q[None] * scale,
-        tokens.k[None],
+        q * scale,
+        k,
         per_head[0],
         g=per_head[1],
         beta=per_head[2],

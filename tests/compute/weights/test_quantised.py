@@ -83,10 +83,10 @@ _EXPERTS = "model.layers.1.mlp.experts.down_proj"
         (
             "_scales",
             torch.zeros(8, 64, 2, dtype=torch.uint8),
-            "down_proj_scales: U8 [8, 64, 2], expected U8 [8, 64, 1]",
+            "down_proj_scales is U8 [8, 64, 2], expected U8 [8, 64, 1]",
         ),
-        ("_blocks", torch.zeros(8, 64, 16, dtype=torch.uint8), "down_proj_blocks: U8 [8, 64, 16], expected U8"),
-        ("_blocks", torch.zeros(8, 64, 1, 16), "down_proj_blocks: F32 [8, 64, 1, 16], expected U8"),
+        ("_blocks", torch.zeros(8, 64, 16, dtype=torch.uint8), "down_proj_blocks is U8 [8, 64, 16], expected U8"),
+        ("_blocks", torch.zeros(8, 64, 1, 16), "down_proj_blocks is F32 [8, 64, 1, 16], expected U8"),
     ],
 )
 def test_parts_of_experts_that_do_not_fit_are_named(tmp_path: Path, part: str, value: Tensor | None, text: str) -> None:
