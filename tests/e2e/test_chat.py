@@ -132,7 +132,7 @@ def test_typing_with_a_server_of_its_own(folder: Path) -> None:
         typist.type(f"{FACTS}\n")
         typist.wait_for(ANSWER)
         typist.wait_for("64 KiB moved")
-        typist.wait_for_prompt()
+        typist.wait_for("> ")
         typist.type(CTRL_C)
         typist.wait_for("Ctrl-C again")
         typist.wait_for("> ")
@@ -149,7 +149,7 @@ def test_typing_with_a_server_of_its_own(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_its_server_ends_with_it_however_it_ends(folder: Path, number: signal.Signals) -> None:
     with closing(Typist(folder, "chat", str(MODEL))) as typist:
-        typist.wait_for_prompt()
+        typist.wait_for("> ")
         typist.popen.send_signal(number)
         assert typist.end() == (-number if number is signal.SIGKILL else 128 + number)
     assert_nothing_is_left(folder)

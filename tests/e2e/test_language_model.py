@@ -127,10 +127,10 @@ def test_a_typed_chat_can_be_stopped_and_goes_on(server: Server, tmp_path: Path)
         server.wait_quiet()  # nobody computes what nobody reads
         typist.type("What is the capital of France?\n")
         assert "Paris" in typist.wait_for("tokens at ")
-        typist.wait_for_prompt()
+        typist.wait_for("> ")
         typist.type(CTRL_C)
         typist.wait_for("Ctrl-C again")
-        typist.wait_for_prompt()
+        typist.wait_for("> ")
         typist.type(CTRL_C)
         assert typist.end() == 130
 

@@ -9,8 +9,6 @@ import termios
 import time
 from pathlib import Path
 
-import psutil
-
 from tests.e2e.server import environment
 from tests.patience import PATIENCE_S
 
@@ -19,17 +17,17 @@ _LOOK_S = 1.0
 
 
 class Typist:
-    """`deltaserve ARGV` in a session of its own, whose terminal this is."""
+    """`python -m MODULE ARGV` in a session of its own, whose terminal this is."""
 
-    def __init__(self, folder: Path, *argv: str) -> None:
+    def __init__(self, folder: Path, *argv: str, module: str = "deltaserve.cli.main", columns: int = 200) -> None:
         self._terminal, theirs = os.openpty()
         self._seen, self._at = "", 0
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "deltaserve.cli.main", *argv],
+            [sys.executable, "-m", module, *argv],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**environment(folder), "TERM": "xterm", "COLUMNS": "200"},
+            env={**environment(folder), "TERM": "xterm", "COLUMNS": str(columns)},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # whose keys are its signals
         )
@@ -37,17 +35,6 @@ class Typist:
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
-
-    def wait_for_prompt(self) -> None:
-        """Until the command waits for keys: of a signal between its prompt and that wait, readline hears with the next
-        key only."""
-        self.wait_for("> ")
-        process, looks = psutil.Process(self.popen.pid), 0
-        deadline = time.monotonic() + PATIENCE_S
-        while looks < 3:
-            assert time.monotonic() < deadline, "it waits for no key"
-            looks = looks + 1 if process.status() == psutil.STATUS_SLEEPING else 0
-            time.sleep(0.1)
 
     def wait_for(self, words: str) -> str:
         """What came up to these words, which are behind then. Raises AssertionError when they do not come."""
@@ -57,6 +44,11 @@ class Typist:
             assert self._read(), f"ended without {words!r}:\n{self._seen}"
         before, self._at = self._seen[self._at : found], found + len(words)
         return before
+
+    def shows_keys(self) -> bool:
+        """Whether the terminal shows what is typed, and hands it on in lines: as a shell left it."""
+        flags = termios.tcgetattr(self._terminal)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON)
 
     def end(self) -> int:
         """Its exit code, when it has ended by itself."""

@@ -13,7 +13,8 @@ import pytest
 from deltaserve.cli.main import main
 from deltaserve.commands.bench.completion_stream import ServerError
 from deltaserve.commands.bench.http_client import async_http_client, http_client
-from deltaserve.commands.chat.command import Screen, Wishes, talk
+from deltaserve.commands.chat.command import Wishes, talk
+from deltaserve.commands.chat.screen import Screen
 from deltaserve.commands.demo.chat import ChatExample, ask
 from deltaserve.commands.doctor.admin import ask_admin
 from deltaserve.commands.doctor.machine import check_listener

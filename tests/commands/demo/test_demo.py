@@ -31,7 +31,6 @@ from deltaserve.commands.demo.report import ROWS, Comparison, cells_of, change, 
 from deltaserve.commands.demo.server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
 from deltaserve.commands.demo.talk import (
     Turn,
-    WrappedText,
     cells_of_turn,
     make_talk_table,
     talk_commands,
@@ -378,16 +377,3 @@ def test_plain_output_keeps_blanks_within_a_line(capsys: pytest.CaptureFixture[s
     for piece in ("in ", "1854", "\n"):
         console.print(piece, end="", soft_wrap=True)
     assert capsys.readouterr().out == "in 1854\n"
-
-
-def test_an_answer_is_wrapped_between_words_however_it_comes() -> None:
-    text = "The lighthouse of Port Ellis has 144 steps,  and from its top one sees the harbour.\nCome early! " * 3
-    for size in (1, 3, 50, 1000):
-        written: list[str] = []
-        lines = WrappedText(written.append)
-        for start in range(0, len(text), size):
-            lines.add(text[start : start + size])
-        lines.end()
-        shown = ("x" * 14 + "".join(written)).split("\n")
-        assert max(map(len, shown)) <= 96 and len(shown) == 4
-        assert " ".join(line[14:] for line in shown) == " ".join(text.split())

@@ -5,20 +5,15 @@ import asyncio
 import math
 import os
 import re
-import readline
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 
 import httpx
-from rich.console import Console
-from rich.text import Text
 
 from deltaserve.commands.bench.bearer_key import authorization
 from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, chat, find_model
@@ -28,15 +23,14 @@ from deltaserve.commands.chat.dialogue import (
     HELP,
     ChatHistory,
     ChatOrder,
-    MessageLines,
     Order,
     cost_line,
     counted,
-    printable,
     read_message,
     totals_line,
 )
 from deltaserve.commands.chat.own_server import SERVE, OwnServerError, own_server
+from deltaserve.commands.chat.screen import Screen
 from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.launch.compose import free_port
 from deltaserve.settings.urls import DEFAULT_URL, server_root
@@ -53,7 +47,6 @@ _PAGE_SIZE = 16
 """Of a server of its own: conversations begin short, and only whole pages are shared."""
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
-_PROMPT, _GOES_ON = "> ", ". "
 _AGAIN = "(Ctrl-C again, Ctrl-D or /exit ends the chat; /help lists commands)"
 _FIELDS = ("temperature", "top_p", "max_tokens", "seed")
 
@@ -104,7 +97,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _open_target(arguments: argparse.Namespace, screen: "Screen", stack: ExitStack) -> str:
+def _open_target(arguments: argparse.Namespace, screen: Screen, stack: ExitStack) -> str:
     """Base URL of the running server, or of one that ends with the stack. Raises ConfigError, OwnServerError."""
     target: str = arguments.target
     if os.path.exists(target):  # unlike Path's, False for a name that no file can have
@@ -122,70 +115,6 @@ def _open_target(arguments: argparse.Namespace, screen: "Screen", stack: ExitSta
             "(`hf download NAME --local-dir FOLDER` gets one)"
         )
     return server_root(target)
-
-
-# ---------------------------------------------------------------- the terminal
-
-
-class Screen:
-    """Answers on stdout; the rest on stderr, dimmed on a terminal. Messages from stdin, with a prompt on a terminal."""
-
-    def __init__(self) -> None:
-        self.is_typed = sys.stdin.isatty() and sys.stdout.isatty()
-        self._notes = Console(stderr=True, highlight=False)
-        self._is_at_start = True
-        """Of a line of the answer."""
-        if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-        if self.is_typed:
-            readline.set_auto_history(True)
-
-    def read(self) -> str | None:
-        """The next message; None at the end of the input. Raises KeyboardInterrupt."""
-        lines = MessageLines()
-        while True:
-            prompt = (_GOES_ON if lines.has_part else _PROMPT) if self.is_typed else ""
-            try:
-                message = lines.add(input(prompt))
-            except EOFError:
-                if self.is_typed:
-                    print()
-                return lines.end() if lines.has_part else None
-            if message is not None:
-                return message
-
-    def show(self, text: str, is_thought: bool) -> None:
-        """A piece of an answer. Thoughts are no part of it: they are notes."""
-        text = printable(text)
-        if is_thought:
-            self._notes.print(Text(text, style="dim italic"), end="", soft_wrap=True)
-        else:
-            print(text, end="", flush=True)
-            self._is_at_start = text.endswith("\n") if text else self._is_at_start
-
-    def end_answer(self) -> None:
-        """Whatever comes next begins a line."""
-        if not self._is_at_start:
-            print(flush=True)
-        self._is_at_start = True
-
-    def note(self, text: str) -> None:
-        self._notes.print(Text(text, style="dim"), soft_wrap=True)
-
-    def warn(self, text: str) -> None:
-        self._notes.print(Text(text, style="yellow"), soft_wrap=True)
-
-    @contextmanager
-    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
-        """One line that moves while something takes its time: (what is being done) -> None changes its end."""
-        began_s = time.monotonic()
-        if not self._notes.is_terminal:
-            self.note(text)
-            yield lambda step: None
-        else:
-            with self._notes.status(Text(text)) as status:
-                yield lambda step: status.update(Text(f"{text}: {step}"[: self._notes.width - 4]))
-        self.note(f"{text}: ready after {time.monotonic() - began_s:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +135,7 @@ def talk(url: str, headers: Mapping[str, str], wishes: Wishes, screen: Screen) -
     timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
     limits = httpx.Limits(max_keepalive_connections=0)  # people pause for longer than servers keep connections
     http = async_http_client(url, timeout, headers, limits)
-    with asyncio.Runner() as runner:
+    with screen.unseen_keys(), asyncio.Runner() as runner:
         try:
             model = runner.run(find_model(http, wishes.model))
             screen.note(f"{model.name} at {url}; /help lists commands, Ctrl-D ends")

@@ -11,6 +11,7 @@ from rich.table import Table
 from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, chat
 from deltaserve.commands.bench.completion_stream import ServerError
 from deltaserve.commands.bench.http_client import async_http_client
+from deltaserve.commands.chat.wrapped_text import WrappedText
 from deltaserve.commands.demo.chat import curl
 
 _TIMEOUT_S = 300.0
@@ -101,35 +102,6 @@ class Turn:
     wall_s: float
 
 
-class WrappedText:
-    """Text shown while it comes, in lines of words behind the speaker's name."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._column = len(_INDENT)
-        self._word = ""
-
-    def add(self, text: str) -> None:
-        *whole, self._word = (self._word + text).replace("\n", " ").split(" ")
-        for word in whole:
-            self._put(word)
-
-    def end(self) -> None:
-        """The last word is whole now."""
-        self._put(self._word)
-        self._word = ""
-
-    def _put(self, word: str) -> None:
-        if not word:
-            return
-        is_first = self._column == len(_INDENT)
-        if not is_first and self._column + 1 + len(word) > _WIDTH:
-            self._write("\n" + _INDENT)
-            self._column, is_first = len(_INDENT), True
-        self._write(word if is_first else " " + word)
-        self._column += len(word) + (not is_first)
-
-
 def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[[str], None]) -> list[Turn]:
     """All conversations, one after the other, shown while they come. Raises ServerError, httpx.HTTPError."""
     turns = []
@@ -139,19 +111,21 @@ def hold(base_url: str, model: str, say: Callable[[str], None], write: Callable[
             messages.append({"role": "user", "content": question})
             say(f"  {visitor.name:<12}{question}")
             write(f"  {'the model':<12}")
-            answer = asyncio.run(_ask(base_url, model, messages, WrappedText(write)))
+            answer = asyncio.run(_ask(base_url, model, messages, write))
             say("")
             messages.append({"role": "assistant", "content": answer.text})
             turns.append(_turn(f"{visitor.name} ({number})", answer))
     return turns
 
 
-async def _ask(base_url: str, model: str, messages: Sequence[dict[str, str]], lines: WrappedText) -> ChatAnswer:
+async def _ask(
+    base_url: str, model: str, messages: Sequence[dict[str, str]], write: Callable[[str], None]
+) -> ChatAnswer:
     body = ServedModel(model, is_ours=True).body(messages, {"max_tokens": _MAX_TOKENS, "temperature": 0})
-    answer = ChatAnswer()
+    answer, lines = ChatAnswer(), WrappedText(lambda: _WIDTH, _INDENT)
     async with async_http_client(base_url, _TIMEOUT_S) as http:
-        await chat(http, body, answer, lambda text, is_thought: lines.add(text))
-    lines.end()
+        await chat(http, body, answer, lambda text, is_thought: write(lines.add(text)))
+    write(lines.end())
     return answer
 
 
