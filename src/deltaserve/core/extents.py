@@ -23,7 +23,7 @@ class Region:
     """Address of its first byte in the owning process."""
     num_bytes: int
     device: str
-    """`cpu` or `cuda:N`."""
+    """Device that holds it: `cpu` or `cuda:N`."""
     file: int | None = None
     """Descriptor of the file that this memory maps from its beginning; None: private to its process."""
 

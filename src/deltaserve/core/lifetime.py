@@ -15,9 +15,9 @@ class Lifetime(Enum):
     """Kind of a page group's lifetime."""
 
     FULL = "full"
-    """As long as any token after it may be computed."""
+    """Kept as long as any token after it may be computed."""
     WINDOW = "window"
-    """Only while a token to come can see it."""
+    """Kept only while a token to come can see it."""
     STATE = "state"
     """A recurrent state (a checkpoint) at one position: one slot, needed to continue exactly there."""
 

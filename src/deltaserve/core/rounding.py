@@ -4,10 +4,11 @@ from enum import Enum
 
 
 class Rounding(Enum):
-    """Never on what else a step computes; and beside that:"""
+    """What the rounding of a position depends on; it is never what else a step computes."""
 
     OF_QUERY = "query"
-    """On how many positions of its request are computed with it. Faster: prompts have an arithmetic of their own."""
+    """Rounding depends on how many positions of the request are computed together. Faster: prompts have kernels of
+    their own."""
     OF_POSITION = "position"
-    """On nothing but what comes before it: a prompt has the same bits in other chunks, behind a cached prefix and token
-    by token."""
+    """Rounding depends on nothing but what comes before the position: a prompt has the same bits in other chunks,
+    behind a cached prefix and token by token."""

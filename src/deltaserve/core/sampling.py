@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """Over prompt and output tokens (Keskar et al. 2019, CTRL)."""
+    """Penalty over prompt and output tokens (Keskar et al. 2019, CTRL); 1 means none."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -40,7 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     """None: none. n >= 0: the chosen token's log-probability and the n most likely ones."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for every prompt position but the first. Such a request matches nothing on prefill."""
+    """Alternatives as in `logprobs`, for every prompt position but the first. Such a request matches nothing on
+    prefill."""
 
     @property
     def needs_history(self) -> bool:

@@ -15,7 +15,7 @@ from deltaserve.core.sampling import SamplingSource
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
 MAX_WORKERS = 64
-"""Of a role."""
+"""Most workers of one role."""
 STATES_PER_ROW = 4
 """Slots of recurrent states for each request that runs: the state that it goes on from, the one it writes, and as many
 that are kept for later ones."""

@@ -37,21 +37,21 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the checkpoint says."""
+    """What the checkpoint says about its model, as far as the numbers depend on it."""
 
     dtype: str
-    """Of the weights, as in --dtype."""
+    """Type of the weights, as in --dtype."""
     weight_bytes: Callable[[str, Quantization], int]
     """(dtype, quantization) |-> bytes of all weights that a rank loads."""
     context_len: int
     pools: Callable[[int, str], tuple[PoolFacts, ...]]
     """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
     scratch_bytes: Callable[[StepSizes], int]
-    """Memory of one step beside weights and pages, at most."""
+    """Most memory that one step needs beside weights and pages, in bytes."""
     tp_size: int = 1
-    """Ranks of a worker. All bytes here are of one rank."""
+    """Ranks per worker. All bytes here are those of one rank."""
     has_codes: bool = False
-    """Its files have matrices that can be computed with as they are stored."""
+    """Whether its files have matrices that can be computed with as they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +61,26 @@ class MachineFacts:
     device: Device
     num_cores: int
     free_bytes: int
-    """Of the device's memory."""
+    """Bytes of the device's memory that are free."""
     num_ranks: int = 1
     """Ranks of all workers that share these cores, this one's included."""
     num_devices: int = 1
-    """That the ranks are spread over, each with memory like this."""
+    """Devices that the ranks are spread over, each with memory like this."""
     total_bytes: int | None = None
-    """Of the device's memory, swap included: more can never be there. None: unknown."""
+    """Bytes of the device's memory, swap included: more can never be there. None: unknown."""
     slow_dtypes: frozenset[str] = frozenset()
     """Types, as in --dtype, that this device multiplies several times slower than float32."""
     native_problem: str | None = None
     """Why the native library cannot compute here; None: it can."""
     counts_waits: bool = True
-    """Its kernel tells how long threads wait for a core."""
+    """Whether its kernel tells how long threads wait for a core."""
     is_one_serve: bool = False
-    """Its workers have no peer elsewhere, and can read each other's memory."""
+    """Whether its workers have no peer elsewhere, and can read each other's memory."""
     lends_cores: bool = False
-    """Its workers see which cores the others do not need."""
+    """Whether its workers see which cores the others do not need."""
     core_shares: tuple[int, int] = (1, 0)
-    """Of the cores for computing: a rank of this worker gets the first number of parts where all ranks get the second;
-    0: each gets one."""
+    """Parts of the cores for computing: a rank of this worker gets the first number where all ranks together get the
+    second; 0: each rank gets one core."""
 
     @property
     def num_on_device(self) -> int:
@@ -95,11 +95,11 @@ class ResolvedConfig:
     device: Device
     dtype: str
     quantization: Quantization
-    """As in --quantization: "auto" only where there are codes, and the native library computes."""
+    """Quantization in effect: "auto" only where there are codes, and the native library computes."""
     kv_cache_dtype: str
     page_size: int
     num_pages: tuple[int, ...]
-    """Of each pool."""
+    """Pages of each pool, in order of the pools."""
     context_len: int
     max_running_requests: int
     chunk_len: int
@@ -108,21 +108,22 @@ class ResolvedConfig:
     split_tokens: int
     """Attention reads keys in splits of so many tokens."""
     tp_size: int
-    """Ranks of a worker."""
+    """Ranks per worker."""
     num_threads: int
-    """Of a rank."""
+    """Threads that a rank computes with."""
     own_threads: int
-    """Those beyond them compute only on cores where no other worker of this server does."""
+    """Threads of a rank that always compute; those beyond compute only on cores that no other worker of this server
+    uses."""
     least_threads: int
-    """So many compute where more would wait for cores."""
+    """Threads of a rank that compute even where more would wait for cores."""
     num_cores: int
-    """Of this machine, as far as this process may use them."""
+    """Cores of this machine that this process may use."""
     num_devices: int
     transfer_backend: Backend
     transfer_tls: str
-    """UCX_TLS."""
+    """Value of UCX_TLS: the ways that UCX may move data by."""
     kv_bytes: int
-    """Of all pools, on one rank."""
+    """Bytes of all pools on one rank."""
     pools: tuple[PoolFacts, ...]
     shortened_from: int | None = None
     """The model's context, where nobody asked for a length and the pool holds no more than `context_len`."""
@@ -141,7 +142,7 @@ _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _FIRST_ATTENTION = {"cpu": "native where its library is", "cuda": "triton where it passes its test"}
 _TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
 _MEAN_SHARE = 0.25
-"""Of the longest context, the mean prefix: a guess, which only the split between FULL pages and the others goes by."""
+"""Mean prefix as a share of the longest context: a guess that only the split between FULL pages and others goes by."""
 _PAGE_SIZE = 64
 _MANY_CORES = 4
 
@@ -313,37 +314,40 @@ def _num_states(resolved: ResolvedConfig) -> int | str:
 
 
 def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
-    """As `auto_values`, of what a router reads too. It does not know the CPUs of its workers: the checkpoint's type."""
+    """What `auto_values` returns, but for a router, which does not know its workers' CPUs: dtype is the
+    checkpoint's type."""
     dtype, kv_dtype = _dtypes(settings, model)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
 
 
 def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, str]:
-    """Those whose setting is "auto"."""
+    """Values found for settings that were given as "auto"."""
     asked = {name: value for group in settings.model_dump().values() for name, value in group.items()}
     return {name: str(value) for name, value in found.items() if asked[name] == "auto"}
 
 
 def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
-    """As resolved, but asks nothing of this machine: a router needs no memory for the model."""
+    """Bytes per token as `resolve` finds them, but without the machine's facts: a router needs no memory for the
+    model."""
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     return _token_bytes(model.pools(page_size, _dtypes(settings, model)[1]), page_size)
 
 
 def _token_bytes(pools: Iterable[PoolFacts], page_size: int) -> float:
-    """Of the pools that keep every token; a window or a state weighs the same for a prompt of any length."""
+    """Bytes per token in the pools that keep every token; a window or a state weighs the same for a prompt of any
+    length."""
     return sum(pool.page_bytes for pool in pools if pool.retention == KEEP_ALL) / page_size
 
 
 _CODE_DTYPES = ("float32", "bfloat16")
-"""Of models whose matrices may be codes."""
+"""Types of the activations of models whose matrices may be codes."""
 
 
 def _quantization(
     settings: Settings, model: ModelFacts, device: Device, dtype: str, machine: MachineFacts
 ) -> Quantization:
-    """As ResolvedConfig has it."""
+    """What is quantized, as ResolvedConfig has it. Raises ConfigError where it was asked for and cannot be computed."""
     asked = settings.model.quantization
     if asked == "none" or (asked == "auto" and not model.has_codes):
         return "none"
@@ -363,7 +367,7 @@ def _quantization(
 
 
 def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozenset()) -> tuple[str, str]:
-    """Of weights and of KV. What they are never depends on free memory: prefill and decode must come to the same."""
+    """Types of weights and of KV. They never depend on free memory: prefill and decode must come to the same."""
     automatic = "float32" if model.dtype in slow else model.dtype
     dtype = automatic if settings.model.dtype == "auto" else settings.model.dtype
     return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
@@ -429,9 +433,10 @@ def _split_tokens(settings: Settings, page_size: int) -> int:
 
 
 def _compute_cores(machine: MachineFacts) -> int:
-    """For the steps of all workers. Threads of a step wait for each other: one that does not get its core at once stops
-    all. So a core is left to the front and whatever else runs. Where cores are few that would be a large part of them:
-    none is left, and fewer threads compute while they wait for cores.
+    """Cores for the steps of all workers. Threads of a step wait for each other: one that does not get its core at once
+    stops all. So a core is left to the front and whatever else runs. Where cores are few that would be a large part of
+    them: none is left, and fewer threads compute while they wait for cores.
+
     """
     return machine.num_cores - (machine.num_cores >= _MANY_CORES)
 
@@ -445,7 +450,8 @@ def _own_threads(settings: Settings, machine: MachineFacts) -> int:
 
 
 def _native_problem(settings: Settings, machine: MachineFacts) -> str | None:
-    """By name the library is needed: a worker without it ends, and says so itself."""
+    """Why the native library cannot compute here. None where the backend is named: a worker without it says so
+    itself."""
     is_auto = settings.scheduling.attention_backend == "auto"
     return machine.native_problem if machine.device == "cpu" and is_auto else None
 

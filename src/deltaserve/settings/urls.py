@@ -7,11 +7,11 @@ from deltaserve.settings.config import NetworkSettings
 _NETWORK = NetworkSettings()
 _LAST_PORT = 65535
 DEFAULT_URL = f"http://{_NETWORK.host}:{_NETWORK.port}"
-"""Of a server that was started without --host and --port."""
+"""URL of a server that was started without --host and --port."""
 
 
 def url_of(host: str | None, port: int | None) -> str:
-    """Of a server at this host and port; None: as it is by default."""
+    """URL of a server at this host and port; None: the default one."""
     name = _NETWORK.host if host is None else f"[{host}]" if ":" in host else host
     return f"http://{name}:{_NETWORK.port if port is None else port}"
 

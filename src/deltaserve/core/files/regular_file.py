@@ -29,7 +29,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def read_if_there(path: Path, max_bytes: int) -> bytes | None:
-    """As `read_regular`; None when nothing has this name."""
+    """What `read_regular` returns; None when nothing has this name."""
     try:
         return read_regular(path, max_bytes)
     except FileNotFoundError:

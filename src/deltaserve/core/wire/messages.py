@@ -104,7 +104,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     answers: bytes = b""
     """Digest of the ends this answers: an answer to an earlier Hello fits no endpoint any more."""
     peers: tuple[PeerAddress, ...] = ()
-    """From the front only: prefill workers this instance may be told to use."""
+    """Prefill workers this instance may be told to use; only the front sends any."""
     configured_role: str = ""
     """What the process was started as, once its role was changed, be it back. Empty: it never was."""
 
@@ -231,7 +231,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_f
     writer_boot: int
     chunk: int
     pieces: tuple[Piece, ...]
-    """At most one of each pool, in order of the pools."""
+    """What landed: at most one piece of each pool, in order of the pools."""
     payload: bytes | None = None
     """The first token, encoded; only the last chunk bears it. Its write was posted after all others were seen DONE."""
 
@@ -312,7 +312,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     num_retractions: int = 0
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
-    """The part of it that recurrent states were."""
+    """Bytes among `transferred_bytes` that were recurrent states."""
     num_rounds: int = 0
     """Steps in which guesses at its next tokens were verified."""
     num_drafts: int = 0
@@ -322,15 +322,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     queue_s: float = 0.0
     """Time from submission until prefill began."""
     prefill_s: float = 0.0
-    """Prefill began until the last page had landed on decode."""
+    """Time from the beginning of prefill until the last page had landed on decode."""
     transfer_s: float = 0.0
-    """The part of it from the grant on: pages move while the prompt is computed. All of it when granted at once."""
+    """Part of `prefill_s` from the grant on: pages move while the prompt is computed. All of it when granted at
+    once."""
     decode_queue_s: float = 0.0
     """Time from the landing of the last page until decode ran the request."""
     first_token_s: float = 0.0
-    """Submitted until the first token."""
+    """Time from submission until the first token."""
     worker_wait_s: float = 0.0
-    """The part of it in which no worker had the request: one that was needed was away."""
+    """Part of `first_token_s` in which no worker had the request: one that was needed was away."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -343,7 +344,7 @@ class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     tokens: bytes
     logprobs: tuple[TokenLogprobs, ...] = ()
     usage: Usage | None = None
-    """With the first token drawn by this worker: where the prompt came from. A run that is told again has none."""
+    """Where the prompt came from; only with the first token that this worker drew, and not when a run is told again."""
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -454,5 +455,5 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dst_boot: int | None
     """None only for Hello: the other side's boot is not known yet."""
     closed_below: int = 1
-    """From decode to prefill: every ticket below this number is closed for good; tombstones may be forgotten."""
+    """Tickets below this number are closed for good: tombstones of them may be forgotten. Decode tells prefill."""
     body: Message

@@ -346,7 +346,7 @@ def _specs(table: Mapping[str, str]) -> Iterator[tuple[str, str, Takes, tuple[st
 
 _SWITCHED_ON = ("true",)
 FOREIGN: Mapping[str, Foreign] = {row.name: row for row in _rows()}
-"""name |-> its row."""
+"""Name of a foreign flag |-> its row."""
 SHORTEST_IN_FILES = 2
 """Letters: shorter names are flags of a line only."""
 

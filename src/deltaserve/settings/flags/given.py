@@ -14,7 +14,7 @@ CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 
 
 class Source(Enum):
-    """Later ones win."""
+    """Where a setting was given, in the order of precedence: later ones win."""
 
     FILE = "key"
     VARIABLE = "variable"
@@ -27,7 +27,7 @@ class Given:
 
     source: Source
     name: str
-    """As our keys are written."""
+    """Name as our keys are written."""
     place: str
     """What a line about it begins with: `--page-size`, `DELTASERVE_PAGE_SIZE`, `page-size in FILE`."""
     values: tuple[object, ...]
@@ -35,7 +35,7 @@ class Given:
 
     @property
     def where(self) -> str:
-        """`place`, before a value."""
+        """The place as a prefix of a message about the value."""
         return self.place if self.source is Source.FLAG else f"{self.place}:"
 
     @property
@@ -56,7 +56,7 @@ class Given:
             raise ConfigError(f"{self.place}: expected one argument")
 
     def value_of(self, option: Option) -> object:
-        """Checked. Raises ConfigError."""
+        """The value, checked. Raises ConfigError."""
         self.require(Takes.NOTHING if option.is_switch else Takes.ONE)
         if self.source is Source.FILE:
             return option.check(self.values[0], self.where)

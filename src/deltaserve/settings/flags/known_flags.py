@@ -58,7 +58,7 @@ class KnownFlags:
         return nearest_flag(name, [f"--{known}" for known in names])
 
     def nearest_key(self, name: str) -> str:
-        """As `nearest`, of the keys of a file, which may hold settings of other commands."""
+        """The key of a file most like `name`, among settings of all commands."""
         return nearest_flag(name, [key for key in (*self.options, *_aliases(self.options)) if is_key(key)])
 
 
@@ -81,5 +81,5 @@ def _aliases(keys: Collection[str]) -> list[str]:
 
 @cache
 def known_flags(command: str) -> KnownFlags:
-    """Of a command with settings."""
+    """What `command`, one with settings, accepts."""
     return KnownFlags(command, {option.key: option for option in read_options()})

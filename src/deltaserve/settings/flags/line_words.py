@@ -14,7 +14,7 @@ class Word:
     """A flag and its values, or a value that follows no flag."""
 
     flag: str
-    """As it was typed, without what follows `=`; empty: a value alone."""
+    """The flag as it was typed, without what follows `=`; empty: a value alone."""
     name: str
     """The flag as a key: without dashes before it, and with dashes within it."""
     values: tuple[str, ...]

@@ -35,10 +35,10 @@ _MODEL = "model-path"
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command was asked."""
+    """What the words of one command mean, and what is wrong with them."""
 
     settings: Settings
-    """Of all that is right."""
+    """The settings from all that is right."""
     dump_config: bool = False
     """Print the settings and end."""
     notes: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def load(command: str, summary: str, argv: Sequence[str], environ: Mapping[str, 
 
 
 def read_line(command: str, about: About, argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """As `load`, with what is wrong beside what is right."""
+    """What `load` returns, with what is wrong beside what is right."""
     words = list(take_apart(argv, known_flags(command).takes))
     _help_if_asked(command, about, words)
     merged = _Merged(known_flags(command))
@@ -158,14 +158,15 @@ class _Merged:
     # ------------------------------------------------------------ all sources
 
     def take_file(self, path: Path) -> None:
-        """As `take_all`; a file that cannot be read is a problem itself."""
+        """Take what a file gave, as `take_all` does; a file that cannot be read is a problem itself."""
         try:
             self.take_all(of_yaml(path))
         except ConfigError as error:
             self._refuse(CONFIG, str(error))
 
     def take_all(self, given: Iterable[Given]) -> None:
-        """Of one source; what an earlier one gave is overridden. What is wrong becomes a problem, the rest is taken."""
+        """Take what one source gave, over what earlier sources gave. What is wrong becomes a problem, the rest is
+        taken."""
         seen: set[str] = set()
         for one in given:
             key = key_of(one.name)
@@ -178,7 +179,7 @@ class _Merged:
                 self._refuse(key, *problems_of(error))
 
     def _take(self, given: Given, key: str) -> None:
-        """Raises ConfigError."""
+        """Take one value as ours, or note or refuse it. Raises ConfigError."""
         is_letter = not is_key(given.name) and given.source is not Source.FLAG
         row, option = FOREIGN.get(given.name), self.known.options.get(key)
         if is_letter or (row is None and option is None):

@@ -66,7 +66,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """In words, for error lines and --help."""
+        """Allowed values in words, for error lines and --help."""
         return " or ".join(_allowed(self.annotation))
 
     @property
@@ -100,7 +100,7 @@ class Option:
             raise ConfigError(f"{where} {_shown(value)}: must be {self.allowed}") from None
 
     def parse(self, text: str, where: str) -> Any:
-        """As `check`, for a text from a flag or the environment."""
+        """The value of a text from a flag or the environment, checked as `check` does."""
         return self.check(_from_text(text, set(_plain_types(self.annotation))), where)
 
 
@@ -132,7 +132,7 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
 
 
 def nearest_flag(name: str, names: Iterable[str]) -> str:
-    """As `nearest`, for a name that may be one of another server's and mean something else."""
+    """The nearest name, as `nearest` finds it, to one that may be another server's and mean something else."""
     return nearest(name, names, _MISSPELT_SHORT if len(_bare(name)) <= _SHORT else _MISSPELT)
 
 

@@ -6,7 +6,7 @@ from deltaserve.core.errors import ConfigError
 
 
 class ConfigProblems(ConfigError):
-    """More than one."""
+    """More than one problem in one error."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(" | ".join(problems))
@@ -14,7 +14,7 @@ class ConfigProblems(ConfigError):
 
 
 def problems_of(error: ConfigError) -> tuple[str, ...]:
-    """Each by itself."""
+    """The problems of an error, each by itself."""
     return error.problems if isinstance(error, ConfigProblems) else (str(error),)
 
 

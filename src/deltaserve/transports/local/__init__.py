@@ -1,1 +1,1 @@
-"""Between workers of one machine: the reader copies from memory that the writer shares."""
+"""Transport between workers of one machine: the reader copies from memory that the writer shares."""

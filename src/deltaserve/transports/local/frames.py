@@ -22,9 +22,9 @@ from deltaserve.transports.local.memory import Addresses
 PACKET_BYTES = 64 << 10
 """Well below the send buffer that every system gives a socket."""
 MAX_REGIONS = 64
-"""Of a rank: their files go in one message, of which the kernel takes 253."""
+"""Most regions of a rank: their files go in one message, of which the kernel takes 253."""
 MAX_COPIES = 1 << 20
-"""Of one write: a window of 8 MiB has a few thousand."""
+"""Most copies of one write: a window of 8 MiB has a few thousand."""
 _CARD_MAGIC, _HELLO_MAGIC = b"DSL1", b"DSLH"
 _TOKEN = struct.Struct("<Q")
 _HELLO = struct.Struct("<4sQQI")
@@ -40,9 +40,9 @@ class LocalCard(NamedTuple):
     """An endpoint as its peer must know it."""
 
     token: int
-    """Shown by whoever connects: only the two workers know it."""
+    """Secret that whoever connects shows: only the two workers know it."""
     name: str
-    """Of its socket, in the folder that both share."""
+    """Name of its socket, in the folder that both workers share."""
 
 
 class LocalHello(NamedTuple):
@@ -62,7 +62,7 @@ class WriteFrame:
 
     id: int
     spans: Addresses
-    """[_SPANS, copies]"""
+    """Addresses and lengths, shape [_SPANS, copies]."""
     notification: bytes | None
 
 
@@ -72,7 +72,7 @@ def encode_card(card: LocalCard) -> bytes:
 
 
 def decode_card(data: bytes) -> LocalCard:
-    """Raises TransportError."""
+    """The endpoint that the bytes describe. Raises TransportError."""
     body = data[8:]
     if data[:8] != _CARD_MAGIC + zlib.crc32(body).to_bytes(4, "little") or len(body) < _TOKEN.size:
         raise TransportError("this is not the metadata of a local endpoint")
@@ -88,7 +88,7 @@ def encode_hello(hello: LocalHello) -> bytes:
 
 
 def decode_hello(data: bytes) -> LocalHello:
-    """Raises TransportError."""
+    """The hello that the bytes encode. Raises TransportError."""
     if len(data) < _HELLO.size:
         raise TransportError("a hello that is too short")
     magic, reader, writer, count = _HELLO.unpack_from(data)
@@ -142,7 +142,7 @@ class WriteAssembly:
 
 
 def _length(packet: bytes) -> int:
-    """Of the write that begins so. Raises TransportError."""
+    """Bytes of the write that begins so. Raises TransportError."""
     if len(packet) < _WRITE.size:
         raise TransportError("a write that is too short")
     _, count, note = _WRITE.unpack_from(packet)

@@ -23,7 +23,7 @@ from deltaserve.transports.local.memory import FarMemory, RegionTable, copy_byte
 log = logging.getLogger(__name__)
 
 _FRAME_COST = 64 << 10
-"""Of a write without bytes, as so many bytes: a turn ends also where only notifications come."""
+"""What a write without bytes counts for, in bytes: so a turn ends also where only notifications come."""
 _MAX_UNHEARD_ACKS = 1024
 """A writer that does not read what is acknowledged gets no further."""
 
@@ -80,7 +80,7 @@ class WriterLink:
     """To one rank of a peer: writes go out, acknowledgements come in."""
 
     def __init__(self, connection: socket.socket, hello: LocalHello, files: Sequence[int]) -> None:
-        """Raises OSError."""
+        """Send the hello with the regions' files. Raises OSError."""
         connection.setblocking(False)
         socket.send_fds(connection, [encode_hello(hello)], list(files), socket.MSG_NOSIGNAL)
         self._packets = _Packets(connection)
@@ -132,9 +132,9 @@ class _CopyJob:
     lengths: list[int]
     notification: bytes | None
     num_copied: int = 0
-    """Copies that are over."""
+    """Copies that are done."""
     offset: int = 0
-    """Bytes of the next one that are over."""
+    """Bytes of the next copy that are done."""
 
     def advance(self, limit: int) -> int:
         """Copy up to `limit` bytes; how many."""
@@ -156,7 +156,7 @@ class _CopyJob:
 
 
 class ReaderLink:
-    """From one rank of a peer: copies what it writes into our regions, and acknowledges it."""
+    """The reader's end of a connection from one rank of a peer: copies what it writes, and acknowledges it."""
 
     def __init__(self, connection: socket.socket, writer: int, memory: FarMemory, regions: RegionTable) -> None:
         """`writer`: token of the endpoint at the other end."""

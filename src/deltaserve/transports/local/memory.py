@@ -46,7 +46,7 @@ def machine_problem() -> str | None:
 
 
 def copy_bytes(dst: int, src: int, num_bytes: int) -> None:
-    """Between addresses of this process."""
+    """Copy between two addresses of this process."""
     (_move_held if num_bytes <= _HELD_BYTES else _move)(dst, src, num_bytes)
 
 
@@ -69,7 +69,7 @@ def sealed_file(num_bytes: int, name: str) -> int:
 
 
 class EpochWord:
-    """Of one endpoint: `end` is its fence as far as readers are concerned."""
+    """The epoch word of one endpoint: `end` is its fence as far as readers are concerned."""
 
     def __init__(self) -> None:
         self.file = sealed_file(_WORD_BYTES, "deltaserve-epoch")

@@ -51,9 +51,9 @@ from deltaserve.transports.local.memory import EpochWord, FarMemory, RegionTable
 log = logging.getLogger(__name__)
 
 _TURN_BYTES = 16 << 20
-"""Copied in one call at most: some 4 ms."""
+"""Most bytes that one call copies: some 4 ms."""
 _SLICE_BYTES = 4 << 20
-"""Of one peer, while another one waits."""
+"""Most bytes that are copied for one peer in a row while another one waits."""
 _BACKLOG = 128
 """Ranks of a peer connect once each, and may all do so before we look."""
 _CREDENTIALS = struct.Struct("iII")
@@ -87,18 +87,18 @@ class _LocalEndpoint:
     """One peer, from `open` to `fence`."""
 
     def __init__(self, peer: PeerName, folder: _Folder, regions: Sequence[Region]) -> None:
-        """Raises OSError."""
+        """Make the socket and the epoch word that peers connect to. Raises OSError."""
         self.peer = peer
         self.card = LocalCard(secrets.randbits(64), secrets.token_hex(16))
         self.ranks: tuple[_FarRank, ...] = ()
-        """Of the peer, once attached."""
+        """Ranks of the peer; empty until it is attached."""
         self.readers: list[ReaderLink] = []
-        """Connections of its ranks to us."""
+        """Connections of the peer's ranks to us."""
         self._regions = regions
         self._table = RegionTable(regions)
         self._folder = folder
         self._strangers: list[socket.socket] = []
-        """Connected, and have said nothing yet."""
+        """Connections that have said nothing yet."""
         self._word = EpochWord()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -1,1 +1,1 @@
-"""By Mooncake's transfer engine, in a process of its own."""
+"""Transport by Mooncake's transfer engine, which runs in a process of its own."""

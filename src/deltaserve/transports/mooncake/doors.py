@@ -18,11 +18,11 @@ _NETWORK_HEADER = 0xFFF00000
 _LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _JUMP_EQUAL, _RETURN = 0x30, 0x20, 0x74, 0x15, 0x06
 _PASS, _DROP = 0xFFFFFFFF, 0
 _DESTINATION = 16
-"""Of an IPv4 header."""
+"""Where the destination address lies in an IPv4 header."""
 
 
 def close_doors(host: str) -> int:
-    """From now on this process' TCP listeners take connections to `host` only; how many listeners there are.
+    """Restrict this process' TCP listeners to connections to `host`; returns how many listeners there are.
 
     Connections that were taken before are ended. Raises OSError.
     """

@@ -46,7 +46,7 @@ except Exception as missing:  # whatever a library raises; told to the parent, w
     MISSING = f"{type(missing).__name__}: {missing}"
 
 MAX_DESCRIPTORS = 1000
-"""Of one call of the library: it fails batches of 4000."""
+"""Most descriptors in one call of the library: it fails batches of 4000."""
 _RECEIVE_BYTES = 1 << 20
 _MAX_FRAME_BYTES = 64 << 20
 _P2P = "P2PHANDSHAKE"
@@ -69,7 +69,7 @@ class EngineHost:
         self._queues: list[SimpleQueue[PostWrite]] = []
 
     def run(self) -> NoReturn:
-        """Until the parent has closed its end."""
+        """Serve until the parent has closed its end."""
         threading.Thread(target=self._send, daemon=True).start()
         self._selector.register(self._control, selectors.EVENT_READ, self._obey)
         while True:
@@ -111,7 +111,7 @@ class EngineHost:
             self._say(EngineFailed(str(error)))
 
     def _open(self, start: StartEngine) -> EngineCard:
-        """Listen first, close the doors to others, and only then register what may be written to."""
+        """Listen first, restrict the listeners to one address, and only then register what may be written to."""
         self._engine = start_library(start)
         close_doors(start.host)
         self._notices = NoticeReader(start.host, self._token, lambda rank, data: self._say(NoticeHeard(rank, data)))

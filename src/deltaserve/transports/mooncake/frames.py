@@ -18,12 +18,12 @@ class EngineCard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     host: str
     port: int
-    """Of the library: it names the engine."""
+    """Port of the library: it names the engine."""
     notice_port: int
     token: bytes
     """Secret of this engine: who knows it was told by one of the two workers."""
     version: str
-    """Of the library."""
+    """Version of the library."""
     bases: dict[int, int]
     """Region |-> its address in the engine's process."""
 
@@ -33,7 +33,7 @@ class SharedRegion(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     file: int
-    """Inherited descriptor."""
+    """Number of the inherited descriptor of its file."""
     num_bytes: int
 
 
@@ -74,32 +74,32 @@ class PostWrite(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """From the engine: all is registered."""
+    """The engine tells that all is registered."""
 
     card: EngineCard
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """From the engine: it cannot start."""
+    """The engine tells that it cannot start."""
 
     problem: str
 
 
 class EngineWithoutLibrary(msgspec.Struct, frozen=True, tag=True):
-    """From the engine: the library is missing, cannot be loaded, or is too old."""
+    """The engine tells that the library is missing, cannot be loaded, or is too old."""
 
     problem: str
 
 
 class WriteSettled(msgspec.Struct, frozen=True, tag=True):
-    """From the engine: the library reported the end of a write."""
+    """The engine tells that the library reported the end of a write."""
 
     write: int
     is_done: bool
 
 
 class NoticeHeard(msgspec.Struct, frozen=True, tag=True):
-    """From the engine: a notification of a rank of the peer."""
+    """The engine passes on a notification of a rank of the peer."""
 
     rank: int
     data: bytes
@@ -127,7 +127,7 @@ def decode_from_engine(data: bytes) -> FromEngine:
 
 
 def framed(data: bytes) -> bytes:
-    """`data` behind its length."""
+    """A frame: `data` behind its length."""
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
@@ -154,13 +154,13 @@ class FrameBuffer:
 
 
 def encode_card(card: EngineCard) -> bytes:
-    """As an endpoint's metadata."""
+    """The card as an endpoint's metadata."""
     blob = _encoder.encode(card)
     return _MAGIC + zlib.crc32(blob).to_bytes(4, "little") + blob
 
 
 def decode_card(metadata: bytes) -> EngineCard:
-    """Raises TransportError."""
+    """The card in an endpoint's metadata. Raises TransportError."""
     blob = metadata[_HEADER_BYTES:]
     if metadata[:_HEADER_BYTES] != _MAGIC + zlib.crc32(blob).to_bytes(4, "little"):
         raise TransportError("this is not the metadata of a mooncake endpoint")

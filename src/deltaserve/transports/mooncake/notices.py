@@ -57,7 +57,7 @@ class NoticeSender:
 
 
 class _Guest:
-    """A connection somebody made."""
+    """A connection that was accepted, until and after its rank is known."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -81,7 +81,8 @@ class NoticeReader:
         self._listener.setblocking(False)
         self._selector: selectors.BaseSelector | None = None
         self._strangers: deque[_Guest] = deque()
-        """In order of arrival: who has not said who it is, or whom we cannot know before `attach`."""
+        """Connections in order of arrival that have not told their rank, or whose rank cannot be known before
+        `attach`."""
 
     @property
     def port(self) -> int:

@@ -17,7 +17,7 @@ RDMA is not listed because nobody measured it here; `MooncakeOptions.fenced` sta
 _OLD_FRAMING = "MC_TCP_PROTO"
 """Variable with which the library can be told not to wait for acknowledgements."""
 _FIRST_ACKNOWLEDGED = (0, 3, 12)
-"""From then on the reader's engine acknowledges TCP writes; before, DONE and our notification overtook the data."""
+"""First version whose reader's engine acknowledges TCP writes; before, DONE and our notification overtook the data."""
 
 
 def version_problem(version: str) -> str | None:
@@ -31,18 +31,19 @@ def version_problem(version: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class MooncakeOptions:
-    """Of all engines of a transport."""
+    """What all engines of a transport have in common."""
 
     host: str = "127.0.0.1"
     """IPv4 address of this machine under which peers reach it; nothing listens on another."""
     protocol: str = "tcp"
-    """`tcp` or `rdma`."""
+    """Protocol of the data: `tcp` or `rdma`."""
     devices: str = ""
     """RDMA devices, comma separated; empty: all. Of no meaning over TCP."""
     fenced: frozenset[str] = FENCED_BY_DEATH
     """Protocols for which the end of the engine's process is known to be a fence."""
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Of an engine process. The library logs each start and each lost connection unless told otherwise."""
+        """Environment of an engine process. The library logs each start and each lost connection unless told
+        otherwise."""
         kept = {name: value for name, value in inherited.items() if name != _OLD_FRAMING}
         return {"MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2", **kept, "MC_TCP_BIND_ADDRESS": self.host}

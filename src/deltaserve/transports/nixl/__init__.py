@@ -1,1 +1,1 @@
-"""By NIXL over UCX: RDMA, TCP or shared memory."""
+"""Transport by NIXL over UCX: RDMA, TCP or shared memory."""

@@ -26,7 +26,7 @@ _HEADER_BYTES = len(_MAGIC) + 4
 _ORDINAL_DIGITS = 4
 
 Descriptor = tuple[int, int, int]
-"""(address, bytes, device ordinal)."""
+"""One range of memory: (address, bytes, device ordinal)."""
 Batch = tuple[str, list[Descriptor], str, list[Descriptor]]
 """(source memory, descriptors, target memory, descriptors): NIXL wants one kind of memory per side."""
 
@@ -106,7 +106,7 @@ class NixlEndpoint:
         self.name = name
         self.peer = peer
         self.ranks: tuple[FarRank, ...] = ()
-        """Of the peer, once attached."""
+        """Ranks of the peer; empty until it is attached."""
         self._stuck: list[int] = []
         """Handles of writes that ended in ERROR: perhaps still in flight, so not released before the agent goes."""
         self._agent: lib.nixlAgent | None = lib.nixlAgent(name, config)
