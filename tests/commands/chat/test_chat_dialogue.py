@@ -11,7 +11,6 @@ from deltaserve.commands.chat.dialogue import (
     cost_line,
     printable,
     read_message,
-    size,
     totals_line,
 )
 from deltaserve.core.errors import ConfigError
@@ -108,11 +107,6 @@ def test_costs_of_a_server_of_ours_and_of_others() -> None:
     )
     assert totals_line([ours, theirs]) == "2 turns: 2,062 prompt tokens: 64 cached; 22 tokens answered"
     assert totals_line([]) == "no turns so far"
-
-
-@pytest.mark.parametrize(("num_bytes", "words"), [(0, "0 B"), (2048, "2 KiB"), (3 << 19, "1.5 MiB")])
-def test_sizes(num_bytes: int, words: str) -> None:
-    assert size(num_bytes) == words
 
 
 def test_a_models_text_cannot_command_the_terminal() -> None:

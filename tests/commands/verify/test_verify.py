@@ -165,3 +165,10 @@ def test_a_quantised_folder_is_not_scored(tmp_path: Path) -> None:
     folder, _ = write_fp8_blocks(VARIANTS["llama"], tmp_path, (128, 128))
     with pytest.raises(ConfigError, match="is quantised; use --reference"):
         TransformersReference(folder)
+
+
+def test_without_a_terminal_progress_is_told_in_lines_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(verify.told_steps(iter("abc"), 3, "asking the server")) == ["a", "b", "c"]
+    begun, *_, ended = capsys.readouterr().err.splitlines()
+    assert begun == "verify: asking the server, 3 cases"
+    assert ended == "verify: asking the server, 3 of 3 done"

@@ -7,9 +7,8 @@ from enum import Enum
 
 from deltaserve.commands.bench.chat_stream import ChatAnswer, TwoSides
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.sizes import size
 from deltaserve.settings.flags.options import nearest
-
-_KIB, _MIB = 1 << 10, 1 << 20
 
 
 class Order(Enum):
@@ -178,13 +177,6 @@ def _time_words(answer: ChatAnswer) -> list[str]:
 
 def counted(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
-
-
-def size(num_bytes: int) -> str:
-    """`0 B`, `512 KiB`, `1.5 MiB`."""
-    if num_bytes < _KIB:
-        return f"{num_bytes} B"
-    return f"{num_bytes / _KIB:.0f} KiB" if num_bytes < _MIB else f"{num_bytes / _MIB:.1f} MiB"
 
 
 def printable(text: str) -> str:

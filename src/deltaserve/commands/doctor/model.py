@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.sizes import size
 from deltaserve.launch.compose import Checkpoint, open_checkpoint, resolve_settings
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.server.text.text_codec import TextCodec
@@ -20,9 +21,9 @@ def check_model(settings: Settings) -> Iterator[Line]:
         yield Line(Level.FAIL, "model", str(error).removeprefix("MODEL "))
         return
     spec = checkpoint.spec
-    size = f"files of {checkpoint.num_bytes / 2**20:.0f} MiB, weights in {spec.dtype.value}"
+    files = f"files of {size(checkpoint.num_bytes)}, weights in {spec.dtype.value}"
     context = f"context of {spec.max_position} tokens"
-    yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {size}, {context}")
+    yield Line(Level.OK, "model", f"{checkpoint.name}: {spec.num_layers} layers, {files}, {context}")
     yield from (Line(Level.WARN, "model", note) for note in checkpoint.notes)
     yield _pool(checkpoint, settings)
     yield from _tokenizer(checkpoint, spec)
@@ -37,10 +38,10 @@ def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
     num_pages = resolved.num_pages[0]
     page_bytes = resolved.kv_bytes // num_pages
     text = f"a new server would have {num_pages} of {resolved.page_size} tokens per worker "
-    text += f"({page_bytes} bytes, {resolved.kv_cache_dtype})"
-    text += f", {resolved.kv_bytes / 2**30:.2f} GiB; longest request {resolved.context_len} tokens"
+    text += f"({size(page_bytes)} each, {resolved.kv_cache_dtype})"
+    text += f", {size(resolved.kv_bytes)}; longest request {resolved.context_len} tokens"
     weights = checkpoint.facts(resolved.tp_size).weight_bytes(resolved.dtype, resolved.quantization)
-    text += f"; weights {weights / 2**20:.0f} MiB" + (" on each rank" if resolved.tp_size > 1 else "")
+    text += f"; weights {size(weights)}" + (" on each rank" if resolved.tp_size > 1 else "")
     is_short = resolved.context_len < checkpoint.spec.max_position
     return Line(Level.WARN if is_short else Level.OK, "pages", text)
 

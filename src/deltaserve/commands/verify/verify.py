@@ -3,11 +3,12 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -32,10 +33,13 @@ _IF_FP8 = (
 _TIE = 1e-2
 _WIDTH = 100
 _NUM_CASES = 13
+_SAY_EVERY_S = 10.0
 _TEXT = (
     "A radix tree keeps each common prefix once. Two requests that begin alike share its pages, on the worker that "
     "computes prompts as well as on the one that generates, and what one side lacks is sent by the other. "
 )
+
+T = TypeVar("T")
 
 
 class Reference(Protocol):
@@ -120,6 +124,7 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     references: dict[str, Reference] = {}
     tolerance = _LOOSE_TOLERANCE
     if arguments.model_path is not None:
+        print(f"verify: loading {arguments.model_path} into transformers", file=sys.stderr)
         local = _load_reference(arguments.model_path)
         references[local.name] = local
         tolerance = _TOLERANCES.get(local.stored, _LOOSE_TOLERANCE)
@@ -128,13 +133,11 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     if other is not None:
         other.connect()
         references[arguments.reference] = other
-    told = Console(stderr=True)
-    with Progress(console=told, transient=True, disable=not told.is_terminal) as progress:
-        cases = list(progress.track(ask_all(client, arguments.output_len), _NUM_CASES, description="asking the server"))
-        findings = {
-            name: [compare(case, reference) for case in progress.track(cases, description=f"asking {name}")]
-            for name, reference in references.items()
-        }
+    cases = list(told_steps(ask_all(client, arguments.output_len), _NUM_CASES, "asking the server"))
+    findings = {
+        name: [compare(case, reference) for case in told_steps(cases, len(cases), f"asking {name}")]
+        for name, reference in references.items()
+    }
     console = Console(width=_WIDTH)
     for name, found in findings.items():
         _show(console, name, cases, found, tolerance)
@@ -145,6 +148,22 @@ def _verify(arguments: argparse.Namespace, client: ServerClient, other: ServerCl
     if not is_good and arguments.tolerance is None and all(one <= _FP8_KV_TOLERANCE for one in worst):
         print(_IF_FP8)
     return 0 if is_good else 1
+
+
+def told_steps(steps: Iterable[T], num_steps: int, what: str) -> Iterator[T]:
+    """The steps, and on stderr how far they are: a bar on a terminal, else lines with counts, some seconds apart."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as progress:
+            yield from progress.track(steps, num_steps, description=what)
+        return
+    print(f"verify: {what}, {num_steps} cases", file=sys.stderr)
+    said_s = time.monotonic()
+    for count, step in enumerate(steps, 1):
+        yield step
+        if count == num_steps or time.monotonic() - said_s > _SAY_EVERY_S:
+            print(f"verify: {what}, {count} of {num_steps} done", file=sys.stderr)
+            said_s = time.monotonic()
 
 
 class LocalReference(Reference, Protocol):
