@@ -90,11 +90,11 @@ class PagePool:
         return PageState(self._state[page])
 
     def states(self) -> bytes:
-        """`PageState.value` of every page."""
+        """State of every page as a byte: its `PageState.value`."""
         return bytes(self._state)
 
     def generations(self) -> list[int]:
-        """Of every page; names one use of it: another number means that it was handed out again."""
+        """Generation of every page: how often it was handed out. Another number means that another use of it began."""
         return list(self._generation)
 
     def is_pinned(self, page: PageId) -> bool:
@@ -122,7 +122,7 @@ class PagePool:
         self._give_back(pages)
 
     def free(self, pages: Collection[PageId]) -> None:
-        """OWNED -> FREE."""
+        """Move pages from OWNED to FREE."""
         self._move(pages, _FREED)
         self._give_back(pages)
 
@@ -161,7 +161,7 @@ class PagePool:
         self._free.give_back(released)
 
     def check_integrity(self) -> None:
-        """Recount everything. Raises IntegrityError."""
+        """Recount everything. Raises IntegrityError where a count is wrong."""
         self._check_counts()
         self._check_free_list()
         if any(count < 1 for count in self._pins.values()):

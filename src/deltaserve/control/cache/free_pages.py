@@ -14,7 +14,7 @@ _FEW = 64
 in the simulator a page that was freed too early shows."""
 
 _Run = tuple[int, int]
-"""(length, first page)"""
+"""A run of free pages: (length, first page)."""
 
 
 class FreePages:
@@ -39,7 +39,7 @@ class FreePages:
         self._returned += pages
 
     def take_one(self) -> int | None:
-        """Of the shortest run; None when there is no page."""
+        """One page of the shortest run; None when there is no page."""
         if not self._num_in_runs or len(self._returned) > max(self._few, len(self._runs)):
             if not self._num_in_runs and not self._returned:
                 return None

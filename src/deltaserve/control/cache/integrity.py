@@ -17,17 +17,17 @@ from deltaserve.core.tokens import TOKEN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class TreeAccounts:
-    """What a prefix cache claims."""
+    """What a prefix cache claims about its pages."""
 
     tree: RadixTree
     lru: LruOrder
     pools: tuple[PagePool, ...]
     tails: tuple[TailPool, ...]
-    """Those of `pools` that are not FULL."""
+    """The pools among `pools` that are not FULL."""
     leased: Sequence[tuple[Node, tuple[int, ...]]]
-    """Of each live lease: its node, and per pool the first page index it holds."""
+    """Each live lease: its node, and per pool the first page index it holds."""
     num_evictable: int
-    """Pages of the FULL pool, as `num_protected`."""
+    """FULL pages that may be evicted; `num_protected` are those that may not."""
     num_protected: int
 
 

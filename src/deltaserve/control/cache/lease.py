@@ -16,11 +16,11 @@ class Match:
     num_tokens: int
     """Usable prefix: every pool has all that continuing there needs. Multiple of the page size; 0 is ordinary."""
     num_pages: int
-    """Of the usable prefix."""
+    """FULL pages of the usable prefix."""
     reach: int
     """Tokens up to which FULL pages are there; >= num_tokens, and equal where every pool is FULL."""
     version: int
-    """Of the tree when it was found."""
+    """Version of the tree when the prefix was found."""
     node: Node | None = field(repr=False)
     """Deepest node reached, which `reach` may end inside of; None when nothing matched."""
     tree: RadixTree = field(repr=False)
@@ -87,6 +87,6 @@ class Insertion:
     """What `insert` made of the pages handed over."""
 
     lease: Lease
-    """Over the whole path, the handed-over part included. Its pages are the ones to use from now on."""
+    """Lease over the whole path, the handed-over part included. Its pages are the ones to use from now on."""
     num_adopted_pages: int
-    """Page indexes from the old lease's end on whose FULL twins were in the tree already: ours were freed."""
+    """Page indexes from the old lease's end on whose FULL pages were in the tree already: ours were freed."""

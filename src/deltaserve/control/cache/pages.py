@@ -25,15 +25,15 @@ class PageState(IntEnum):
     """Who may touch a page."""
 
     FREE = 0
-    """Nobody."""
+    """Nobody may touch it."""
     GRANTED = 1
     """A peer may write it under an open ticket."""
     OWNED = 2
-    """One request."""
+    """One request may read and write it."""
     QUARANTINED = 3
-    """Its ticket was revoked; a late write may still land."""
+    """Nobody may touch it: its ticket was revoked, and a late write may still land."""
     CACHED = 4
-    """The prefix cache; shared, never written."""
+    """Whoever leases it from the prefix cache may read it; it is shared and never written."""
 
 
 class PageEvent(Enum):

@@ -1,8 +1,8 @@
 """PrefixCache: match, lease, insert, release, evict, poison. The one holder of CACHED pages.
 
     page indexes of a path   [0 ......... lease.num_pages)[ ...... adopted ...... )[ ...... new ...... )
-    before insert             leased, in the tree          ours OWNED, twins in tree  ours OWNED
-    after insert              leased, in the tree          ours freed, twins leased   in the tree, leased
+    before insert             leased, in the tree          ours OWNED, equal in tree  ours OWNED
+    after insert              leased, in the tree          ours freed, equal leased   in the tree, leased
 
 That is the picture of a FULL pool: its pages are the path, and without one there is no node. WINDOW pages and states
 may be absent above and in between (control/cache/tails.py); each pool has its own locks, order of eviction and counts.
@@ -518,7 +518,7 @@ def _covering(node: Node, end: int) -> Node:
 
 
 def _path(node: Node) -> list[Node]:
-    """Root to `node`."""
+    """Nodes on the way from the root to `node`, both included."""
     nodes = [node]
     while (parent := nodes[-1].parent) is not None:
         nodes.append(parent)

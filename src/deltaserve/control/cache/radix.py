@@ -16,7 +16,7 @@ from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.tokens import TOKEN_BYTES
 
 Pages = tuple[tuple[PageId, ...], ...]
-"""Per pool: page ids."""
+"""Page ids of each pool."""
 Packed = bytes | bytearray | memoryview
 """Packed token ids or page keys of a whole path. Read in place: a long prompt is not copied to be looked up."""
 
@@ -50,7 +50,7 @@ class Node:
 
     @property
     def num_pages(self) -> int:
-        """Page indexes covered."""
+        """How many page indexes the node covers."""
         return self.end - self.start
 
     def held_from(self, pool: int) -> int:

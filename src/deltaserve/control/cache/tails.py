@@ -22,13 +22,13 @@ _COMPARED = 16
 
 
 class StateEviction(Enum):
-    """Which state goes first."""
+    """Which state is evicted first."""
 
     RECENCY = "lru"
     """The least recently used one."""
     COST = "cost"
-    """Of those used least recently the one that costs least to compute again, for its bytes: all have equally many, so
-    it is the one with the fewest tokens behind the state before it (Marconi's score, within a bound)."""
+    """The one that costs least to compute again, for its bytes, among those used least recently: all have equally many,
+    so it is the one with the fewest tokens behind the state before it (Marconi's score, within a bound)."""
 
 
 class TailPool:
@@ -47,7 +47,7 @@ class TailPool:
         self._num_compared = _COMPARED if by_cost else 1
         self.pool = pool
         self.num_held = 0
-        """Pages in the tree."""
+        """How many pages of this pool the tree holds."""
         self.num_evictable = 0
         self._retention = retention
         self._page_size = page_size

@@ -18,7 +18,7 @@ class TreeEvents:
     stored: bytes
     """Keys that are in the tree now."""
     evicted: bytes
-    """Keys that are not."""
+    """Keys that left the tree."""
 
 
 class TreeSnapshot(NamedTuple):

@@ -47,13 +47,13 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_queued_requests: int = 1024
     radix_cache: bool = True
     schedule_policy: str = "fcfs"
-    """A name in sched.policy.POLICIES."""
+    """Order of the waiting requests: a name in sched.policy.POLICIES."""
     itl_target_s: float | None = None
     """A step with decode rows takes no longer, if that can be had by taking in less."""
     max_drafts: int = 0
     """Guesses at a row's next tokens that a step verifies, at most."""
     draft_policy: Literal["adaptive", "always"] = "adaptive"
-    """See SchedConfig."""
+    """When guesses are verified: see SchedConfig."""
     steps_ahead: int = 0
     """Steps planned while another one computes, where what it draws does not decide what they compute: 0 or 1."""
     state_chunk_tokens: int = 64
@@ -61,21 +61,21 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     state_interval_tokens: int | None = None
     """A recurrent state is kept every so many tokens, too; None: only where requests are likely to go on."""
     state_eviction: str = "lru"
-    """A value of cache.tails.StateEviction."""
+    """Which state is evicted first: a value of cache.tails.StateEviction."""
     verify_checksums: bool = False
     heartbeat_s: float = 0.5
     peer_lost_s: float = 5.0
-    """On decode: a prefill worker silent for so long fails its requests and is fenced."""
+    """Silence of a prefill worker, seen by decode, after which its requests fail and it is fenced."""
     peer_suspect_s: float = 1.5
     """The same when the connection to it broke, and nothing was heard since."""
     peer_lease_s: float = 5.0
-    """On prefill: a decode worker silent for so long is fenced, its pages unpinned."""
+    """Silence of a decode worker, seen by prefill, after which it is fenced and its pages are unpinned."""
     front_grace_s: float = 10.0
-    """On decode: the rooms of a front silent for so long are cancelled."""
+    """Silence of a front, seen by decode, after which its rooms are cancelled."""
     drain_timeout_s: float = 2.0
     """A peer silent for so long about a revoked ticket is fenced. While it drains it says so twice a second."""
     share_wait_s: float = 2.0
-    """At most so long a request waits for a twin's transfer of the same pages."""
+    """Longest time that a request waits for another request's transfer of the same pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class InstanceConfig:
     boot: int
     cache: CacheSpec
     num_pages: tuple[int, ...]
-    """Per pool."""
+    """Pages of each pool."""
     max_running_requests: int
     max_context_len: int
     vocab_size: int
@@ -96,7 +96,7 @@ class InstanceConfig:
     cluster_secret: bytes
     fingerprint: str
     transport: str
-    """Its name; of what its word is worth see `evidence`."""
+    """Name of the transport; `evidence` says what its completions prove."""
     options: InstanceOptions
     evidence: Evidence = Evidence.COMPLETION
     tp_size: int = 1
@@ -109,10 +109,10 @@ class InstanceConfig:
 
 @dataclass(slots=True)
 class Door:
-    """One for all desks of an engine."""
+    """Whether an engine admits requests; one for all its parts."""
 
     is_closed: bool = False
-    """Nothing new is taken: the worker is to end, or to take up another role."""
+    """Whether nothing new is taken: the worker is to end, or to take up another role."""
 
 
 class Instance(Protocol):
@@ -166,5 +166,5 @@ class Instance(Protocol):
         ...
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError."""
+        """Check that all accounts agree. Raises IntegrityError."""
         ...

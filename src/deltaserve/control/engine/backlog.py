@@ -15,12 +15,12 @@ from deltaserve.core.keys import KEY_BYTES, common_keys, num_keys
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Requests and tokens."""
+    """Requests and tokens that wait on this worker."""
 
     num_requests: int
-    """Without a row."""
+    """Requests without a row."""
     num_tokens: int
-    """Still to be computed here, or to be given memory."""
+    """Tokens still to be computed here, or to be given memory."""
 
     @classmethod
     def of(

@@ -118,7 +118,7 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
 
 
 def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:
-    """Of the full pages of what is asked for, in this worker's size."""
+    """Packed keys of the full pages of the prompt, in this worker's page size."""
     page_size = config.cache.page_size
     first = seed_key(config.cluster_secret, config.fingerprint, page_size, Namespace(asked.namespace))
     return extend_keys(first, asked.prompt, 0, page_size)

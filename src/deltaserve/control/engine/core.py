@@ -1,10 +1,10 @@
-"""One engine: a scheduler and a cache, links to its peers, and the desks that requests come in by.
+"""One engine: a scheduler and a cache, links to its peers, and the parts that requests come in by.
 
     serving   requests of fronts, from Submit to Finished (serving.py)
     intake    pages that other workers compute for those requests: the reader's side of a transfer (intake.py)
     outflow   prompts computed for other workers: the writer's side of a transfer (outflow.py)
 
-A role is which desks are open. All of them share the scheduler's rows, steps and memory.
+A role is which of these parts take requests. All of them share the scheduler's rows, steps and memory.
 
 A change of role is a change of engines: this one drains, ends its endpoints, and `successor` is a new one, with a boot
 of its own, over the same pools and tree. What carries the boot is new: links, tickets, rooms. Memory is what stays.
@@ -43,9 +43,9 @@ from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.wire.messages import ChangeRole, Flush, Hello
 
 SERVES = frozenset({Role.DECODE, Role.UNIFIED})
-"""Roles whose serving desk (with its intake) is open."""
+"""Roles that serve requests of fronts (and take pages in)."""
 WRITES = frozenset({Role.PREFILL})
-"""Roles whose outflow desk is open."""
+"""Roles that compute prompts for other workers."""
 _CHANGEABLE = (Role.PREFILL, Role.DECODE)
 
 
@@ -151,7 +151,7 @@ class EngineCore:
         return Backlog.of(requests, granted, self.config.cache.page_size, self.parts.scheduler.running.shares_prompt)
 
     def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
-        """Its life, or its endpoint's, is over."""
+        """Drop what depends on a peer whose process, or whose endpoint, has ended."""
         self.outflow.drop_peer(peer)
         self.serving.drop_peer(peer, reason, now)
 
@@ -219,7 +219,7 @@ class EngineCore:
             if not self.outflow.yielded(request):
                 self.serving.resume(request, now)
         for request in self.parts.scheduler.waiting.holders.take_yielded():
-            self.outflow.yielded(request)  # a room of the serving desk is matched again at its grant
+            self.outflow.yielded(request)  # a room of a front is matched again at its grant
 
     def commit(self, result: StepResult, now: float) -> None:
         progress = self.parts.scheduler.steps.commit(result)

@@ -16,7 +16,7 @@ from deltaserve.core.wire.messages import Finished, Submit, TokenRun, Tokens
 ANSWER_KEPT_S = 30.0
 _ROOMS_REMEMBERED = 4096
 _TOKENS_A_FRAME = 1024
-"""With 20 alternatives each a frame of so many stays below its limit."""
+"""Most tokens in one frame: with 20 alternatives each it stays below the limit of a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ToldOutput:
     first_own: int
     """Output tokens that came with the Submit: those behind them were drawn here."""
     logprobs: tuple[TokenLogprobs, ...]
-    """Of the tokens drawn here; empty when none were asked for."""
+    """Log-probabilities of the tokens drawn here; empty when none were asked for."""
 
     def continues(self, front: PeerName, submit: Submit) -> bool:
         """Whether it is the answer that the front has the head of."""
@@ -56,7 +56,7 @@ class ToldOutput:
 
 @dataclass(frozen=True, slots=True)
 class EndedAnswer:
-    """A complete answer."""
+    """A complete answer that is remembered for a while."""
 
     told: ToldOutput
     finished: Finished
@@ -90,12 +90,12 @@ class EndedRooms:
             self._answers.popitem(last=False)
 
     def take(self, room: Room) -> Former | None:
-        """Its numbers go to a room that is opened again."""
+        """Forget the room and return its numbers, for a room that is opened again."""
         self._answers.pop(room, None)
         return self._numbers.pop(room, None)
 
     def epoch(self, room: Room) -> int:
-        """Of the last Submit that was taken for it; 0: none."""
+        """Epoch of the last Submit that was taken for the room; 0: none."""
         former = self._numbers.get(room)
         return 0 if former is None else former.epoch
 

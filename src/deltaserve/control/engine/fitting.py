@@ -46,7 +46,7 @@ def _without_staging(config: InstanceConfig, hello: Hello) -> str:
 
 
 def terms_of(ours: CacheSpec, facts: Facts) -> PageTerms:
-    """Of a peer's pages. Raises ValueError for what nobody could mean."""
+    """Page size and dtypes of a peer's pages. Raises ValueError for values that no worker can have."""
     if facts.page_size <= 0:
         raise ValueError(f"page size: ours {ours.page_size}, theirs {facts.page_size}")
     dtypes = {group.name: group.dtype.value for group in ours.groups if not group.is_for_guesses} | facts.kv_dtypes

@@ -1,7 +1,7 @@
-"""Greetings, boots and heartbeats of one instance, towards fronts and towards the other half of its pairs.
+"""Handshakes, boots and heartbeats of one instance, towards fronts and towards the other half of its pairs.
 
-Who dials greets first. Between decode and prefill a Hello carries transport metadata, so each side opens its endpoint
-before it can answer:
+Who dials sends the first Hello. Between decode and prefill a Hello carries transport metadata, so each side opens its
+endpoint before it can answer:
 
     decode  OpenEndpoint ............ Hello(metadata) -> | prefill  OpenEndpoint(metadata): opened and attached
     decode  AttachEndpoint <- Hello(metadata) .......... |          READY
@@ -46,7 +46,7 @@ from deltaserve.core.wire.messages import (
 _MAX_PEERS = 1024
 _NOT_READY = Heartbeat(is_ready=False)
 _MAX_PLACES = 4
-"""Addresses of one peer."""
+"""Most addresses that are kept for one peer."""
 _PLACE_S = 5.0
 """A peer that is not there is looked for at each of its addresses for so long."""
 _FAREWELLS = 60
@@ -73,7 +73,7 @@ class _Greeting:
 
     number: int
     ours: tuple[RankEnd, ...] = ()
-    """Of our ranks; none before they are open."""
+    """The ends of our ranks; none before they are open."""
     theirs: Hello | None = None
 
 
@@ -150,12 +150,12 @@ class Greeter:
         self._out.append(SendFrame(name, envelope))
 
     def num_ranks(self, name: PeerName) -> int:
-        """Of a peer that is ready."""
+        """Ranks of a peer that is ready."""
         hello = self.table.get(name).hello
         return len(hello.ends) if hello is not None else 0
 
     def _terms_of(self, hello: Hello) -> PageTerms:
-        """Of a peer that was not refused."""
+        """Page size and dtypes of a peer that was not refused."""
         return terms_of(self.config.cache, hello.facts)
 
     def may_stage(self, name: PeerName) -> bool:
@@ -173,10 +173,10 @@ class Greeter:
             if peer.is_ready and _role(peer) == Role.FRONT.value:
                 self.send(peer.name, message)
 
-    # ------------------------------------------------------------ greeting
+    # ------------------------------------------------------------ handshake
 
     def dial(self, address: PeerAddress, now: float) -> None:
-        """Connect and greet, unless that is under way or done, or it is us, or no other half of a pair.
+        """Connect and send Hello, unless that is under way or done, or it is us, or no other half of a pair.
 
         Another address ends no link that is up, and may be one of long ago: it is remembered, and tried in its turn.
         """
@@ -303,7 +303,7 @@ class Greeter:
         self.refusals[peer.name] = reason, "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         if peer.name in self._greetings:
-            self._end_endpoint(peer.name)  # the one that was opened to greet it
+            self._end_endpoint(peer.name)  # the one that was opened for its Hello
         if reason is FailReason.NO_PEER and self._dialled.pop(peer.name, None) is not None:
             self.table.move(peer, PeerEvent.LOSE)
             self._out.append(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
@@ -337,7 +337,7 @@ class Greeter:
         return self._num_fencing > 0
 
     def succeed(self, former: "Greeter") -> None:
-        """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
+        """Tell everybody who knew the former engine of this name that it is over; they send this one a new Hello."""
         self._farewells = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
         self._hang_up_later = [*former._hang_up_later, *former._dialled]
         self._say_farewell()
@@ -355,7 +355,7 @@ class Greeter:
         self._num_fencing -= 1
 
     def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed) -> None:
-        """Progress of a greeting: send our Hello, or be ready."""
+        """Go on with a handshake: send our Hello, or be ready."""
         peer = self.table.get(report.peer)
         greeting = self._greetings.get(report.peer)
         if greeting is None or greeting.number != report.greeting:
@@ -444,7 +444,7 @@ class Greeter:
         self._out.append(FencePeer(name))
 
     def fence(self, name: PeerName) -> None:
-        """End the peer's endpoint here; a dialled peer is greeted again with the next beat."""
+        """End the peer's endpoint here; a dialled peer gets a new Hello with the next beat."""
         self._end_life(self.table.get(name))
         self.lose(name)
 
@@ -454,7 +454,7 @@ class Greeter:
         self.table.bury(self.table.get(name))
 
     def lose(self, name: PeerName) -> None:
-        """The peer is not there any more, for whatever reason; a dialled one is greeted again with the next beat."""
+        """The peer is not there any more, for whatever reason; a dialled one gets a new Hello with the next beat."""
         peer = self.table.get(name)
         self._greetings.pop(name, None)
         if peer.state in (PeerState.READY, PeerState.GREETING):

@@ -3,8 +3,8 @@
 Between offer and grant a room holds a lease of its prefix and nothing else, and gives even that up when a running row
 or a room before it needs the memory: the grant, not the offer, names the prefix that counts.
 
-A room whose next page is on its way to a twin waits at the *grant*: prefill has computed the shared part once (its own
-scheduler sees to that), and when the twin's transfer ends the match is longer and only the rest is moved.
+A room whose next page is on its way to another room waits at the *grant*: prefill has computed the shared part once
+(its own scheduler sees to that), and when that transfer ends the match is longer and only the rest is moved.
 """
 
 from collections import Counter
@@ -93,7 +93,7 @@ class Intake:
         self._expected: set[TicketId] = set()
         """Tickets whose pages the ranks were told of."""
         self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
-        """By the number of ranks that write."""
+        """Number of ranks that write |-> the pairs of ranks that pages move between."""
 
     # ------------------------------------------------------------ offer
 
@@ -312,7 +312,7 @@ class Intake:
         return bytes(request.keys[first : first + KEY_BYTES])
 
     def _bytes_of(self, ticket: Ticket) -> int:
-        """Of the pages it covers."""
+        """Bytes of the pages that the ticket covers."""
         return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
 
     def _state_bytes_of(self, ticket: Ticket) -> int:

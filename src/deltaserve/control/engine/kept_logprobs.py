@@ -14,9 +14,10 @@ from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.wire.messages import PromptLogprobs
 
 KEPT_S = 30.0
-"""After the room's end."""
+"""Seconds after a room's end until its log-probabilities are forgotten."""
 _MAX_NUMBERS = 1 << 18
-"""Of all rooms together, some 30 MB: a prompt of 8,192 tokens with 20 alternatives for each has 172,032."""
+"""Most numbers kept for all rooms together, some 30 MB: a prompt of 8,192 tokens with 20 alternatives for each has
+172,032."""
 _MAX_PROMPTS = 4096
 
 Reading = tuple[PeerName, Room]
@@ -25,17 +26,17 @@ Reading = tuple[PeerName, Room]
 
 @dataclass(slots=True)
 class _Told:
-    """Of one attempt."""
+    """What was told of one attempt."""
 
     attempt: Attempt
     start: int = 1
-    """The reader has all positions before this one."""
+    """First position that the reader may lack."""
     end: int = 1
-    """It was told all positions before this one."""
+    """First position that the reader was not told."""
     frames: deque[PromptLogprobs] = field(default_factory=deque)
-    """In order, up to `end`; those told first may have been forgotten."""
+    """Frames in order of their positions, up to `end`; those told first may have been forgotten."""
     forget_at: float | None = None
-    """None: not looked at yet."""
+    """When the frames are forgotten; None: not decided yet."""
 
 
 class KeptLogprobs:
@@ -45,7 +46,7 @@ class KeptLogprobs:
         self._max_numbers = max_numbers
         self._told: OrderedDict[Reading, _Told] = OrderedDict()
         self.num_numbers = 0
-        """Log-probabilities in memory."""
+        """How many log-probabilities are in memory."""
 
     def keep(self, reading: Reading, attempt: Attempt, frames: Iterable[PromptLogprobs]) -> None:
         told = self._told.get(reading)

@@ -71,13 +71,13 @@ class Meter:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """0: not measured yet."""
+        """Prompt tokens per second of lately computed steps. 0: not measured yet."""
         token_s = self._of_prompt_token.quick()
         return 1.0 / token_s if token_s else 0.0
 
     @property
     def decode_step_s(self) -> float:
-        """Of a step that draws one token of each row. 0: not measured yet."""
+        """Seconds of a step that draws one token of each row. 0: not measured yet."""
         return self._of_decode_step.quick() or 0.0
 
     def count_staging(self, used: StagingUsed) -> None:

@@ -1,4 +1,4 @@
-"""The writer's desk: prompts computed for other workers, Offer -> Starting -> (Grant) -> chunks -> sent.
+"""The writer's part: prompts computed for other workers, Offer -> Starting -> (Grant) -> chunks -> sent.
 
 It holds nothing for a room before its Offer, and of a room's end only what the transport may still read: pins.
 A room's pages go out as its steps close them, [max(cursor, the reader's prefix), computed end), in whole pages of the
@@ -80,11 +80,11 @@ class Outflow:
         return len(self.rooms)
 
     def requests(self) -> list[Request]:
-        """Of all rooms."""
+        """The requests of all rooms."""
         return list(self._by_request)
 
     def waiting(self) -> list[Request]:
-        """Of rooms whose prompt is not computed yet."""
+        """The requests of rooms whose prompt is not computed yet."""
         return [r.request for r in self.rooms.values() if r.state in (PrefillState.QUEUED, PrefillState.COMPUTING)]
 
     # ------------------------------------------------------------ driving
@@ -99,7 +99,7 @@ class Outflow:
         self.sender.forget_strangers(self.links.table)
 
     def started(self, request: Request) -> bool:
-        """A request was admitted: True if it is of this desk."""
+        """Note that a request was admitted; whether it is of this part."""
         room = self._by_request.get(request)
         if room is None:
             return False
@@ -109,7 +109,7 @@ class Outflow:
         return True
 
     def yielded(self, request: Request) -> bool:
-        """What a prompt has computed is its own no more, it waits in the queue again: True if it is of this desk."""
+        """Note that a request gave up what was computed and waits again; whether it is of this part."""
         room = self._by_request.get(request)
         if room is None:
             return False
@@ -121,7 +121,7 @@ class Outflow:
         return True
 
     def advance(self, progress: StepProgress) -> bool:
-        """One step's outcome: True if the request is of this desk."""
+        """Take one step's outcome; whether the request is of this part."""
         room = self._by_request.get(progress.request)
         if room is None:
             return False

@@ -17,7 +17,7 @@ from deltaserve.core.keys import seed_key
 from deltaserve.core.wire.messages import Events, Facts
 
 _PAGE_STATES = tuple((state, state.name.lower()) for state in PageState)
-"""With their names in metrics."""
+"""Each page state with its name in metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
 
 
 def facts_of(config: InstanceConfig) -> Facts:
-    """As announced in a Hello."""
+    """The config's facts, as announced in a Hello."""
     return Facts(
         page_size=config.cache.page_size,
         kv_dtypes={group.name: group.dtype.value for group in config.cache.groups},

@@ -31,7 +31,8 @@ from deltaserve.core.wire.messages import (
 )
 
 _QUESTION_S = 2.0
-"""Between two announcements of a room that waits for its grant: decode answers with the grant, or that it is over."""
+"""Seconds between two announcements of a room that waits for its grant: decode answers with the grant, or that it is
+over."""
 _LONGEST_MS = 2**32
 """Longer deadlines count as this one (seven weeks): what is left of them is told on, and must fit a frame."""
 
@@ -45,12 +46,12 @@ class PrefillRoom:
     attempt: Attempt
     request: Request
     num_tokens: int
-    """Of this attempt's prompt."""
+    """Tokens of this attempt's prompt."""
     state: PrefillState = PrefillState.QUEUED
     is_announced: bool = False
-    """Starting was sent."""
+    """Whether Starting was sent."""
     is_answered: bool = False
-    """It was announced and waits for its grant no more."""
+    """Whether the room was announced and waits for its grant no more."""
     cached_len: int = 0
     first: FirstToken | None = None
     ticket: SendTicket | None = None
@@ -96,13 +97,13 @@ class DecodeRoom:
     is_queued: bool = False
     """Prefill has acknowledged the offer."""
     leased_version: int | None = None
-    """Of the cache, when the lease was last compared with it."""
+    """Version of the cache when the lease was last compared with it."""
     sent_at: float | None = None
     """When prefill first said that it had sent everything of the current ticket."""
     next_repeat: float = 0.0
     repeat_gap_s: float = 1.0
     waits_since: float | None = None
-    """Since when it waits for a twin's transfer."""
+    """When it began to wait for another request's transfer of the same pages; None: it does not."""
     finish_len: int | None = None
     """The front found a stop string: output tokens to keep, once the step in flight is committed."""
     decode_cached_len: int = 0
@@ -112,18 +113,18 @@ class DecodeRoom:
     arrived: FirstToken | None = None
     """The first token, held back until the prompt's log-probabilities are here."""
     num_prompt_logprobs: int = 0
-    """Told to the front so far: of positions 1, 2, ..."""
+    """Prompt log-probabilities told to the front so far: those of positions 1, 2, ..."""
     lost_behind: int | None = None
     """How many were told when it was last found that the next one is lost."""
     epoch: int = 0
-    """Of the latest Submit."""
+    """Epoch of the latest Submit."""
     first_own: int = 0
     """Output tokens that came with the first Submit; those behind them are drawn here."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the tokens drawn here, when they were asked for."""
+    """Log-probabilities of the tokens drawn here, when they were asked for."""
 
     def told(self) -> ToldOutput:
-        """The output so far."""
+        """The output so far, as the front may ask for it again."""
         prompt_len = self.request.prompt_len
         output = bytes(self.request.tokens[prompt_len * TOKEN_BYTES :])
         return ToldOutput(self.front, prompt_len, output, self.first_own, tuple(self.logprobs))
@@ -267,7 +268,7 @@ def _failure(room: bytes, epoch: int, usage: Usage, reason: FailReason, message:
 
 
 def prompt_logprobs_frames(room: Room, start: int, values: tuple[TokenLogprobs, ...]) -> tuple[PromptLogprobs, ...]:
-    """Those of positions start, start + 1, ... in frames of a length that may be sent."""
+    """Log-probabilities of positions start, start + 1, ... in frames of a length that may be sent."""
     cuts = range(0, len(values), MAX_LOGPROB_POSITIONS)
     return tuple(
         PromptLogprobs(room=room, start=start + cut, values=values[cut : cut + MAX_LOGPROB_POSITIONS]) for cut in cuts
@@ -323,7 +324,7 @@ class RoomBook:
         return self._by_request.get(request)
 
     def fronts(self) -> set[PeerName]:
-        """Who has rooms here."""
+        """Names of the fronts that have rooms here."""
         return {room.front for room in self._rooms.values()}
 
     def __iter__(self) -> Iterator[DecodeRoom]:

@@ -1,4 +1,4 @@
-"""The desk of requests: rooms of fronts, from Submit to Finished.
+"""Serving requests: rooms of fronts, from Submit to Finished.
 
 A Submit that names a prefill worker is offered to it (intake.py); one that names none is computed here. From the first
 token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
@@ -72,11 +72,11 @@ class Serving:
         """Tokens of prompts that came without what our draft head keeps of them."""
 
     def requests(self) -> list[Request]:
-        """Of all rooms."""
+        """The requests of all rooms."""
         return [room.request for room in self.rooms]
 
     def granted(self) -> set[Request]:
-        """Of rooms whose pages are on their way, or about to be."""
+        """The requests of rooms whose pages are on their way, or about to be."""
         return {room.request for room in self.rooms if room.ticket is not None}
 
     # ------------------------------------------------------------ driving
@@ -334,7 +334,7 @@ class Serving:
             self.parts.scheduler.waiting.add_landed(request)
 
     def _draft_start(self, room: DecodeRoom, first: FirstToken) -> DraftStart | None:
-        """From where on our draft head has to fill the prompt's pages: prefill may have none, or another."""
+        """Position from which our draft head has to fill the prompt's pages: prefill may have none, or another."""
         cache, sent = self.config.cache, first.draft
         if cache.draft_group is None:
             return None
@@ -382,7 +382,8 @@ class Serving:
         self.receiver.fencing(peer)
 
     def drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
-        """Its life, or its endpoint's, is over. A front's rooms end, prefill's attempts fail."""
+        """End what depends on a peer whose process or endpoint has ended: a front's rooms end, prefill's attempts
+        fail."""
         for room in self.rooms:
             if room.prefill == peer and room.state in _REMOTE:
                 self._attempt_failed(room, reason, "the link to the prefill worker ended", now)

@@ -28,7 +28,8 @@ _SLACK_TOKENS = 4096.0
 _TIE_S = 1e-4
 """Prices closer than this are a tie."""
 _COST_TO_OTHERS = 0.25
-"""Of the time a prompt computes: others wait for it, so a hit is worth more than the time it saves this one."""
+"""Share of a prompt's compute time that is added for others, which wait for it: a hit is worth more than the time it
+saves this prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +140,4 @@ class RoundRobin:
 
 
 POLICIES: Mapping[str, Callable[[], PairPolicy]] = {"ttft": LowestTtft, "round_robin": RoundRobin}
-"""load_balance_method |-> policy."""
+"""Value of load_balance_method |-> its policy."""

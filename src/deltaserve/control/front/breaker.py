@@ -54,7 +54,7 @@ _LONGEST_PAUSE_S = 30.0
 class _Circuit:
     state: BreakerState = BreakerState.CLOSED
     num_failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     pause_s: float = _FIRST_PAUSE_S
     closed_until: float = 0.0
     """When the next probe may go. Matters in OPEN, and in HALF_OPEN when a probe's room ended in neither way."""

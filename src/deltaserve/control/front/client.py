@@ -17,11 +17,11 @@ class Generation:
 
     room: Room
     prompt: bytes
-    """Packed token ids."""
+    """Token ids of the prompt, packed."""
     namespace: Namespace
     sampling: SamplingParams
     deadline_s: float
-    """Seconds from now."""
+    """Seconds from now until the answer must be complete."""
     cache: CacheUse = CacheUse.NORMAL
 
 
@@ -33,7 +33,7 @@ class OutputDelta:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of prompt positions 1 .. len - 1, in pieces; complete before the first token."""
+    """Log-probabilities of prompt positions 1 .. len - 1, in pieces; complete before the first token."""
     finish: FinishReason | None = None
     usage: Usage | None = None
 
@@ -57,16 +57,16 @@ class WorkerStats:
     name: str
     role: str
     state: str
-    """Of its link."""
+    """State of its link."""
     refusal: str | None = None
     breaker: str = "closed"
     rooms: int = 0
-    """Of this front, placed there."""
+    """Rooms of this front placed there."""
     tokens_to_compute: int = 0
-    """Of those rooms."""
+    """Prompt tokens of those rooms still to compute."""
     resident_keys: int = 0
     status: Status | None = None
-    """Its last report."""
+    """The worker's last report; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class EngineStats:
     """Rooms by what became of them."""
     workers: tuple[WorkerStats, ...] = ()
     links: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the sockets."""
+    """Metrics of the sockets by name."""
     internal_errors: int = 0
     integrity: str | None = None
     """Which books disagree; None: they do not."""
@@ -92,12 +92,12 @@ class EngineStats:
 
 
 class RoleAnswer(Enum):
-    """To whoever asks for a worker's role to be changed."""
+    """Answer to a request for a worker to change its role."""
 
     HELD = "held"
-    """It has that role."""
+    """The worker has that role already."""
     CHANGING = "changing"
-    """It drains, and takes up that role then."""
+    """The worker drains, and takes up that role then."""
 
 
 class UnknownWorker(Exception):

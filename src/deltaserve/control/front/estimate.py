@@ -53,7 +53,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds."""
+    """Parts of the time to first token, in seconds."""
 
     queue_s: float
     prefill_s: float
@@ -108,7 +108,7 @@ def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, f
 
 
 def _decode_wait(missing: int, load: DecodeLoad) -> float:
-    """Until decode has memory and a row.
+    """Seconds until decode has memory and a row. ||
 
     Running requests are taken to end one after the other, evenly over the time an average one lives; so a whole pool
     turns over once per life.

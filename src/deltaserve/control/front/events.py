@@ -45,7 +45,7 @@ class Member:
     url: str | None
     """None: whoever starts it will say, by WorkerUp. Until then it is neither dialled nor heard."""
     group: str | None = None
-    """Of workers whose every step is one of all of them: an expert group."""
+    """Name of its expert group, all of whose members compute every step together; None: it is in none."""
 
     @property
     def address(self) -> PeerAddress:
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
-    """Whoever starts workers says that one listens now: it is registered if new, dialled and greeted at once."""
+    """Whoever starts workers says that one listens now: it is registered if new, dialled and sent a Hello at once."""
 
     member: Member
 
@@ -80,7 +80,7 @@ class FrontConfig:
     """Known from the start, with or without their addresses; others may come by WorkerUp."""
     cluster_secret: bytes
     fingerprint: str
-    """Of the model; with the secret it seeds every page key chain."""
+    """Fingerprint of the model; with the secret it seeds every page key chain."""
     kv_bytes_per_token: float
     """Bytes a missing token costs on the wire, all ranks together."""
     transfer_bytes_per_s: float = 4e9
@@ -93,7 +93,7 @@ class FrontConfig:
     conditional_prefill: bool = False
     """Whether decode computes a short delta itself where the estimate says that it is sooner."""
     load_balance_method: str = "ttft"
-    """A name in balance.POLICIES."""
+    """How pairs are chosen: a name in balance.POLICIES."""
     max_rooms: int = 4096
     max_waiting_tokens: int = 16 << 20
     """Prompt tokens of all rooms without a first token."""
@@ -108,7 +108,7 @@ class FrontConfig:
     """So long a worker that was in use and cannot be reached is expected back. One whose process is known to have ended
     is expected without limit: whoever said so starts it again."""
     stale_report_s: float = 1.0
-    """From this age on a worker's report fades to the mean of its kind."""
+    """Age from which on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0
     """Longest pause between two Hellos to a worker that does not answer."""
     repeat_s: float = 5.0

@@ -98,7 +98,7 @@ class FrontCore:
         return self._flush()
 
     def tick(self, now: float) -> list[FrontAction]:
-        """Heartbeats, losses, deadlines, repeats."""
+        """Do what is due: heartbeats, losses of workers, deadlines, repeats."""
         for worker in self.workers.beat(now):
             # A process that ends closes its connection; one that is stopped or cut off is silent.
             cause = Cause.SILENT if worker.peer.broken_since is None else Cause.DECODE
@@ -397,7 +397,7 @@ class FrontCore:
         self._submit_to_decode(live, now)
 
     def _unplace(self, live: LiveRoom, now: float) -> None:
-        """Its place is given back; what it was given there counts no more."""
+        """Give back the room's place; output that it was not delivered is generated anew elsewhere."""
         self._release(live)
         live.unplace(now)
         live.forget_held()
@@ -505,7 +505,7 @@ class FrontCore:
         self.rooms.remove(live)
 
     def _release(self, live: LiveRoom) -> None:
-        """Its place is free."""
+        """Free the room's place on its workers."""
         if live.placement is not None:
             self._release_prefill(live)
             self.placer.release_decode(live.placement, live.num_tokens)
@@ -531,11 +531,11 @@ class FrontCore:
         return "the server is shutting down" if self._is_draining else self.workers.refusal(now)
 
     def limits(self, now: float) -> Limits | None:
-        """Of the workers that take rooms, now or soon; None while there is no pair."""
+        """What the workers that take rooms, now or soon, can hold; None while there is no pair."""
         return None if self.workers.refusal(now) else self.placer.limits(now)
 
     def stats(self) -> EngineStats:
-        """Of workers, rooms and counts."""
+        """Figures about workers, rooms and counts."""
         return EngineStats(
             rooms=len(self.rooms),
             rooms_without_worker=len(self.rooms.unplaced),

@@ -19,9 +19,9 @@ class Unseen:
 
     rooms: int = 0
     compute_tokens: int = 0
-    """To compute."""
+    """Prompt tokens to compute."""
     memory_tokens: int = 0
-    """Of memory asked for; below zero: more was given back."""
+    """Tokens of memory asked for; below zero: more was given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LoadReport:
     status: Status | None
     age_s: float
     pool_tokens: int
-    """Of the pool that keeps every page; 0: not told."""
+    """Tokens of the pool that keeps every page; 0: not told."""
     max_running: int
     own_tokens: int
     """Tokens to compute of this front's rooms there that have no first token yet."""
@@ -41,7 +41,7 @@ class LoadReport:
     """What those rooms are expected to produce in all."""
     unseen: Unseen
     group: str | None = None
-    """See Member."""
+    """Name of its expert group: see Member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PrefillLoad:
     worker: PeerName
     queue_tokens: float
     tokens_per_s: float
-    """> 0."""
+    """Prompt tokens it computes per second, > 0."""
     is_measured: bool = True
     """Whether any worker of its kind measured the rate; else it is assumed."""
 
@@ -73,11 +73,11 @@ class DecodeLoad:
 
     worker: PeerName
     num_rooms: float
-    """Running and waiting."""
+    """Rooms running and waiting."""
     max_running: int
     waiting_tokens: float
     free_tokens: float
-    """Free or evictable."""
+    """Tokens of memory that are free or evictable."""
     pool_tokens: int
     step_s: float
     output_len: float
@@ -85,11 +85,11 @@ class DecodeLoad:
     is_measured: bool = True
     """Whether any worker of its kind measured `step_s`; else it is assumed."""
     is_in_group: bool = False
-    """Its steps take as long as those of others: it is no quicker with fewer rooms."""
+    """Whether it is in an expert group: its steps take as long as those of others, with fewer rooms too."""
 
 
 def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[PrefillLoad]:
-    """In the order of `reports`."""
+    """Load of each prefill side, in the order of `reports`."""
     stale = assumed.stale_after_s
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
@@ -103,7 +103,7 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
 
 
 def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[DecodeLoad]:
-    """In the order of `reports`."""
+    """Load of each decode side, in the order of `reports`."""
     stale = assumed.stale_after_s
     rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
@@ -132,7 +132,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
 
 
 def _of_groups(reports: Sequence[LoadReport], values: Sequence[float]) -> list[float]:
-    """Of workers in a group the mean of its members: what differs is noise."""
+    """Each worker's value; for workers in a group the mean of its members, since only noise differs."""
     own = [report.group or report.worker for report in reports]
     found: dict[str, list[float]] = {}
     for name, value in zip(own, values, strict=True):
@@ -141,7 +141,7 @@ def _of_groups(reports: Sequence[LoadReport], values: Sequence[float]) -> list[f
 
 
 def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float:
-    """Of this front's rooms what they asked for is known; those of others are assumed."""
+    """Mean output length of a room: what this front's rooms asked for is known, those of others are assumed."""
     if not num_rooms:
         return float(assumed_len)
     return (report.own_output_tokens + (num_rooms - report.own_rooms) * assumed_len) / num_rooms

@@ -104,7 +104,7 @@ class Placer:
         return [Keeping(load, self._hit_len(sample, w, now)) for load, w in zip(loads, workers, strict=True)]
 
     def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
-        """Those who are heard of and whose circuit is closed; whoever is there where nobody is."""
+        """The workers that are heard of and whose circuit is closed; all that there are, where none is such."""
         heard = [w for w in workers if not self._workers.is_suspect(w, now)] or workers
         names = set(self.breakers.advised([w.name for w in heard], now))
         return [w for w in heard if w.name in names]
@@ -234,7 +234,8 @@ class Placer:
 
 
 def _fitting(sample: KeyedSample, workers: Eligible) -> Eligible:
-    """Those large enough. Precondition: there is a pair. Raises RequestFailed TOO_LONG when none is left."""
+    """The workers large enough for the sample. Precondition: there is a pair. Raises RequestFailed TOO_LONG when
+    none is."""
     fitting = Eligible(
         [w for w in workers.prefills if _holds(w, sample.prompt_len)],
         [w for w in workers.decodes if _holds(w, sample.total_len)],

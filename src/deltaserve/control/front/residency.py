@@ -21,11 +21,11 @@ from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.core.wire.messages import Events
 
 _EXPECTED_S = 10.0
-"""By then a placed prompt is told of by Events, or it did not come to that."""
+"""Seconds until Events must have told of a placed prompt; else it was not computed."""
 _EXPECTED_PROMPTS = 1024
-"""Of one worker, with different first pages."""
+"""Most prompts with different first pages that are expected of one worker."""
 _EXPECTED_ALIKE = 4
-"""With equal first pages."""
+"""Most prompts with equal first pages that are expected of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _common_len(one: bytes, other: bytes) -> int:
 
 
 def _prefix_len(num_pages: int, holds: Callable[[int], bool]) -> int:
-    """Of the pages 0, 1, ... for which `holds`."""
+    """How many of the pages 0, 1, ... in a row have `holds`."""
     low, high = 0, num_pages
     while low < high:
         middle = (low + high) // 2

@@ -21,7 +21,7 @@ from deltaserve.core.errors import FailReason
 
 
 class Cause(Enum):
-    """Whose failure it was."""
+    """Whose failure ended a room's attempt."""
 
     PREFILL = "prefill"
     PREFILL_LOST = "prefill_lost"
@@ -66,8 +66,8 @@ REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     Cause.LEAVING: (Remedy.OTHER_PAIR, *(Remedy.LATER,) * 5),
     Cause.NUMERICAL: (Remedy.NEXT_PREFILL,),
 }
-"""In order, from a room's last new token on. Few: a request that kills the workers it comes to must not go through all
-of them."""
+"""What is tried in order, from a room's last new token on. Few: a request that kills the workers it comes to must not
+go through all of them."""
 
 MAX_ENDED = 16
 """Decode processes that may end under one room in all."""
@@ -92,7 +92,7 @@ _PREFILL_FAULTS = frozenset(
 
 
 def cause_of(reason: FailReason, retryable: bool) -> Cause | None:
-    """Of a failure that decode told of; None: it would fail everywhere."""
+    """Cause of a failure that decode told of; None: it would fail everywhere."""
     if reason is FailReason.OVERLOADED:
         return Cause.CAPACITY
     if reason is FailReason.DRAINING:
@@ -130,12 +130,12 @@ class Retries:
     """How often a room was submitted again, by cause."""
 
     used: dict[Cause, int] = field(default_factory=dict)
-    """Since the last new token."""
+    """Tries by cause since the last new token."""
     num_ended: int = 0
-    """Decode processes that ended under it."""
+    """Decode processes that ended while they served the room."""
 
     def progressed(self) -> None:
-        """A new token came."""
+        """Note that a new token came: all but the causes for life count from 0 again."""
         if self.used:
             self.used = {cause: count for cause, count in self.used.items() if cause in _FOR_LIFE}
 

@@ -67,9 +67,9 @@ class Placement:
     compute_tokens: int
     """To prefill: prompt minus what the computing worker was believed to hold."""
     memory_tokens: int
-    """Of the prompt, for which decode needs new memory."""
+    """Tokens of the prompt for which decode needs new memory."""
     output_tokens: int
-    """Expected."""
+    """Output tokens that are expected."""
     local_len: int = 0
     """Missing tokens up to which decode is to compute the prompt itself."""
 
@@ -127,7 +127,7 @@ class LiveRoom:
     is_computing: bool = True
     """Whether no token came since it was placed: its prompt is still to be computed there."""
     rests_until: float = 0.0
-    """Without a placement: it is not placed before."""
+    """Time before which the room is not placed again."""
     num_prompt_logprobs: int = 1
     """Prompt position expected next; position 0 has none."""
     held: list[OutputDelta] = field(default_factory=list)
@@ -136,12 +136,12 @@ class LiveRoom:
     unplaced_since: float | None = None
     """None: it is placed, or was given its first token."""
     worker_wait_s: float = 0.0
-    """Before its first token, without a placement."""
+    """Seconds without a placement before its first token."""
     retries: Retries = field(default_factory=Retries)
     quiet_since: float = 0.0
-    """When decode was last told of it or told of it."""
+    """When the room was last submitted to decode, or decode last told of it."""
     num_repeats: int = 0
-    """Since decode last told of it."""
+    """Submits repeated since decode last told of the room."""
 
     @property
     def room(self) -> Room:
@@ -185,7 +185,7 @@ class LiveRoom:
             self.held.clear()
 
     def heard(self, now: float) -> None:
-        """Decode has the room."""
+        """Note that decode has the room."""
         self.quiet_since, self.num_repeats = now, 0
 
     def may_be_lost(self, now: float, after_s: float) -> bool:
@@ -201,11 +201,11 @@ class LiveRoom:
         return self.timed(Usage(prompt_len=self.prompt_len, output_len=self.num_tokens))
 
     def timed(self, usage: Usage) -> Usage:
-        """With the times that the front alone knows."""
+        """The usage with the times that the front alone knows."""
         return msgspec.structs.replace(usage, first_token_s=self.first_token_s, worker_wait_s=self.worker_wait_s)
 
     def unplace(self, now: float) -> None:
-        """Its worker is gone, or could not serve it."""
+        """Note that the room's worker is gone, or could not serve it."""
         self.placement = None
         self.unplaced_since = None if self.is_started else now
 
@@ -256,14 +256,14 @@ class Rooms:
         heapq.heappush(self._deadlines, (live.deadline, live.room))
 
     def move(self, live: LiveRoom, event: RoomEvent) -> None:
-        """As LiveRoom.move, and keeps the count of waiting tokens."""
+        """Move a room as LiveRoom.move does, and keep the count of waiting tokens."""
         was_waiting = live.state is RoomState.WAITING
         live.move(event)
         if was_waiting and live.state is not RoomState.WAITING:
             self.num_waiting_tokens -= live.prompt_len
 
     def remove(self, live: LiveRoom) -> None:
-        """The room's end."""
+        """Remove a room that has ended."""
         del self._rooms[live.room]
         self.unplaced.pop(live.room, None)
         if live.state is RoomState.WAITING:
@@ -283,7 +283,7 @@ class Rooms:
         return out
 
     def next_deadline(self) -> float | None:
-        """Of any room, or of one that ended a short while ago."""
+        """Earliest deadline of any room, or of one that ended a short while ago."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def check_integrity(self) -> None:

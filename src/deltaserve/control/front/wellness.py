@@ -25,7 +25,7 @@ class Wellness:
     _since: float = 0.0
     """When a step ended last, or there was nothing to compute."""
     _crowded_since: float | None = None
-    """Since when every report had too much of a pool in quarantine."""
+    """When every report began to have too much of a pool in quarantine; None: the last one had not."""
     _slowest_s: float = 0.0
 
     def hear(self, status: Status, now: float) -> str | None:

@@ -1,9 +1,9 @@
 """The registry: which workers there are, whether they are there, fit together, and how loaded they are.
 
-A worker is dialled as soon as it is known where it listens, and greeted until it answers. Its answer is checked against
-those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and each
-decode worker (page_moves.py). Who differs is refused, with both values named, until the other or the worker itself is
-gone.
+A worker is dialled as soon as it is known where it listens, and sent a Hello until it answers. Its answer is checked
+against those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and
+each decode worker (page_moves.py). Who differs is refused, with both values named, until the other or the worker itself
+is gone.
 
 Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
 
@@ -62,7 +62,7 @@ class Worker:
     complaint: str | None = None
     """What its last report says is wrong with it."""
     unseen: Unseen = field(default_factory=Unseen)
-    """Since `status_at`."""
+    """Load placed there since `status_at`."""
     own_tokens: int = 0
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
@@ -70,15 +70,15 @@ class Worker:
     own_output_tokens: int = 0
     """What rooms placed here for decoding are expected to produce."""
     away_since: float | None = None
-    """Since when the worker, in the same life, takes us for lost: it may still have our rooms."""
+    """When the worker, in the same life, began to take us for lost: it may still have our rooms. None: it does not."""
     expected_until: float | None = None
-    """Should it not be there: so long it is expected back. None: not at all."""
+    """Time until which it is expected back, should it not be there. None: not at all."""
     last_facts: Facts | None = None
-    """Of the life in which it was in use last; None: it never was."""
+    """Facts of the life in which it was in use last; None: it never was."""
     next_hello: float = 0.0
     hello_pause_s: float = 0.0
     role: Role = field(init=False)
-    """As configured, until its Hello says that it was changed since."""
+    """Configured role, until its Hello says that it was changed since."""
     asked: ChangeRole | None = None
     """What it is to become: repeated until it has."""
 
@@ -119,12 +119,13 @@ class Worker:
 
     @property
     def facts(self) -> Facts:
-        """Of its former life while a new one has not told; empty before its first Hello."""
+        """Facts of its present life, or of the former one while a new one has not told; empty before its first
+        Hello."""
         return self.peer.hello.facts if self.peer.hello else self.last_facts or Facts()
 
     @property
     def pool_tokens(self) -> int:
-        """Of the pool that keeps every page, the first; 0 while the worker tells of none."""
+        """Tokens of the pool that keeps every page, the first; 0 while the worker tells of none."""
         return next(iter(self.facts.pool_pages), 0) * self.facts.page_size
 
     def report(self, now: float) -> LoadReport:
@@ -217,7 +218,7 @@ class Workers:
         self._emit(SendFrame(worker.name, self.table.seal(worker.name, message)))
 
     def start(self, now: float) -> None:
-        """Dial and greet everyone whose address is known."""
+        """Dial and send Hello to everyone whose address is known."""
         for worker in self._workers.values():
             self._dial(worker)
             self._greet(worker, now)
@@ -281,7 +282,7 @@ class Workers:
                 self.send(worker, Flush())
 
     def ask_snapshot(self, worker: Worker, now: float) -> None:
-        """Its answer to a Hello brings a snapshot; asked for at a bounded rate."""
+        """Ask for a snapshot by a Hello, which the worker answers with one; at a bounded rate."""
         if now >= worker.next_hello:
             worker.next_hello = now + self._config.echo_s
             self._send_hello(worker)
@@ -370,7 +371,7 @@ class Workers:
             if role is Role.PREFILL:
                 self._tell_decodes()
             else:
-                self._send_hello(worker)  # it greets the prefill workers before the first request for them comes
+                self._send_hello(worker)  # it connects to the prefill workers before the first request for them
 
     def _expect(self, worker: Worker, now: float) -> None:
         """Whoever is in use now will be expected back."""
@@ -427,14 +428,14 @@ class Workers:
     # ------------------------------------------------------------ loss and time
 
     def died(self, worker: Worker, now: float) -> None:
-        """Its process ended: frames of that boot count no more. Who says so starts it again."""
+        """Note that its process ended: frames of that boot count no more. Whoever says so starts it again."""
         self.table.bury(worker.peer)
         if worker.last_facts is not None:
             worker.expected_until = math.inf
         self.lose(worker, now)
 
     def lose(self, worker: Worker, now: float) -> None:
-        """It is not there any more; a fresh link is made at once and greeted until it answers."""
+        """Take the worker for lost: a new link is made at once, and Hello is sent until it answers."""
         if worker.peer.state is not PeerState.UNKNOWN and worker.peer.state is not PeerState.LOST:
             self.table.move(worker.peer, PeerEvent.LOSE)
         self._reset(worker)
@@ -462,7 +463,7 @@ class Workers:
         return silent
 
     def _is_silent(self, worker: Worker, now: float) -> bool:
-        if worker.away_since is not None:  # greeted again, and it does not answer
+        if worker.away_since is not None:  # sent a Hello again, and it does not answer
             return now - worker.away_since >= self._config.peer_suspect_s
         return worker.peer.state in _THERE and now >= self.table.lost_at(worker.peer)
 
@@ -476,7 +477,7 @@ class Workers:
         self.table.broke(name, now)
 
     def is_suspect(self, worker: Worker, now: float) -> bool:
-        """It was silent for longer than it should be."""
+        """Whether it was silent for longer than it should be."""
         return self.table.is_suspect(worker.peer, now)
 
 

@@ -74,23 +74,24 @@ class Verdict(Enum):
     """What a frame's boots say about it."""
 
     CURRENT = "current"
-    """From the known boot, to this boot."""
+    """The frame is from the known boot, to this boot."""
     NEW_BOOT = "new_boot"
-    """From a process start we do not know: the old one, if any, is dead. Not applied yet: call `rebooted`."""
+    """The frame is from a process start we do not know: the old one, if any, is dead. Not applied yet: call
+    `rebooted`."""
     DEAD_BOOT = "dead_boot"
-    """From a process start that is over: ignore it."""
+    """The frame is from a process start that is over: ignore it."""
     WRONG_ADDRESSEE = "wrong_addressee"
-    """Meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
+    """The frame was meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How much silence, in seconds."""
+    """How much silence is borne, in seconds."""
 
     lost_s: float
-    """Of a peer whose connection stands, as far as we know: it is lost."""
+    """Silence after which a peer is lost whose connection stands, as far as we know."""
     suspect_s: float
-    """Since its connection broke: it is lost. Else others are preferred."""
+    """Silence after which a peer is lost whose connection broke; where it stands, others are preferred to this peer."""
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ class PeerTable:
         return now - peer.last_heard > self._patience.suspect_s
 
     def silent(self, now: float) -> list[Peer]:
-        """Ready or greeted peers that are to be given up."""
+        """Peers, ready or in a handshake, that are to be given up."""
         live = (PeerState.READY, PeerState.GREETING)
         return [p for p in self._peers.values() if p.state in live and now >= self.lost_at(p)]
 

@@ -4,7 +4,7 @@ KV stays of every full page. A state is as large as the KV of hundreds of tokens
 that is there, so few are kept of each path, where somebody is likely to go on:
 
     fork      the last grid point of what a match found of KV, beyond the last state: others have come as far before
-    twin      the last grid point that a waiting request has in common with one that computes: it is cut there
+    shared    the last grid point that a waiting request has in common with one that computes: it is cut there
     prompt    the last grid point before a prompt's last token, which an equal prompt has to compute
     output    the last grid point that decoding has passed, in place of the one before: the next turn goes on there
     interval  every so many tokens, if asked for

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DraftBook:
-    """Of one request. Counts are over its whole life on this worker."""
+    """The guesses at one request's next tokens. Counts are over its whole life on this worker."""
 
     drafts: bytes = b""
     """Packed ids that may follow its tokens; they are none of them."""
@@ -19,9 +19,9 @@ class DraftBook:
 
 @dataclass(frozen=True, slots=True)
 class DraftStart:
-    """From where on a draft head has to fill its pages of a row whose prompt was computed elsewhere."""
+    """Where a draft head begins to fill its pages, for a row whose prompt was computed elsewhere."""
 
     first: int
-    """Position; what is before it is there."""
+    """Position to begin at; what is before it is there."""
     features: bytes
-    """What it reads of the token before that one; empty: nobody knows it."""
+    """Features that the head reads of the token before that position; empty: nobody knows them."""

@@ -22,8 +22,8 @@ class LaunchedStep(Protocol):
     """A step that a device was given."""
 
     def wait(self) -> StepResult:
-        """From any thread. When it returns, the pages that the step wrote may be read by anybody. Raises only when the
-        device is lost."""
+        """The step's result; any thread may ask. When it returns, the pages that the step wrote may be read by anybody.
+        Raises only when the device is lost."""
         ...
 
 
@@ -31,6 +31,6 @@ class Launcher(Protocol):
     """An executor whose device computes beside the host; called from one thread."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """As Executor.execute, but the device may not have computed the step when it returns: the next one can be
-        launched meanwhile, also where its input is what this one draws."""
+        """Begin a step. Like Executor.execute, but the device may not have computed it when this returns: the next step
+        can be launched meanwhile, also where its input is what this one draws."""
         ...

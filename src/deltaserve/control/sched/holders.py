@@ -20,7 +20,7 @@ _SPARE = 64
 
 
 class Holders:
-    """Those that may be asked to give up what they hold. Each call costs the logarithm of their number."""
+    """Waiting requests that may be asked to give up what they hold. Each call costs the logarithm of their number."""
 
     def __init__(self, is_queued: Callable[[Request], bool], take_memory: Callable[[Request], None]) -> None:
         """`is_queued`: whether the memory it waits for is this worker's. Others yield before those that are."""
@@ -54,7 +54,7 @@ class Holders:
         self._places.pop(request, None)
 
     def reclaim(self, holder: Request) -> None:
-        """It gives up what it holds."""
+        """Make the request give up what it holds."""
         self.discard(holder)
         self._take_memory(holder)
         self._yielded.append(holder)
@@ -79,7 +79,7 @@ class Holders:
         return [request for request in self._places if any(map(request.num_held, short))]
 
     def _youngest(self) -> Request | None:
-        """Of all: they hold FULL pages."""
+        """The youngest of all holders: they hold FULL pages. None: nobody holds anything."""
         while self._last_first:
             place, _, request = self._last_first[0]
             if self._places.get(request) == place:
@@ -108,5 +108,5 @@ class Holders:
         return holder
 
     def _place(self, request: Request) -> _Place:
-        """Smaller: further behind."""
+        """Place of a request in the order of giving up; smaller: further behind in the queue."""
         return self._is_queued(request), request.is_urgent, -request.arrival

@@ -161,23 +161,23 @@ class ItemResult:
     outcome: ItemOutcome = ItemOutcome.COMPUTED
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""
-    """Of `PlanItem.wants_features`; empty where there is no draft head."""
+    """Features asked for by `PlanItem.wants_features`; empty where there is no draft head."""
     drafts: bytes = b""
     """Packed ids that may follow the tokens drawn: guesses, `PlanItem.wanted_drafts` at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Answers exactly one plan."""
+    """The answer to exactly one plan."""
 
     step: StepIndex
     items: tuple[ItemResult, ...]
     tokens_read: int = 0
     """KV token positions attention needed, summed over rows (one layer)."""
     shared_tokens_read: int = 0
-    """Of these, positions not read again because another row of the same run read them."""
+    """Positions among `tokens_read` not read again because another row of the same run read them."""
     seconds: float = field(default=0.0, compare=False)
     draft_seconds: float = field(default=0.0, compare=False)
-    """Of these, what a draft head took: one pass, or as many as there are guesses at one row."""
+    """Seconds among `seconds` that a draft head took: one pass, or as many as there are guesses at one row."""
     num_threads: int | None = field(default=None, compare=False)
-    """That computed; None: nobody counts them."""
+    """Threads that computed the step; None: nobody counts them."""

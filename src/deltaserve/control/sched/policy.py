@@ -10,7 +10,7 @@ Rank = Callable[[Request], int]
 
 
 def by_arrival(cache: PrefixCache) -> Rank | None:
-    """First come, first served."""
+    """No ranks: first come, first served."""
     return None
 
 

@@ -27,7 +27,8 @@ class TryOutcome(Enum):
     NO_ROOM = "no room"
     """Memory is missing: those that go before it from now on are counted."""
     HELD_BACK = "held back"
-    """It waits for something else (a twin, its reader, the steps already booked): in nobody's way, passed by nobody."""
+    """It waits for something else (a request that computes the same pages, its reader, the steps already booked):
+    it holds up nobody, and being passed is not counted."""
 
 
 Attempt = Callable[[Request], TryOutcome]
@@ -51,7 +52,7 @@ class FairQueue:
         self._new: dict[Request, None] = {}
         """Not tried since they came."""
         self._refused: list[_Wait] = []
-        """Of those that found no room when they were tried last, in order."""
+        """Waits of those that found no room when they were tried last, in order."""
         self._is_blocked = False
         """None behind the last of these was tried."""
         self._stallers: set[Request] = set()
@@ -77,7 +78,7 @@ class FairQueue:
         return bool(self._stallers)
 
     def push(self, request: Request) -> None:
-        """By arrival, or before all that are not urgent."""
+        """Queue a request by arrival, or before all that are not urgent."""
         queue = self._urgent if request.is_urgent else self._normal
         queue[request] = _Wait()
         self._new[request] = None
@@ -126,7 +127,7 @@ class FairQueue:
         return taken
 
     def _in_order(self) -> list[Request]:
-        """By rank, but those overtaken too often first."""
+        """Requests by rank, but those overtaken too often first."""
         if self._rank is None or len(self) < 2:
             return list(self)
         requests = list(self)

@@ -22,7 +22,7 @@ class Recent:
         self._seconds.append(seconds)
 
     def quick(self, share: float = 0.25) -> float | None:
-        """As long as this share of the last ones took at most. None: not enough are known."""
+        """Time that this share of the last ones took at most, in seconds. None: not enough are known."""
         if len(self._seconds) < self._enough:
             return None
         return sorted(self._seconds)[int(share * (len(self._seconds) - 1))]

@@ -26,7 +26,7 @@ class Origin(Enum):
 
     COMPUTED = "computed"
     FETCHED = "fetched"
-    """From another worker, which computes it."""
+    """Another worker computes it, and its pages are fetched."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Request:
     hands_over: bool = False
     """Another worker goes on behind its prompt."""
     draft_start: DraftStart | None = None
-    """Of a prompt that came from elsewhere, until the executor hears of it."""
+    """Where a draft head begins, for a prompt that came from elsewhere; None once the executor has heard of it."""
 
     @property
     def num_tokens(self) -> int:

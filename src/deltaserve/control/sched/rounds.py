@@ -13,14 +13,14 @@ from deltaserve.control.sched.plan import StepPlan
 
 
 class RoundPart(Enum):
-    """In a round."""
+    """What a member does in one round of its group."""
 
     NONE = "none"
-    """Without a plan: it computes for the others."""
+    """It has no plan and computes for the others."""
 
 
 class MemberRounds:
-    """Of one member."""
+    """The rounds of an expert group as one member knows them."""
 
     def __init__(self) -> None:
         self._plans: deque[StepPlan] = deque()
@@ -28,15 +28,15 @@ class MemberRounds:
 
     @property
     def is_resting(self) -> bool:
-        """There is no plan, and none is being made."""
+        """Whether there is no plan, and none is being made."""
         return self._is_resting and not self._plans
 
     def submit(self, plan: StepPlan) -> None:
-        """To be computed after those submitted before."""
+        """Queue a plan to be computed after those submitted before."""
         self._plans.append(plan)
 
     def rest(self) -> None:
-        """No plan follows for now."""
+        """Note that no plan follows for now."""
         self._is_resting = True
 
     def next_part(self, has_begun: bool) -> StepPlan | Literal[RoundPart.NONE] | None:

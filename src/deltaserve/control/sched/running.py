@@ -35,7 +35,7 @@ class Running:
         self.config = config
         self.needs = PageNeeds(config, cache.retentions)
         self.checkpoints: Checkpoints | None = None
-        """Of a model with recurrent states."""
+        """Which states are kept; None for a model without recurrent states."""
         if self.needs.state_pools:
             self.checkpoints = Checkpoints(config.grid_len, config.state_interval_len)
         self.rows = Rows(config.max_running)
@@ -86,7 +86,7 @@ class Running:
     # ------------------------------------------------------------ in and out
 
     def enter(self, request: Request) -> None:
-        """It takes a row."""
+        """Give the request a row."""
         self.rows.take(request)
         self.requests[request] = None
         self._runs = None
@@ -137,7 +137,8 @@ class Running:
     # ------------------------------------------------------------ the tree
 
     def note_fork(self, request: Request, match: Match) -> None:
-        """Its prompt is known further than it can go on from: it keeps a state as far as that, for the next one."""
+        """Note that the prompt is known further than it can go on from: a state is kept as far as that, for the
+        next one."""
         if self.checkpoints is not None:
             fork = self.checkpoints.fork(match.num_tokens, match.reach)
             request.forks = set() if fork is None else {fork}
@@ -156,7 +157,8 @@ class Running:
         return most
 
     def step_back(self, request: Request) -> None:
-        """Its states took in fewer tokens than was planned: its own slot is that of what is computed."""
+        """Note that the states took in fewer tokens than planned: the request's own slot is that of what is
+        computed."""
         last = (request.num_computed - 1) // self.config.page_size
         for pool in self.needs.state_pools:
             request.move_state(pool, last)
@@ -169,7 +171,7 @@ class Running:
             self.share_computed(request)
 
     def share_computed(self, request: Request) -> None:
-        """Hand the request's full computed pages to the tree; where a twin was first, adopt its pages.
+        """Hand the request's full computed pages to the tree; where another request was first, adopt its pages.
 
         Where a checkpoint is due its states go along, and it goes on in other slots: if there are none they stay.
         """
@@ -208,7 +210,7 @@ class Running:
         return request.num_computed // self.config.page_size > lease.num_pages
 
     def _hand_over(self, request: Request, pools: Sequence[PoolId]) -> None:
-        """Its full computed pages; of the other pools none."""
+        """Hand over the full computed pages of these pools to the tree; of the other pools none."""
         lease, page_size = request.lease, self.config.page_size
         if lease is None:
             return
@@ -219,7 +221,7 @@ class Running:
         insertion = self._cache.insert(lease, request.namespace, request.tokens, request.keys, pages)
         request.lease = insertion.lease
         changed = self.needs.pools if insertion.num_adopted_pages else self.needs.more_pools
-        for pool in changed:  # a twin's instead of its own
+        for pool in changed:  # another request's instead of its own
             request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
         self._runs = None
 
@@ -263,7 +265,7 @@ class Running:
         return self.needs.of_output(request, min(share, max(0, request.max_len - request.num_tokens)))
 
     def decay_reserve(self) -> None:
-        """Once per step."""
+        """Let the reserve shrink towards its base; called once per step."""
         self._reserve_scale = max(1.0, self._reserve_scale * _RESERVE_DECAY)
 
     # ------------------------------------------------------------ integrity

@@ -7,19 +7,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SchedConfig:
-    """Lengths in tokens."""
+    """Sizes and lengths of one scheduler. Lengths in tokens."""
 
     page_size: int
     max_running: int
     chunk_len: int
-    """At most so many tokens of one request per step; a multiple of page_size."""
+    """Most tokens of one request per step; a multiple of page_size."""
     step_len: int
-    """At most so many extend tokens per step, over all requests."""
+    """Most extend tokens per step, over all requests."""
     split_tokens: int
     reserve_len: int
     """Decode tokens to keep room for, per running request, when another one is admitted; more after a retraction."""
     extend_len_beside_decode: int | None = None
-    """At most so many extend tokens in a step that has decode rows, so that those keep their pace; None: step_len."""
+    """Most extend tokens in a step that has decode rows, so that those keep their pace; None: step_len."""
     step_target_s: float | None = None
     """A step that has decode rows takes no longer, if that can be had by taking in less; None: no matter."""
     radix_cache: bool = True

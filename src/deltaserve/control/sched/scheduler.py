@@ -50,7 +50,7 @@ class Scheduler:
         return self.steps.is_idle and is_told and not has_requests
 
     def become(self, config: SchedConfig) -> None:
-        """Another engine takes over, with desks of its own. Raises StateError unless idle."""
+        """Hand over to another engine, which has rooms of its own. Raises StateError unless idle."""
         if not self.is_idle or config.max_running != self.running.config.max_running:
             raise StateError("a scheduler is taken over while it holds requests, or with other rows")
         self.running.become(config)

@@ -32,9 +32,9 @@ from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import TOKEN_BYTES, token_len, unpack_u32
 
 _FORGETS = 0.02
-"""At each guess of any request: of how often guesses are right."""
+"""Weight of a new guess of any request in the running mean of how often guesses are right."""
 _LEARNS = 0.1
-"""At each guess of a request: of how often its guesses are right."""
+"""Weight of a request's new guess in the running mean of how often its guesses are right."""
 _HOPE = 0.7
 """How often guesses are right, before any was compared."""
 _MOST = 0.98
@@ -86,7 +86,7 @@ class Speculation:
         self._num_unlooked = 0
         """Steps since all guesses were verified."""
         self._passes = Recent(enough=1)
-        """Of a draft head."""
+        """Seconds of a draft head's pass, lately."""
         self._drawn = 1.0
         """Tokens that a row drew in a step, lately."""
         self._verified = 0.0
@@ -96,7 +96,7 @@ class Speculation:
         self._num_unasked = 0
         """Steps since guesses were made."""
         self.totals = DraftBook()
-        """Counts over all requests."""
+        """Counts of guesses over all requests."""
 
     @property
     def _pass_s(self) -> float:
@@ -238,5 +238,5 @@ def _some(most: dict[Request, int]) -> Iterator[tuple[Request, int]]:
 
 
 def fitting_drafts(request: Request, most: int) -> int:
-    """Of the guesses there are, as many as may be verified."""
+    """How many of the request's guesses may be verified: all, or `most` of them."""
     return max(0, min(token_len(request.guesses.drafts), most))

@@ -3,7 +3,8 @@
 from statistics import median_low
 
 _FORGETS = 0.02
-"""Of what steps have cost, at each step: what else runs on the machine changes it, and so do lengths of contexts."""
+"""Weight of a new step in the means; old ones fade: what else runs on the machine changes the cost, as do context
+lengths."""
 _MIN_STEPS = 8.0
 """So many steps must be remembered, of lengths that differ by `_MIN_SPREAD` tokens, before c0 and c1 are told apart."""
 _MIN_SPREAD = 0.5

@@ -14,7 +14,7 @@ from deltaserve.control.sched.step_cost import StepCost
 
 
 class StepTarget:
-    """Of one engine. Seconds."""
+    """How long steps of one engine may take, in seconds."""
 
     def __init__(self, target_s: float | None) -> None:
         """None: steps take as long as they take."""
@@ -24,7 +24,8 @@ class StepTarget:
 
     @property
     def _extend_s(self) -> float | None:
-        """Of one token of a prompt, as half of the last steps with prompts took at most. None: not known yet."""
+        """Seconds of one token of a prompt, as half of the last steps with prompts took at most. None: not known
+        yet."""
         return self._of_prompt_token.quick(0.5)
 
     def learn(self, items: Sequence[PlanItem], seconds: float) -> None:

@@ -51,7 +51,7 @@ class StepProgress:
     outcome: ItemOutcome
     prompt_logprobs: tuple[TokenLogprobs, ...]
     features: bytes
-    """See ItemResult."""
+    """Features that the step returned: see ItemResult."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class Steps:
 
 
 def _item_behind(request: Request, step: StepIndex, wanted_drafts: int) -> PlanItem:
-    """Of a row that decodes in `step`: what it draws there is computed next."""
+    """Plan of a row that decodes in `step`: what it draws there is computed next."""
     if request.row is None:
         raise StateError("a running request without a row")
     return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)

@@ -39,12 +39,12 @@ class Twins:
         self._alike: dict[bytes, dict[Request, None]] = {}  # key of the first page |-> waiting; with states only
 
     def add(self, request: Request) -> None:
-        """It waits."""
+        """Note that the request waits."""
         if self._checkpoints is not None and (key := self._key_after(request, 0)):
             self._alike.setdefault(key, {})[request] = None
 
     def foresee(self, request: Request) -> None:
-        """It starts: where most of those that wait part from it, it leaves a state."""
+        """Note that the request starts: where most of those that wait part from it, it leaves a state."""
         alike = self._alike.get(self._key_after(request, 0))
         if self._checkpoints is None or alike is None:
             return
@@ -53,7 +53,7 @@ class Twins:
         request.forks.update(point for point, _ in points.most_common(1))
 
     def frontier(self, requests: Iterable[Request]) -> Frontier:
-        """Those that compute, by the page that each is computing; with states by their first page."""
+        """Requests that compute, by the page that each is computing; with states by their first page."""
         frontier: Frontier = {}
         for request in requests:
             self.note(request, frontier)
@@ -83,7 +83,7 @@ class Twins:
     def _for_checkpoint(
         self, request: Request, match: Match, frontier: Frontier, checkpoints: Checkpoints
     ) -> tuple[Request, int] | None:
-        """The twin that has most in common up to a checkpoint that it can still leave, and is now to leave."""
+        """The request in flight with most in common up to a checkpoint that it can still leave, and is now to leave."""
         furthest, twin = match.num_tokens, None
         for other in frontier.get(self._key_after(request, 0), ()):
             point = self._parting(other, request, checkpoints)
@@ -116,7 +116,7 @@ class Twins:
         return False
 
     def started(self, request: Request) -> None:
-        """It waits no longer; what it computes may be waited for."""
+        """Note that the request waits no longer; what it computes may be waited for."""
         key = self._key_after(request, 0)
         if (alike := self._alike.get(key)) is not None:
             alike.pop(request, None)

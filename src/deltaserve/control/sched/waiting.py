@@ -27,7 +27,7 @@ from deltaserve.control.sched.twins import Frontier, Twins
 HORIZON_STEPS = 2
 """Steps' worth of tokens that are admitted ahead of being computed."""
 _LOOK_AGAIN_S = 0.1
-"""Waiting requests are tried again after so long although nothing changed: links come back, waits for twins end."""
+"""Seconds until waiting requests are tried again although nothing changed: links come back, waits for others end."""
 
 
 class Claim(Enum):
@@ -54,7 +54,7 @@ class Gatekeeper(Protocol):
 
 
 class OpenDoor:
-    """Everybody may."""
+    """Admission without conditions: every request may enter."""
 
     def may_start(self, request: Request) -> bool:
         return True
@@ -95,7 +95,7 @@ class _Booking:
     reserve: Needs
     """Pages kept for what those running or entering have not taken yet, per pool."""
     num_rows: int
-    """Rows nobody is promised."""
+    """Rows that nobody is promised."""
     frontier: Frontier
     """Running requests that those waiting may have pages in common with."""
 
@@ -148,7 +148,7 @@ class Waiting:
             self.holders.add(request)  # its place has changed
 
     def add_landed(self, request: Request) -> None:
-        """Its pages have come from elsewhere: it waits for its row only."""
+        """Add a request whose pages have come from elsewhere: it waits for its row only."""
         self._landed[request] = None
 
     def hold(self, request: Request) -> None:
@@ -161,11 +161,11 @@ class Waiting:
         self.holders.discard(request)
 
     def enter(self, request: Request) -> None:
-        """It was promised a row: its pages are on their way."""
+        """Note that the request was promised a row: its pages are on their way."""
         self._entering[request] = None
 
     def forget(self, request: Request) -> None:
-        """It waits no longer, if it did."""
+        """Forget the request if it waits."""
         self.queue.discard(request)
         self._landed.pop(request, None)
         self._entering.pop(request, None)

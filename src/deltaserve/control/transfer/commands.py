@@ -34,11 +34,11 @@ class OpenEndpoint:
 
     peer: PeerName
     greeting: int
-    """Which greeting it belongs to, told again by its reports: those of an earlier one must not count."""
+    """Which handshake it belongs to, told again by its reports: those of an earlier one must not count."""
     theirs: tuple[RankEnd, ...] | None = None
-    """Of the peer's ranks, in order; None while they are not known."""
+    """The ends of the peer's ranks, in order; None while they are not known."""
     terms: PageTerms | None = None
-    """Of the peer's pages; None: as ours are, or not known yet."""
+    """Page size and dtypes of the peer's pages; None: as ours are, or not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class AttachEndpoint:
     greeting: int
     theirs: tuple[RankEnd, ...]
     terms: PageTerms | None = None
-    """As above."""
+    """Page size and dtypes of the peer's pages; None: as ours are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class PostChunk:
     ticket: TicketId
     chunk: int
     pairs: tuple[PagePairs, ...]
-    """Of each pool that has pages in this chunk."""
+    """Pages of each pool that has some in this chunk."""
     payload: bytes | None
     """Not None exactly for the last chunk: announced with it, after all data of the ticket was seen DONE."""
 
@@ -118,7 +118,7 @@ class VerifyPages:
     ticket: TicketId
     checks: tuple[PageCheck, ...]
     num_tokens: int
-    """Of the prompt."""
+    """Tokens of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class EndpointOpened:
     peer: PeerName
     greeting: int
     ends: tuple[RankEnd, ...]
-    """Of our ranks, in order; of one alone in that rank's own report."""
+    """The ends of our ranks, in order; in one rank's own report its end alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class GateDraining:
 
 @dataclass(frozen=True, slots=True)
 class GateDrained:
-    """Writer: answer to CloseGate."""
+    """The writer's answer to CloseGate."""
 
     ticket: TicketId
     outcome: Drain

@@ -21,7 +21,7 @@ class Landing(Enum):
 
 
 ALONE = RankPair(0, 0)
-"""Between workers of one rank each."""
+"""The one pair of ranks where both workers have one rank."""
 
 
 class Coverage:
@@ -33,7 +33,7 @@ class Coverage:
         self._of_pair = {pair: PairCoverage(self.missing) for pair in pairs}
         self._num_incomplete = len(self._of_pair)
         self.payload: bytes | None = None
-        """Of the last chunk, once it has landed. Worth nothing before the coverage is complete."""
+        """Payload of the last chunk, once it has landed. Worth nothing before the coverage is complete."""
 
     @property
     def is_complete(self) -> bool:
@@ -41,11 +41,11 @@ class Coverage:
 
     @property
     def num_landed(self) -> int:
-        """Announcements that were accepted."""
+        """How many announcements were accepted."""
         return sum(len(of_pair.chunks) for of_pair in self._of_pair.values())
 
     def dones(self) -> Iterator[tuple[RankPair, Done]]:
-        """Those."""
+        """The accepted announcements, each with its pair of ranks."""
         for pair, of_pair in self._of_pair.items():
             for done in of_pair.chunks.values():
                 yield pair, done

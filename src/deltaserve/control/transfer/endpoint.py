@@ -74,13 +74,13 @@ from deltaserve.core.wire.messages import Done, Drain, Piece, RankEnd, RegionInf
 WRONG_CONTENTS = "checksum of pages"
 """How a verdict about pages begins."""
 _MAX_RANKS = 64
-"""Of a peer."""
+"""Most ranks of a peer."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
-"""Between two looks at pages that have not landed: ever rarer, a look costs as much as reading them."""
+"""Pause between two looks at pages that have not landed: ever longer, a look costs as much as reading them."""
 _TELL_STAGING_EVERY_S = 0.2
-"""Between two reports of what staging memory was used for."""
+"""Pause between two reports of what staging memory was used for."""
 _TELL_EVERY_S = 0.5
-"""Between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
+"""Pause between two reports that a closed gate still waits. Well below the reader's patience with a silent writer."""
 
 
 class Memory(Protocol):
@@ -103,13 +103,13 @@ class EndpointConfig:
     """This rank's memory, as the transport knows it."""
 
     cache: CacheSpec
-    """Of the whole model."""
+    """Layout of the whole model's cache, not of this rank's part."""
     regions: tuple[RegionInfo, ...]
     """One of each page group, named as the group."""
     shard: Shard = Shard()
-    """Which rank this is."""
+    """This rank's number and the number of ranks."""
     window_bytes: int = 8 << 20
-    """Of one post: what another ticket of the same peer waits for at most, times the tickets before it."""
+    """Most bytes of one post: what another ticket of the same peer waits for, times the tickets before it."""
     max_windows: int = 2
     """Posts in flight per peer."""
     checksums: bool = False
@@ -122,7 +122,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """A write in flight."""
+    """A write that was posted and has not ended."""
 
     job: ChunkJob
     num_bytes: int
@@ -135,7 +135,7 @@ class _Landing:
 
     command: VerifyPages
     checks: list[PageCheck]
-    """Those that were not right when they were last looked at."""
+    """Checks that failed when the pages were last looked at."""
     give_up_at: float
     look_at: float
     pause_s: float = _FIRST_LOOK_S
@@ -153,7 +153,7 @@ class _FarReader:
     regions: Mapping[str, RegionId]
     routes: Mapping[str, Route]
     staged_bytes: int
-    """Of a staged write at most, where a page is not larger: both rings hold two."""
+    """Most bytes of a staged write, where a page is not larger: both rings hold two such writes."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class _Link:
     """A peer's side of things: its ranks, and what is queued for them."""
 
     readers: tuple[_FarReader, ...] = ()
-    """Those that this rank sends something; they hear of every chunk."""
+    """Ranks of the peer that this rank sends something; they hear of every chunk."""
     incoming: CachePlan | None = None
     """What its ranks send ours. None: not attached."""
     gates: dict[TicketId, Gate] = field(default_factory=dict)
@@ -188,14 +188,14 @@ class Endpoint:
         """bytes_sent, writes_posted, writes_failed, malformed_notifications; and those of staging.py."""
         self._staging = staging
         self.staged: StagedTransport | None = None
-        """Between this and the transport."""
+        """Staging between this endpoint and the transport; None: this rank has no staging memory."""
         if staging is not None:
             cache = config.cache
             pools = {group.name: cache.pool_of(group) for group in cache.groups}
             self.staged = StagedTransport(transport, staging, config.shard.rank, pools, self.counters)
         self._transport: Transport = self.staged or transport
         self._told: Counter[str] = Counter()
-        """Of `counters`, as far as the control plane knows."""
+        """Values of `counters` that the control plane knows."""
         self._tell_staging_at = 0.0
 
     # ------------------------------------------------------------ commands
@@ -348,7 +348,7 @@ class Endpoint:
                 self._reserve(command.peer, gate, reader.rank)
 
     def _ahead_bytes(self, reader: _FarReader, num_pages: tuple[int, ...]) -> int:
-        """Of a ticket's first write, at most; 0 where it is not staged."""
+        """Most bytes of a ticket's first write; 0 where it is not staged."""
         if self._staging is None or STAGING not in reader.regions:
             return 0
         num_copies, num_bytes = 0, 0
@@ -400,7 +400,7 @@ class Endpoint:
         return deque(cut_windows(self._copies(reader, command), self._config.window_bytes))
 
     def _is_staged(self, reader: _FarReader, command: PostChunk) -> bool:
-        """By the copies that a direct write would take, counted and not made: there may be thousands."""
+        """Whether to stage, by the copies that a direct write would take: counted, not made, there may be thousands."""
         if self._staging is None:
             return False
         num_copies, num_bytes = 0, 0

@@ -57,11 +57,11 @@ class Gate:
     is_dirty: bool = False
     has_posted: bool = False
     jobs: deque[ChunkJob] = field(default_factory=deque)
-    """In order of the chunks, until every byte of one was seen DONE."""
+    """Chunks in order, until every byte of one was seen DONE."""
     num_in_flight: int = 0
     """Writes posted and not seen DONE, failed ones not counted."""
     bytes_in_flight: int = 0
-    """Of these writes."""
+    """Bytes of the writes counted by `num_in_flight`."""
     unsent: dict[int, ChunkTotal] = field(default_factory=dict)
     """Chunks not seen DONE by all their readers."""
     ahead: dict[int, int] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class LogEnd:
     def __init__(self) -> None:
         self._taken = LogPosition()
         self._sent: deque[LogPosition] = deque([LogPosition()])
-        """From the last one the other side has told that it took."""
+        """Positions of what was sent, from the last one on that the other side has told it took."""
 
     @property
     def num_unanswered(self) -> int:

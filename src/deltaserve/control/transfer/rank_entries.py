@@ -24,7 +24,7 @@ class UnionCodec(Generic[T]):
         return _encoder.encode([(self._numbers[type(item)], item) for item in items])
 
     def decode(self, body: bytes) -> list[T]:
-        """Raises RankLogError."""
+        """Commands or reports in the body of an entry. Raises RankLogError."""
         entries = decode_entry(self._list, body)
         if any(not 0 <= number < len(self._decoders) for number, _ in entries):
             raise RankLogError("an entry of unknown kind")
@@ -35,7 +35,7 @@ D = TypeVar("D")
 
 
 def decode_entry(decoder: "msgspec.msgpack.Decoder[D]", body: bytes | msgspec.Raw) -> D:
-    """Raises RankLogError."""
+    """The entry that the bytes encode. Raises RankLogError."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -64,7 +64,7 @@ class _Opening:
     """Whether that is to attach; or only to open."""
     opened: dict[int, RankEnd] = field(default_factory=dict)
     problem: str | None = None
-    """Of the first rank that failed."""
+    """What the first rank that failed told; None: none failed."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class _Ticket:
 
 @dataclass(slots=True)
 class _Check:
-    """Pages being verified."""
+    """Pages being verified on every rank."""
 
     peer: PeerName
     waiting: set[int]
@@ -100,7 +100,7 @@ class _Check:
 
 @dataclass(slots=True)
 class _Fence:
-    """Endpoints being ended."""
+    """Endpoints being ended on every rank."""
 
     waiting: set[int]
     result: FenceResult = FenceResult.CLOSED

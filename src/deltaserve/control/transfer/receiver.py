@@ -44,11 +44,11 @@ class Ticket:
     """What was announced had not landed: a complete coverage proves nothing."""
     state: ReceiverState = ReceiverState.OPEN
     revoked_at: float = 0.0
-    """When revoked."""
+    """When it was revoked; 0 before."""
     heard_at: float = 0.0
     """When its writer last said that it drains; when revoked, before that."""
     bytes_outstanding: int = 0
-    """As it said then."""
+    """Bytes outstanding, as its writer said when it was last heard."""
     is_stranded: bool = False
     """Revoked, and its peer could not be fenced: no further fence is tried for it."""
 
@@ -102,14 +102,14 @@ class Receiver:
         self._quarantined: OrderedDict[TicketId, Ticket] = OrderedDict()
         """Revoked ones, in that order."""
         self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
-        """Of these, those whose peer may still answer, in order of when it was heard last."""
+        """Revoked tickets whose peer may still answer, in order of when it was heard last."""
         self.on_over: Callable[[Ticket], None] = _nobody
         """Told of every ticket that is over. Set by whoever told others of the grant."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
         self.quarantine_age_s = 0.0
-        """Of the oldest revoked ticket, when `overdue` was asked last."""
+        """Seconds since the oldest revoked ticket was revoked, when `overdue` was asked last."""
 
     # ------------------------------------------------------------ granting
 

@@ -80,9 +80,9 @@ class StagingRing(Generic[Owner]):
         self._setting = setting
         self._live: dict[Owner, RingLease] = {}
         self._ranges: deque[RingLease] = deque()
-        """In order of their positions: of the leases that live, and of those given back before an older one."""
+        """Leases in order of their positions: those that live, and those given back before an older one."""
         self._returned: set[RingLease] = set()
-        """Of these ranges, those that were given back."""
+        """Leases in `_ranges` that were given back."""
         self._waiting: OrderedDict[Owner, _Waiting] = OrderedDict()
         self._lost: RingLease | None = None
         """The oldest lease that will never be given back."""
@@ -221,7 +221,7 @@ class StagingRing(Generic[Owner]):
 
     @property
     def mark(self) -> RingPosition:
-        """Of the oldest lease that lives; without one, where the last one ended. Never moves back."""
+        """Position of the oldest lease that lives; without one, where the last one ended. Never moves back."""
         return self._ranges[0].start if self._ranges else self._head
 
     def lease_of(self, owner: Owner) -> RingLease | None:
@@ -267,5 +267,5 @@ class StagingRing(Generic[Owner]):
 
 
 def _aligned(num_bytes: int) -> int:
-    """At least one unit: a lease has a place."""
+    """The bytes rounded up to whole units, one at least: a lease has a place."""
     return max(1, -(-num_bytes // ALIGNMENT)) * ALIGNMENT

@@ -61,7 +61,7 @@ class GrantVerdict(Enum):
 
 
 class _Tombstone(NamedTuple):
-    """How a ticket ended."""
+    """How a ticket ended, for a repeated question about it."""
 
     outcome: Drain
     """DIRTY: with writes that were never seen DONE, they may still land."""
@@ -78,7 +78,7 @@ class _Pair:
 
     closed_below: int = 1
     tombstones: dict[int, _Tombstone] = field(default_factory=dict)
-    """By ticket number."""
+    """Ticket number |-> how it ended."""
 
 
 class Sender:

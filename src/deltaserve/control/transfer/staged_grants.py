@@ -17,7 +17,7 @@ from deltaserve.core.wire.staged_frames import StagedPages
 
 
 class PlanVerdict(Enum):
-    """Of the plan of a staged write."""
+    """What becomes of the plan of a staged write."""
 
     GRANTED = "granted"
     REFUSED = "refused"

@@ -101,7 +101,7 @@ was overtaken by the news that nobody needs the lease."""
 _LOOK_AGAIN_S = 0.005
 """After announced bytes were not right yet: a look reads them."""
 _SLICES_PER_TURN = 4
-"""Of gathers and scatters, between two turns of whoever polls."""
+"""Slices of gathers and scatters moved between two turns of whoever polls."""
 
 
 class StagingMode(Enum):
@@ -119,14 +119,14 @@ class StagedPart(NamedTuple):
     src: PlacedPages
     dst: PlacedPages
     tokens: range
-    """Of the prompt: those that both hold."""
+    """Tokens of the prompt that both sides hold."""
 
     @classmethod
     def of(cls, group: str, staged: StagedRoute, src: PlacedPages, dst: PlacedPages) -> Self:
         return cls(group, staged, src, dst, staged.tokens(src, dst))
 
     def pages(self, first: int, end: int) -> Self:
-        """Of the reader's pages those at [first, end), and what fills them."""
+        """The part of the reader's pages [first, end), and what fills them."""
         dst = PlacedPages(self.dst.region, self.dst.first + first, self.dst.pages[first:end])
         route = self.staged.route
         start, stop = dst.first * route.dst.page_size, (dst.first + len(dst.pages)) * route.dst.page_size
@@ -137,7 +137,7 @@ class StagedPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In a buffer, where the next part starts at whole elements of any dtype."""
+        """Bytes in a buffer, where the next part starts at whole elements of any dtype."""
         return -(-self.staged.num_bytes(len(self.tokens)) // ALIGNMENT) * ALIGNMENT
 
 
@@ -145,7 +145,7 @@ class StagedWindow(NamedTuple):
     """What one bulk write moves."""
 
     region: RegionId
-    """The reader's staging memory."""
+    """Region of the reader's staging memory."""
     parts: tuple[StagedPart, ...]
 
     @property
@@ -161,26 +161,26 @@ class StagedWindow(NamedTuple):
 
 
 Window = tuple[Copy, ...] | StagedWindow
-"""What one post moves."""
+"""What one post moves: copies between pages, or a bulk write."""
 
 
 class StagingMemory(Protocol):
     """A rank's pages and its staging region. Each step of an iterator moves a few MiB."""
 
     def gather(self, group: str, staged: StagedRoute, src: PlacedPages, tokens: range, offset: int) -> Iterator[int]:
-        """From pages to the bytes of the staging region from `offset` on."""
+        """Copy from pages to the bytes of the staging region from `offset` on; yields after each slice."""
         ...
 
     def scatter(self, group: str, staged: StagedRoute, offset: int, dst: PlacedPages, tokens: range) -> Iterator[int]:
-        """From the staging region to pages."""
+        """Copy from the staging region to pages; yields after each slice."""
         ...
 
     def scatter_microseconds(self) -> int:
-        """That all scatters took so far, without what was done between their slices."""
+        """Microseconds that all scatters took so far, without what was done between their slices."""
         ...
 
     def num_pages(self, group: str) -> int:
-        """That the arena of a page group has."""
+        """Pages in the arena of a page group."""
         ...
 
     def checksum(self, offset: int, num_bytes: int) -> int:
@@ -189,7 +189,7 @@ class StagingMemory(Protocol):
 
 
 def ring_bytes(region_bytes: int) -> int:
-    """Of each of the two rings of a staging region."""
+    """Bytes of each of the two rings of a staging region."""
     return region_bytes // (2 * ALIGNMENT) * ALIGNMENT
 
 
@@ -197,7 +197,7 @@ def ring_bytes(region_bytes: int) -> int:
 class StagingConfig:
     region: RegionId
     num_bytes: int
-    """Of the region: one half to receive, one to send."""
+    """Bytes of the region: one half to receive, one to send."""
     mode: StagingMode = StagingMode.AUTO
     patience_s: float = 2.0
     """A wait for memory may take so long. Less than a write may, or that ends it."""
@@ -273,7 +273,7 @@ class _Ahead:
     write: WriteId
     num_bytes: int
     lease: StageLease | None = None
-    """Once it is there."""
+    """Memory that was lent; None: not yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -289,9 +289,9 @@ class _Outgoing:
     ask_at: float
     """When to ask again, while there is no answer."""
     gather: Iterator[int] | None = None
-    """Under way. None: not begun, or over."""
+    """The gather while it is under way. None: not begun, or over."""
     offset: int | None = None
-    """Of its buffer in our region, once it has one."""
+    """Where its buffer begins in our region; None: it has none yet."""
     is_gathered: bool = False
     lease: StageLease | None = None
     posted: WriteId | None = None
@@ -311,15 +311,15 @@ class _Outgoing:
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
-    """Bytes that were announced."""
+    """Bytes that were announced and wait to be scattered."""
 
     key: _LeaseKey
     data: StagedData
     num_bytes: int
     slices: Iterator[int]
-    """Of the scatter."""
+    """The scatter, one step per slice."""
     has_landed: bool
-    """It is known that the bytes are here."""
+    """Whether it is known that the bytes are here."""
     give_up_at: float
     look_at: float = 0.0
 
@@ -374,7 +374,7 @@ class StagedTransport:
         self._peers: dict[PeerName, _Peer] = {}
         self._lives = count(1)
         self._frames: deque[WriteId] = deque()
-        """Of ours that are not seen DONE."""
+        """Writes of ours that only carry a frame and are not seen DONE."""
         config = staging.config
         self.receiving: StagingRing[_LeaseKey] = StagingRing(config.ring_bytes, config.patience_s, config.setting)
         self.sending: StagingRing[WriteId] = StagingRing(config.ring_bytes, config.patience_s, config.setting)
@@ -475,7 +475,7 @@ class StagedTransport:
         return heard
 
     def _move_a_slice(self, heard: list[Notification]) -> bool:
-        """Of the oldest scatter and of the oldest gather. False: there was nothing to move."""
+        """Move a slice of the oldest scatter and of the oldest gather. False: there was nothing to move."""
         is_busy = False
         incoming = next((i for i in list(self._incoming) if self._has_landed(i)), None)
         if incoming is not None:
@@ -605,7 +605,8 @@ class StagedTransport:
             self._tell(key.peer, key.rank, StageRelease(write=ahead.write))
 
     def _lent_ahead(self, sender: _Sender, lease: StageLease) -> None:
-        """For a write that has not begun; or that is over, as its ask came late."""
+        """Take memory lent for a write that has not begun; give it back where the write is over, as its ask came
+        late."""
         key = self._find_ahead(sender, lease.write)
         if key is None:
             self._tell(sender.peer, sender.rank, StageRelease(write=lease.write))
@@ -796,8 +797,8 @@ class StagedTransport:
                 self._arrived(key, early.data, plan)
 
     def _refuse(self, key: _LeaseKey) -> None:
-        """Its bytes are not wanted. The write is never answered, so it fails. Where they may come yet, its peer is
-        fenced before the lease is anybody else's."""
+        """Refuse bytes that are not wanted. The write is never answered, so it fails. Where they may come yet, its peer
+        is fenced before the lease is anybody else's."""
         self.counters["staging_refused"] += 1
         if self._proves:
             self._give_back(key)

@@ -29,7 +29,7 @@ class ReceiverState(Enum):
 
 class ReceiverEvent(Enum):
     COMPLETE = "complete"
-    """Coverage complete."""
+    """The coverage is complete."""
     ACCEPT = "accept"
     """Checksums are right, or none were announced."""
     REVOKE = "revoke"
