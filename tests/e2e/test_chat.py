@@ -111,7 +111,7 @@ def test_a_refused_message_is_told_and_the_next_one_answered(server: Server, fol
     out, told = chat(folder, f"{'x ' * 4000}\n{FACTS}\n", server.base_url, *GREEDY, code=1)
     assert out.splitlines() == [ANSWER]
     assert "chat: HTTP 400: " in told
-    assert "this message is not kept" in told
+    assert "; this message is not kept (/reset begins anew)" in told
 
 
 def test_a_key_is_sent(folder: Path) -> None:

@@ -41,7 +41,9 @@ def fault(url: str, error: Exception) -> str:
     """In one line, of a request to `url` that got no answer."""
     reason = str(error)[:200] or type(error).__name__
     if not isinstance(error, httpx.ConnectError):
-        return f"{url}: {type(error).__name__}: {reason}"
+        return (
+            f"{url}: no whole answer came ({type(error).__name__}, {reason}); try again, or see what that server says"
+        )
     refused = "Connection refused" if reason == _ALL_FAILED else reason.partition("] ")[2] or reason
     return f"{url}: no server is there ({refused}); start one (`deltaserve serve MODEL`), or give the URL where one is"
 

@@ -224,7 +224,7 @@ class _Talk:
         except (ServerError, httpx.HTTPError) as error:
             screen.end_answer()
             said = fault(str(self._http.base_url), error) if isinstance(error, httpx.HTTPError) else error
-            self._fail(f"{said}: this message is not kept; /reset begins anew")
+            self._fail(f"{said}; this message is not kept (/reset begins anew)")
             return
         screen.end_answer()
         if answer.text:

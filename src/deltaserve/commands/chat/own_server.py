@@ -70,7 +70,7 @@ def _wait_ready(process: "subprocess.Popen[str]", tell: Callable[[str], None]) -
         tell(line)
     code = process.wait()
     reason = tail[-1] if tail else f"it ended with {how_it_ended(code)}"
-    raise ConfigError(reason) if code == Exit.CONFIG else OwnServerError(f"the server did not start: {reason}")
+    raise ConfigError(reason) if code == Exit.CONFIG else OwnServerError(f"the server did not start ({reason})")
 
 
 def _read(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") -> None:
