@@ -159,9 +159,10 @@ bool check_peaks(Random& random, const Machine& machine) {
 }
 
 bool check_product(Random& random, const Machine& machine, int type) {
-    if (!ds_can_multiply(machine.isa, type)) return true;
-    const int64_t rows = pick(random, 0, 64), columns = pick(random, 1, 200), step = type == DS_FLOAT32 ? 1 : 2;
-    const int64_t depth = step * pick(random, 1, pick(random, 0, 3) ? 100 : 700), panels = (columns + 63) / 64;
+    if (!ds_product_rows(machine.isa, type)) return true;
+    const int64_t rows = pick(random, 0, pick(random, 0, 7) ? 64 : 530), columns = pick(random, 1, rows > 64 ? 70 : 200);
+    const int64_t step = type == DS_FLOAT32 ? 1 : 2, parts = pick(random, 1, pick(random, 0, 3) ? 100 : 700);
+    const int64_t depth = pick(random, 0, 1) ? step * parts : (parts + 31) / 32 * 32, panels = (columns + 63) / 64;
     const int64_t panel_depth = depth + step * pick(random, 0, 9), stride = depth + pick(random, 0, 9);
     Array x = draw(random, type, rows ? (rows - 1) * stride + depth : 0), bias = draw(random, type, columns);
     Array weight = draw(random, type, panels * 64 * panel_depth), out(type, rows * columns);

@@ -1,4 +1,4 @@
-"""Products of few rows, in the memory that the CPU's matrix library packed, for each instruction set found here."""
+"""Products in the memory that the CPU's matrix library packed, for each instruction set found here."""
 
 import pytest
 import torch
@@ -42,17 +42,30 @@ def test_products(ops: NativeOps, shape: tuple[int, int], dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(330, 320), (70, 1056)])
 @torch.inference_mode()
-def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(dtype: torch.dtype) -> None:
-    """A matrix of several tasks."""
-    isa = compiled_library().instruction_sets[-1].name
+def test_products_of_many_rows(ops: NativeOps, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Of several blocks of rows, the last of them with rows that fill no tile, and several parts of the depth."""
+    weight, bias, x = draw(0, dtype, *shape) / shape[1] ** 0.5, draw(1, dtype, shape[0]), draw(2, dtype, 530, shape[1])
+    packed, want = pack(weight), x.double() @ weight.double().T + bias.double()
+    for num_rows in (256, 257, 530):
+        got = ops.product(x[:num_rows], packed, bias).double()
+        torch.testing.assert_close(got, want[:num_rows], rtol=torch.finfo(dtype).eps, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [1100, 1184])
+@pytest.mark.parametrize("isa", ISAS)
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(isa: str, depth: int, dtype: torch.dtype) -> None:
+    """A matrix of several tasks, of a depth that whole tiles make up or not."""
     alone, many = NativeOps(native_context(isa)), NativeOps(native_context(isa, 3))
-    packed, wide = pack(draw(0, dtype, 1000, 1100)), draw(1, dtype, 64, 1200)
+    packed, wide = pack(draw(0, dtype, 330, depth)), draw(1, dtype, 600, depth + 100)
     if not is_native(alone, packed):
         pytest.skip(f"{dtype} is multiplied by torch here")
-    x = wide[:, 50:1150]
+    x = wide[:, 50 : depth + 50]
     whole = many.product(x, packed)
-    for first, end in ((0, 64), (3, 4), (17, 30), (32, 64)):
+    for first, end in ((0, 64), (3, 4), (17, 30), (32, 64), (250, 262), (240, 257), (96, 500), (599, 600)):
         assert torch.equal(alone.product(x[first:end], packed), whole[first:end])
 
 

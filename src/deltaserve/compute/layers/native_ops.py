@@ -1,5 +1,5 @@
-"""StepOps by the native library: one call for each, where torch takes several passes over its rows, and products of
-few rows at the rate at which their matrix can be read."""
+"""StepOps by the native library: one call for each, where torch takes several passes over its rows, and products: of
+few rows at the rate at which their matrix can be read, of many where it has an arithmetic of its own for them."""
 
 import ctypes
 import logging
@@ -30,8 +30,6 @@ _SCALE_TYPES = {2: 2, 4: 0}
 """Bytes of a scale |-> float16 or float32, of DsElement."""
 _PANEL = 64
 """Columns of a product that lie together."""
-_MOST_ROWS = 64
-"""Of a product here: with more, oneDNN is as fast (measured), and multiplies where it has the same bits."""
 _TESTED_ROWS = 18
 """Of a product that must be oneDNN's: more than a tile register holds."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
@@ -198,8 +196,7 @@ class NativeOps:
         self._product = _function(context, "ds_product", _PackedProduct)
         self._delta_rule = _function(context, "ds_delta_rule", _DeltaRule)
         self._block_product = _function(context, "ds_block_product", _BlockProduct)
-        self._can_multiply = context.functions.ds_can_multiply
-        self._can_multiply.restype = ctypes.c_bool
+        context.functions.ds_product_rows.restype = ctypes.c_int64
         self._panels: dict[_Shape, int | None] = {}
         """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
         self._isa = context.instruction_set.number
@@ -207,7 +204,8 @@ class NativeOps:
         self._context = context
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        """Codes natively; of others few rows in the memory that oneDNN packed, more of them by oneDNN."""
+        """Codes natively; others in the memory that oneDNN packed: many rows by oneDNN where it has the same bits and
+        is faster."""
         if isinstance(weight, BlockMatrix):
             out = x.new_empty(x.shape[0], weight.shape[0])
             self._multiply_blocks(x, weight, bias, out)
@@ -224,7 +222,7 @@ class NativeOps:
         panel_depth = self._packed_depth(weight)
         if panel_depth is None:
             return self._exact.product(x, weight, bias)
-        if x.shape[0] > _MOST_ROWS:
+        if x.shape[0] > self._few_rows(x.dtype):
             with self._torch_threads():
                 if self._exact.may_multiply(x.shape[0], weight, bias, partial(self._multiplied, panel_depth)):
                     return product(x, weight, bias)
@@ -320,6 +318,10 @@ class NativeOps:
         self._do(self._add_norm, call)
         return normed
 
+    def _few_rows(self, dtype: torch.dtype) -> int:
+        """Of a product that is native whoever else has the same bits. 0: no product of this type is."""
+        return int(self._context.functions.ds_product_rows(self._isa, _TYPES[dtype]))
+
     def _packed_depth(self, weight: Tensor) -> int | None:
         """None: torch multiplies with it."""
         if not weight.is_mkldnn:
@@ -339,7 +341,7 @@ class NativeOps:
         num_bytes = int(torch.ops.mkldnn._nbytes(weight))
         panel_depth, rest = divmod(num_bytes, padded * weight.dtype.itemsize)
         is_whole = weight.dtype == torch.float32 or depth % 2 == 0
-        if rest or panel_depth < depth or not is_whole or not self._can_multiply(self._isa, _TYPES[weight.dtype]):
+        if rest or panel_depth < depth or not is_whole or not self._few_rows(weight.dtype):
             return None
         x = torch.randn(_TESTED_ROWS, depth, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
         want, got = product(x, weight).float(), self._multiplied(panel_depth, x, weight, None).float()
@@ -349,25 +351,22 @@ class NativeOps:
         return panel_depth if is_same else None
 
     def _multiplied(self, panel_depth: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Any number of rows, 64 at a time."""
         x = x if x.stride(1) == 1 else x.contiguous()
         num_rows, (num_columns, depth) = x.shape[0], weight.shape
         out = x.new_empty(num_rows, num_columns)
-        panels, bias_address = torch.ops.mkldnn.data_ptr(weight), None if bias is None else bias.data_ptr()
-        for start in range(0, num_rows, _MOST_ROWS):
-            call = _PackedProduct(
-                _TYPES[x.dtype],
-                min(_MOST_ROWS, num_rows - start),
-                num_columns,
-                depth,
-                x.data_ptr() + start * x.stride(0) * x.itemsize,
-                x.stride(0),
-                panels,
-                panel_depth,
-                bias_address,
-                out.data_ptr() + start * num_columns * out.itemsize,
-            )
-            self._do(self._product, call)
+        call = _PackedProduct(
+            _TYPES[x.dtype],
+            num_rows,
+            num_columns,
+            depth,
+            x.data_ptr(),
+            x.stride(0),
+            torch.ops.mkldnn.data_ptr(weight),
+            panel_depth,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+        )
+        self._do(self._product, call)
         return out
 
     @contextmanager

@@ -138,7 +138,7 @@ struct DsKeep {
 };
 DS_API bool ds_keep(const DsKeep* call);
 
-// Up to 64 rows of x times a matrix that is packed in panels of 64 columns of the product: float32 [panel][depth][64],
+// Any number of rows of x times a matrix that is packed in panels of 64 columns of the product: float32 [panel][depth][64],
 // bfloat16 [panel][depth / 2][64][2] (only an even depth). A row's result depends on that row alone.
 struct DsProduct {
     int32_t type;  // of everything
@@ -150,7 +150,8 @@ struct DsProduct {
     const void* bias;     // [column], or null
     void* out;            // [row][column]
 };
-DS_API bool ds_can_multiply(int isa, int type);
+// Up to how many rows oneDNN is not faster (measured); 0: this machine cannot run `isa`, or that does not compute the type.
+DS_API int64_t ds_product_rows(int isa, int type);
 DS_API bool ds_product(DsContext* context, int isa, const DsProduct* call);
 
 // A matrix whose weights are codes with a scale for each run of them: scale * (code - zero) + offset. It is packed in panels

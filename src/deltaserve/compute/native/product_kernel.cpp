@@ -1,4 +1,4 @@
-// Products of few rows with packed matrices. Compiled once per instruction set (compile_library.py).
+// Products with packed matrices. Compiled once per instruction set (compile_library.py).
 //
 // A panel's part of kDepth factors stays in the first cache while tiles of rows meet it, and what comes next is fetched
 // into the second meanwhile: in the first it would drive out what is met. Each result is a chain of its own: products are
@@ -19,6 +19,7 @@ namespace deltaserve {
 namespace {
 
 constexpr int kTileRows = 6;
+constexpr int64_t kVectorRows = 64;  // of a call, where vectors compute
 constexpr int kDepthBytes = 256;  // of a column: 16 KiB of a panel at once
 
 DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -125,19 +126,21 @@ template <class F> void multiply_block(const DsProduct& call, const uint8_t* pan
     }
 }
 
-template <class E> void write_rows(const DsProduct& call, int64_t column, const float* totals) {
-    const int64_t end = least(kPanel, call.num_columns - column);
-    for (int64_t row = 0; row < call.num_rows; row++)
-        for (int64_t c = 0; c < end; c += kLanes) {
-            Vec x = load(totals + row * kPanel + c);
-            if (call.bias != nullptr) x += load_some<E>(at<E>(call.bias, column), c, end - c);
-            store_some<E>(at<E>(call.out, row * call.num_columns + column), c, end - c, x);
+// Totals [row][kPanel] of rows first <= row < end.
+template <class E>
+void write_rows(const DsProduct& call, int64_t first, int64_t end, int64_t column, const float* totals) {
+    const int64_t width = least(kPanel, call.num_columns - column);
+    for (int64_t row = first; row < end; row++, totals += kPanel)
+        for (int64_t c = 0; c < width; c += kLanes) {
+            Vec x = load(totals + c);
+            if (call.bias != nullptr) x += load_some<E>(at<E>(call.bias, column), c, width - c);
+            store_some<E>(at<E>(call.out, row * call.num_columns + column), c, width - c, x);
         }
 }
 
-template <class F> void multiply_panels(const DsProduct& call, int64_t first, int64_t end) {
+template <class F> void multiply_panels(const DsProduct& call, int64_t first, int64_t end, float*) {
     const int64_t block = kLanes == 16 && call.depth <= 1024 ? 512 : 1024;
-    alignas(64) float totals[kProductRows * kPanel], sums[kProductRows * kPanel];
+    alignas(64) float totals[kVectorRows * kPanel], sums[kVectorRows * kPanel];
     for (int64_t i = first; i < end; i++) {
         const uint8_t* panel = (const uint8_t*)call.panels + i * call.panel_depth * kPanel * F::Element::kBytes;
         multiply_block<F>(call, panel, 0, least(block, call.depth), totals);
@@ -145,64 +148,111 @@ template <class F> void multiply_panels(const DsProduct& call, int64_t first, in
             multiply_block<F>(call, panel, k, least(k + block, call.depth), sums);
             for (int64_t j = 0; j < call.num_rows * kPanel; j++) totals[j] += sums[j];
         }
-        write_rows<typename F::Element>(call, i * kPanel, totals);
+        write_rows<typename F::Element>(call, 0, call.num_rows, i * kPanel, totals);
     }
 }
 
 #if defined(DELTASERVE_TILES)
 // Bfloat16 in tile registers: a panel is four tiles of columns as it lies, rows are read as they lie, 16 at a time. The
 // last 16 rows may be some of the 16 before once more: each has sums of its own.
-constexpr int64_t kManyDepth = 256;  // factors of a panel that stay in the first cache for several tiles of rows
-constexpr int64_t kLinesAhead = 128;
+//
+// Sums of many rows go on in memory from one part of the depth to the next, so that a part of a panel stays in the first
+// cache while all tiles of rows meet it; a few panels are met in turns, so that the same part of the rows stays in the
+// second. What is added to a sum, and in which order, is the same in any of these parts: a row's bits are, too.
+constexpr int64_t kBlockTiles = 16;    // of rows, in one call
+constexpr int64_t kBlockSums = kBlockTiles * kTile * kPanel;
+constexpr int64_t kPartDepth = 256;    // of a panel: 32 KiB
+constexpr int64_t kAheadOfOne = 8192;  // bytes that one tile of rows fetches in advance
 
-void multiply_tile_rows(const DsProduct& call, const uint8_t* panel, int64_t row, int64_t start, int64_t end, bool starts,
-                        bool fetches, float* sums) {
-    using Sums = TileSums<1, 4>;
-    if (starts)
-        Sums::clear();
-    else
-        Sums::load(sums, kPanel);
-    for (int64_t k = start; k < end; k += kTilePair) {
-        const uint8_t* at = panel + k * kPanel * 2;
-        if (fetches)
-            for (int64_t line = 0; line < kTile * 4; line++) __builtin_prefetch(at + 64 * (kLinesAhead + line));
+// Factors start <= k < end of a panel.
+struct PanelPart {
+    int64_t panel, start, end;
+    const uint8_t* ahead;  // what is fetched meanwhile
+    int64_t lines_ahead;   // with each tile of factors
+};
+
+const uint8_t* factors_at(const DsProduct& call, int64_t panel, int64_t k) {
+    return (const uint8_t*)call.panels + (panel * call.panel_depth + k) * kPanel * 2;
+}
+
+// 16 rows from `row` on, or all of fewer. kCache: as __builtin_prefetch counts, where to fetch.
+template <int kCache>
+void add_products(const DsProduct& call, const PanelPart& part, int64_t row, const uint8_t* ahead) {
+    const uint8_t* from = factors_at(call, part.panel, 0);
+    for (int64_t k = part.start; k < part.end; k += kTilePair) {
+        const uint8_t* factors = from + k * kPanel * 2;
+        for (int64_t line = 0; line < part.lines_ahead; line++, ahead += 64) __builtin_prefetch(ahead, 0, kCache);
         const TileAt rows = {(const uint8_t*)call.x + 2 * (row * call.x_stride + k), 2 * call.x_stride};
         TileAt columns[4];
-        for (int i = 0; i < 4; i++) columns[i] = {at + i * kTileBytes, 4 * kPanel};
-        Sums::add(&rows, columns);
-    }
-    Sums::store(sums, kPanel);
-}
-
-void multiply_tile_panels(const DsProduct& call, int64_t first, int64_t end) {
-    if (call.depth % kTilePair != 0 || call.num_rows == 0) return product_avx512_bf16.of_bfloat16(call, first, end);
-    const int64_t tile_rows = least(kTile, call.num_rows), num_tiles = (call.num_rows + kTile - 1) / kTile;
-    const int64_t chunk = num_tiles == 1 ? call.depth : kManyDepth;
-    const Tiles tiles((int)tile_rows);
-    alignas(64) float sums[kProductRows * kPanel];  // [tile of rows][row][column]
-    for (int64_t i = first; i < end; i++) {
-        const uint8_t* panel = (const uint8_t*)call.panels + i * call.panel_depth * kPanel * 2;
-        for (int64_t k = 0; k < call.depth; k += chunk)
-            for (int64_t tile = 0; tile < num_tiles; tile++)
-                multiply_tile_rows(call, panel, least(tile * kTile, call.num_rows - tile_rows), k,
-                                   least(k + chunk, call.depth), k == 0, tile == 0, sums + tile * kTile * kPanel);
-        const int64_t again = num_tiles * kTile - call.num_rows;  // rows of the last tile that the one before has, too
-        if (num_tiles > 1 && again != 0)
-            memmove(sums + (num_tiles - 1) * kTile * kPanel, sums + ((num_tiles - 1) * kTile + again) * kPanel,
-                    sizeof(float) * (kTile - again) * kPanel);
-        write_rows<BFloat16>(call, i * kPanel, sums);
+        for (int i = 0; i < 4; i++) columns[i] = {factors + i * kTileBytes, 4 * kPanel};
+        TileSums<1, 4>::add(&rows, columns);
     }
 }
 
-constexpr auto kOfBFloat16 = multiply_tile_panels;
+// `sums`: [tile of rows][row][column], not used where a part is the whole depth
+template <int kCache> void multiply_part(const DsProduct& call, const PanelPart& part, float* sums) {
+    using Sums = TileSums<1, 4>;
+    const int64_t height = least(kTile, call.num_rows);
+    const int64_t lines_of_tile = (part.end - part.start) / kTilePair * part.lines_ahead;
+    for (int64_t row = 0; row < call.num_rows; row += kTile) {
+        const int64_t first = least(row, call.num_rows - height);
+        float* at = sums + row * kPanel;
+        if (part.start == 0)
+            Sums::clear();
+        else
+            Sums::load(at, kPanel);
+        add_products<kCache>(call, part, first, part.ahead + row / kTile * lines_of_tile * 64);
+        if (part.end < call.depth) {
+            Sums::store(at, kPanel);
+            continue;
+        }
+        alignas(64) float totals[kTile * kPanel];  // what is over need not leave the first cache
+        Sums::store(totals, kPanel);
+        write_rows<BFloat16>(call, row, first + height, part.panel * kPanel, totals + (row - first) * kPanel);
+    }
+}
+
+void multiply_one_tile(const DsProduct& call, int64_t first, int64_t end) {
+    for (int64_t panel = first; panel < end; panel++)
+        multiply_part<3>(call, {panel, 0, call.depth, factors_at(call, panel, 0) + kAheadOfOne, 4 * kTile}, nullptr);
+}
+
+// Panels in turns, one part of the depth after the other.
+void multiply_group(const DsProduct& call, int64_t first, int64_t end, float* scratch) {
+    const int64_t num_tiles = (call.num_rows + kTile - 1) / kTile;
+    const int64_t num_parts = (call.depth + kPartDepth - 1) / kPartDepth;
+    const int64_t part_depth = (call.depth / kTilePair + num_parts - 1) / num_parts * kTilePair;
+    for (int64_t start = 0; start < call.depth; start += part_depth) {
+        const int64_t stop = least(call.depth, start + part_depth);
+        for (int64_t panel = first; panel < end; panel++) {
+            const uint8_t* next = panel + 1 < end      ? factors_at(call, panel + 1, start)
+                                  : stop < call.depth ? factors_at(call, first, stop)
+                                                      : factors_at(call, end, 0);
+            const PanelPart part = {panel, start, stop, next, (4 * kTile + num_tiles - 1) / num_tiles};
+            multiply_part<2>(call, part, scratch + (panel - first) * kBlockSums);
+        }
+    }
+}
+
+void multiply_tile_panels(const DsProduct& call, int64_t first, int64_t end, float* scratch) {
+    const Tiles tiles((int)least(kTile, call.num_rows));
+    if (call.num_rows <= kTile) return multiply_one_tile(call, first, end);
+    for (int64_t panel = first; panel < end; panel += kPanelGroup)
+        multiply_group(call, panel, least(panel + kPanelGroup, end), scratch);
+}
+
+constexpr TypeProduct kOfBFloat16 = {multiply_tile_panels, kBlockTiles * kTile, kTilePair, kPanelGroup * kBlockSums,
+                                     INT64_MAX};
 #elif defined(__AVX512F__)
-constexpr auto kOfBFloat16 = multiply_panels<OfBFloat16>;
+constexpr TypeProduct kOfBFloat16 = {multiply_panels<OfBFloat16>, kVectorRows, 2, 0, kVectorRows};
 #else
-constexpr void (*kOfBFloat16)(const DsProduct&, int64_t, int64_t) = nullptr;
+constexpr TypeProduct kOfBFloat16 = {};
 #endif
+
+constexpr TypeProduct kOfFloat32 = {multiply_panels<OfFloat32>, kVectorRows, 1, 0, kVectorRows};
 
 }  // namespace
 
-extern const ProductKernel DS_NAME(product_, DELTASERVE_ISA) = {multiply_panels<OfFloat32>, kOfBFloat16};
+extern const ProductKernel DS_NAME(product_, DELTASERVE_ISA) = {kOfFloat32, kOfBFloat16};
 
 }  // namespace deltaserve
