@@ -49,7 +49,8 @@ class HeadFrom:
 
 
 def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | None = None) -> ModelSpec:
-    """Of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be served."""
+    """The spec of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be
+    served."""
     return with_draft(spec_of(open_source(model_path), overrides), model_path, head)
 
 
@@ -103,7 +104,7 @@ def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> Mode
 
 
 def family_of(fields: Fields) -> Family:
-    """By the class named in `architectures`; nothing is guessed from other fields."""
+    """The family of the class named in `architectures`; nothing is guessed from other fields."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.error("architectures", "a list with one class name")
@@ -115,6 +116,6 @@ def family_of(fields: Fields) -> Family:
 
 
 def family_named(model_type: str) -> Family:
-    """Of a spec that was built here."""
+    """The family of a spec that was built here, by its `model_type`."""
     (family,) = (family for family in FAMILIES if family.model_type == model_type)
     return family

@@ -27,7 +27,7 @@ from deltaserve.model.tensors import HEAD, TensorPart
 
 
 class CodeRules(NamedTuple):
-    """Of one row of the table above."""
+    """What one row of the table above says."""
 
     keeps_codes: bool = False
     rounds_weights: bool = False
@@ -44,23 +44,23 @@ _HEAD_RULES = CODE_RULES["a8"]
 _MULTIPLIED = re.compile(r"(.*\.)?((?!kv_b_)\w+_proj(_with_mqa|_\w+)?|out_proj|fc|eh_proj)\.weight|lm_head\.weight")
 """Matrices that `StepOps.product` multiplies with, experts in one tensor apart."""
 _ONE_EXPERT = re.compile(r".*\.experts\.\d+\..*")
-"""Its matrices are parts of tensors of all experts, which are rounded, not kept."""
+"""Names of one expert's matrices: parts of tensors of all experts, which are rounded, not kept."""
 _ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True, slots=True)
 class CodePlan:
-    """Of one rank."""
+    """How one rank keeps its matrices of codes."""
 
     forms: Mapping[str, BlockForm]
-    """Canonical name |-> how its codes are kept, of what files have in codes. Of a tied embedding: as output matrix."""
+    """Canonical name |-> how its codes are kept, where files have codes. A tied embedding counts as output matrix."""
     uncut: tuple[str, ...]
-    """Those whose values are taken, because what the rank holds of them does not begin and end between runs."""
+    """Names whose values are taken, because what the rank holds of them does not begin and end between runs."""
 
 
 def draft_rules(rules: CodeRules) -> CodeRules:
-    """Of a draft head in a folder of its own, where its model is loaded by `rules`: its guesses are verified, so they
-    need not be exact, and a pass of it takes as long as its matrices take to read."""
+    """Rules for a draft head in a folder of its own, where its model is loaded by `rules`: its guesses are verified, so
+    they need not be exact, and a pass of it takes as long as its matrices take to read."""
     return _HEAD_RULES if rules.keeps_codes else rules
 
 
@@ -95,7 +95,7 @@ def is_multiplied(name: str) -> bool:
 
 
 def code_bytes(name: str, shape: tuple[int, ...], form: BlockForm | None, rules: CodeRules) -> int | None:
-    """Of a matrix that is kept as codes; `shape`: on the rank, `form`: as planned. None: its values are kept."""
+    """Bytes of a matrix kept as codes; `shape`: on the rank, `form`: as planned. None: its values are kept."""
     if form is not None and rules.keeps_codes:
         return form.num_bytes(*shape[-2:])
     if not rules.rounds_weights:
@@ -116,7 +116,7 @@ def _is_between_runs(piece: TensorPiece) -> bool:
 
 
 def shown_names(names: Iterable[str], most: int = 8) -> str:
-    """For a line of the log."""
+    """The first names, and how many more there are, for a line of the log."""
     all_names = list(names)
     more = f" and {len(all_names) - most} more" if len(all_names) > most else ""
     return ", ".join(name[:80] for name in all_names[:most]) + more

@@ -39,8 +39,8 @@ def _no_number(name: str) -> None:
 
 
 def overridden(fields: Fields, changes: Mapping[str, Any]) -> Fields:
-    """With each key replaced whole, but `text_config` key by key. A key that the text part of a multimodal file has, or
-    that the file has nowhere, is replaced there. Raises ConfigError."""
+    """The fields with each key replaced whole, but `text_config` key by key. A key that the text part of a multimodal
+    file has, or that the file has nowhere, is replaced there. Raises ConfigError."""
     if not changes:
         return fields
     values, nested, where = dict(fields.values), fields.values.get(_NESTED), f"{fields.where} with {FLAG}"
@@ -97,7 +97,7 @@ original_max_position_embeddings rope_type truncate type full_attention sliding_
 """
 """Keys that files may leave out, and those in tables of the rotary embedding: what a misspelt one may have meant."""
 _LIKENESS = 0.9
-"""Of a slip of the fingers, in a short name of one letter. Less alike are keys of other models."""
+"""Least likeness of a misspelt key: one wrong letter in a short name. Less alike are keys of other models."""
 
 
 Outcome = Callable[[Mapping[str, Any]], object]
@@ -154,7 +154,7 @@ def _meant(path: _Path, changes: Mapping[str, Any], fields: Fields, outcome: Out
 
 
 def _names(values: Mapping[str, Any]) -> set[str]:
-    """Of all levels."""
+    """Names of the keys of all levels."""
     tables = [value for value in values.values() if isinstance(value, dict)]
     return {*values, *(name for table in tables for name in _names(table))}
 

@@ -21,7 +21,7 @@ _NAMES = DraftNames("midlayer", "fc", hidden_norm="midlayer.hidden_norm", norm="
 _NUM_READ = 3
 _READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _FROM_TARGETS = "t2d"
-"""Of each token of the vocabulary, whether the head chooses it: said by GUESSABLE, too."""
+"""Tensor that tells, for each token of the vocabulary, whether the head chooses it; GUESSABLE tells it too."""
 
 
 def _build(fields: Fields) -> ModelSpec:
@@ -51,7 +51,7 @@ def eagle3_head(folder: Path, model: ModelSpec) -> DraftSpec:
 
 
 def draft_inventory(draft: DraftSpec, index: Mapping[str, str]) -> Inventory:
-    """Nothing found yet."""
+    """Inventory of the head's tensors, with nothing found yet."""
     return Inventory(_EAGLE3, draft_parts(draft), index, may_be_unused=(_FROM_TARGETS, GUESSABLE))
 
 

@@ -28,7 +28,7 @@ MAX_EXPERTS = 2**12
 MAX_POSITION = 2**26
 
 DRAFT_PREFIX = "mtp."
-"""Of the tensors of a draft head, where they are not those of a further layer."""
+"""Prefix of a draft head's tensors, where they are not those of a further layer."""
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 _DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
 
@@ -125,7 +125,7 @@ def with_rotary_dim(spec: ModelSpec, dim: int) -> ModelSpec:
 
 
 def windows(fields: Fields, num_layers: int, period: int) -> tuple[int | None, ...]:
-    """Of each layer, from `layer_types`; without those every `period`-th layer sees everything."""
+    """Window of each layer, from `layer_types`; without those every `period`-th layer sees everything."""
     kinds = fields.texts("layer_types")
     if not kinds:
         kinds = tuple(_WINDOWED if (layer + 1) % period else _FULL for layer in range(num_layers))
@@ -140,7 +140,8 @@ def windows(fields: Fields, num_layers: int, period: int) -> tuple[int | None, .
 
 
 def refuse_sliding_window(fields: Fields) -> None:
-    """Of a family whose layers all see everything. Qwen configs carry a window that published models leave off."""
+    """Refuse a window for a family whose layers all see everything. Qwen configs carry one that published models
+    turn off."""
     if fields.flag("use_sliding_window", False):
         raise ConfigError(f"{fields.where}: use_sliding_window is true: windowed attention is not supported")
     kinds = fields.values.get("layer_types")

@@ -81,12 +81,12 @@ class Fields:
         return tuple(items)
 
     def or_else(self, defaults: Mapping[str, Any]) -> "Fields":
-        """With these where a field is absent or null."""
+        """The fields, with these where one is absent or null."""
         given = {name: value for name, value in self.values.items() if value is not None}
         return Fields({**defaults, **given}, self.where)
 
     def where_silent(self, defaults: Mapping[str, Any]) -> "Fields":
-        """With these where a field is absent; null stays."""
+        """The fields, with these where one is absent; null stays."""
         return Fields({**defaults, **self.values}, self.where)
 
     def positives(self, name: str, count: int) -> tuple[float, ...]:

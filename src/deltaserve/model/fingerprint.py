@@ -22,7 +22,7 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 MAX_FILE_BYTES = 256 << 20
-"""Of a tokenizer."""
+"""Most bytes of a tokenizer file."""
 _MAX_HEADER_BYTES = 100_000_000
 
 

@@ -33,7 +33,8 @@ def in_folder(path: Path) -> Path:
 
 
 def read_in_folder(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes | None:
-    """Its content; None when nothing has this name. Raises ConfigError, which names the file and not its folder."""
+    """The file's content; None when nothing has this name. Raises ConfigError, which names the file and not its
+    folder."""
     try:
         return read_if_there(in_folder(path), max_bytes)
     except OSError as error:

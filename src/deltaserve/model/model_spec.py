@@ -18,9 +18,9 @@ class QkNorm(Enum):
 
     NONE = "none"
     HEAD = "head"
-    """On each head alone; one weight [D] for queries and one for keys."""
+    """Each head is normalised alone; one weight [D] for queries and one for keys."""
     ALL = "all"
-    """On all heads together; one weight [Hq * D] for queries and one [Hkv * D] for keys."""
+    """All heads are normalised together; one weight [Hq * D] for queries and one [Hkv * D] for keys."""
 
 
 class RopeKind(Enum):
@@ -43,7 +43,7 @@ class RouterKind(Enum):
 
 
 class Activation(Enum):
-    """Of a feed-forward layer's gate."""
+    """Function on the gate of a feed-forward layer."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
@@ -65,7 +65,7 @@ class RopeSpec:
     kind: RopeKind
     theta: float
     dim: int
-    """Channels that turn."""
+    """Channels that are rotated."""
     factor: float = 1.0
     original_max_position: int = 0
     """Tokens the model was first trained on (LLAMA3 and YARN)."""
@@ -89,12 +89,13 @@ class LayerSpec:
     window_len: int | None = None
     """Tokens that a token sees, itself included; None: all before it."""
     has_experts: bool = False
-    """In place of the dense feed-forward."""
+    """Whether it has experts in place of the dense feed-forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedGlu:
-    """Of gate and up projection, side by side row by row: (up + 1) * gate * sigmoid(alpha * gate), both clamped."""
+    """The product of gate and up projection, which stand side by side row by row: (up + 1) * gate *
+    sigmoid(alpha * gate), both clamped."""
 
     alpha: float
     limit: float
@@ -114,11 +115,12 @@ class MoeSpec:
     kept_groups: int = 1
     """Groups whose experts may be chosen: those with the best two."""
     scale: float = 1.0
-    """Of the experts' sum."""
+    """Factor on the experts' sum."""
     shared_size: int = 0
     """Intermediate size of what every token goes through beside its experts; 0: there is none."""
     clamped: ClampedGlu | None = None
-    """In place of SwiGLU: then all linear maps, the router's too, have biases, and files hold matrices transposed."""
+    """Product used in place of SwiGLU: then all linear maps, the router's too, have biases, and files hold matrices
+    transposed."""
     shared_gate: bool = False
     """What that gives is scaled by the sigmoid of a learned score of the token."""
     placement: ExpertPlacement = ExpertPlacement()
@@ -146,7 +148,7 @@ class MoeSpec:
 class MlaSpec:
     """Multi-head latent attention: keys and values of all heads are made from one latent per token.
 
-    Only the latent and the part of a key that turns, which all heads share, are kept. Queries are brought into the
+    Only the latent and the rotated part of a key, which all heads share, are kept. Queries are brought into the
     latent's space instead of keys out of it, so attention sees one KV head whose values are its first channels.
     """
 
@@ -155,14 +157,14 @@ class MlaSpec:
     kv_rank: int
     """Channels of the latent."""
     still_dim: int
-    """Channels of a head's query and key that do not turn."""
+    """Channels of a head's query and key that are not rotated."""
     turning_dim: int
-    """Channels that do: RopeSpec.dim."""
+    """Channels of a head's query and key that are rotated: RopeSpec.dim."""
     value_dim: int
-    """Of a head."""
+    """Channels of a head's value."""
     softmax_scale: float
     interleaved: bool
-    """In the checkpoint channels 2i and 2i + 1 turn together, not i and i + R/2."""
+    """Whether channels 2i and 2i + 1 of the checkpoint are rotated together, not i and i + R/2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +173,17 @@ class DeltaSpec:
 
     num_key_heads: int
     num_value_heads: int
-    """Of key heads as many times; those of one key head stand one after the other."""
+    """Value heads, a multiple of the key heads; those of one key head stand one after the other."""
     key_dim: int
     value_dim: int
     kernel_len: int
     """Tokens that the convolution sees, the token itself included."""
     grouped: bool
-    """In the checkpoint the rows of the input map stand by key head: query, key, values, gates of each."""
+    """Whether rows of the input map stand by key head in the checkpoint: query, key, values, gates of each."""
 
     @property
     def channels(self) -> tuple[int, int, int]:
-        """Of the convolution: queries, keys, values."""
+        """Channels of the convolution: those of queries, of keys, of values."""
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_value_heads * self.value_dim
 
@@ -220,12 +222,12 @@ class DraftNames(NamedTuple):
 
     layer: str
     merge: str
-    """The linear map."""
+    """Name of the linear map."""
     hidden_norm: str
     norm: str
-    """Of what the output matrix reads."""
+    """Name of the norm of what the output matrix reads."""
     embedding_norm: str | None = None
-    """None: the layer's own first norm."""
+    """Name of the norm of the embedding; None: the layer's own first norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class DraftSpec:
 
     kind: DraftKind
     layer: "ModelSpec"
-    """Its layer, as a model of one. `vocab_size`: of the tokens that it embeds."""
+    """Its layer, as a model of one layer. `vocab_size`: of the tokens that it embeds."""
     names: DraftNames
     read_layers: tuple[int, ...] = ()
     """Layers of the model whose inputs it reads (EAGLE3), ascending."""
@@ -247,7 +249,7 @@ class DraftSpec:
     group: str = "draft"
     """Name of the page group of its layer: equal on all workers that have this head, and on no others of the model."""
     folder: str | None = None
-    """Of its weights; None: they are among the model's, as are its output matrix and, in any case but
+    """Folder of its weights; None: they are among the model's, as are its output matrix and, in any case but
     `own_embedding`, its embedding."""
 
     def local(self, shard: Shard) -> "DraftSpec":
@@ -256,20 +258,20 @@ class DraftSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One decoder-only model."""
+    """One decoder-only model: sizes, layers and conventions."""
 
     family: str
-    """`model_type` of its Family."""
+    """Name of its Family: `model_type`."""
     dtype: DType
-    """Of the checkpoint, as config.json says."""
+    """Type of the checkpoint's values, as config.json says."""
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     num_heads: int
     num_kv_heads: int
-    """As the pages hold them: 1 of latents."""
+    """KV heads as the pages hold them: 1 with latents."""
     head_dim: int
-    """As the pages hold it: with latents, of what is kept per token."""
+    """Channels of a head as the pages hold it: with latents, those kept per token."""
     intermediate_size: int
     norm_eps: float
     qk_norm: QkNorm
@@ -284,7 +286,7 @@ class ModelSpec:
     mla: MlaSpec | None = None
     activation: Activation = Activation.SILU
     attention_scale: float | None = None
-    """Of the softmax; None: by head_dim, or what `mla` says."""
+    """Factor on the scores before the softmax; None: by head_dim, or what `mla` says."""
     embedding_scale: float = 1.0
     """Multiplies embeddings, rounded to the dtype of the computation."""
     zero_centred_norms: bool = False
@@ -314,13 +316,13 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each page group of the CacheSpec: None, where a layer sees everything, first."""
+        """Window of each page group of the CacheSpec: None, where a layer sees everything, first."""
         lengths = dict.fromkeys(layer.window_len for layer in self.layers if layer.mixer is Mixer.ATTENTION)
         return tuple(sorted(lengths, key=lambda length: length or 0))
 
     @property
     def query_heads(self) -> tuple[int, ...]:
-        """Of each page group of the CacheSpec."""
+        """Query heads of each page group of the CacheSpec."""
         own = (self.num_heads,) * len(self.windows)
         return own if self.draft is None else (*own, self.draft.layer.num_heads)
 
@@ -365,8 +367,8 @@ class ModelSpec:
         )
 
     def placed(self, placement: ExpertPlacement) -> "ModelSpec":
-        """With its experts so, and those of its draft head as far as one worker's ranks hold them: of a group each
-        member has them all, since members guess each when it suits them.
+        """The spec with its experts placed so, and those of its draft head as far as one worker's ranks hold them: in a
+        group each member has them all, since members guess each when it suits them.
 
         Raises ConfigError where it has none, or they do not divide over the members.
         """

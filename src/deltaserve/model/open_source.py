@@ -10,7 +10,7 @@ from deltaserve.model.formats.weight_schemes import refuse_modelopt, weight_sche
 from deltaserve.model.json_object import read_json_if_there
 
 Source = SafetensorsFolder | QuantisedFolder | GgufModel
-"""All are TensorSources."""
+"""A checkpoint of any kind; all are TensorSources."""
 
 
 def open_source(path: Path) -> Source:

@@ -21,14 +21,15 @@ def rotary_dim(fields: Fields, head_dim: int) -> int:
 
 
 def refuse_partial_rotary(fields: Fields) -> None:
-    """Of a family whose heads turn whole."""
+    """Refuse partial rotation for a family whose heads are rotated whole."""
     holder = _factor_holder(fields)
     if holder.number("partial_rotary_factor", 1.0) != 1.0:
         raise holder.error("partial_rotary_factor", "1.0 for this family")
 
 
 def rope_spec(fields: Fields, max_position: int, dim: int) -> RopeSpec:
-    """From `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before). `dim`: channels that turn."""
+    """The embedding of `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before). `dim`: rotated
+    channels."""
     table = _table(fields)
     theta = table.positive("rope_theta") if table.has("rope_theta") else fields.positive("rope_theta", 10000.0)
     name = _kind_name(table)

@@ -40,10 +40,10 @@ class ExpertPlacement:
     """A worker's ranks stand in so many groups of equal size, one after the other: each group has its experts whole,
     its ranks a part of each. None: as many groups as ranks where the experts divide over them, else one."""
     member: Shard = Shard()
-    """Of a group of workers of one rank each, over which the experts are divided."""
+    """Which member of a group of workers of one rank each it is, over which the experts are divided."""
 
     def cut(self, num_experts: int, shard: Shard) -> ExpertCut:
-        """Of a rank."""
+        """The experts of a rank, and its part of each."""
         if self.member.size > 1:
             return ExpertCut(self.member, Shard())
         size = shard.size if num_experts % shard.size == 0 else 1
@@ -102,7 +102,7 @@ class Divided:
     """An axis of equal units (heads, rows, experts) is divided as `Shard.heads` says: in each of its blocks alone."""
 
     num_units: int
-    """Of a block."""
+    """Units in one block."""
     axis: int = 0
     num_blocks: int = 1
 
@@ -151,7 +151,7 @@ class HeadRows(NamedTuple):
 
     num_heads: int
     rows: int
-    """Of one head."""
+    """Rows of one head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class ByHeads:
     kinds: tuple[HeadRows, ...]
     num_groups: int = 1
     file_order: tuple[int, ...] = ()
-    """Of the kinds within a group; empty: as in `kinds`."""
+    """Order of the kinds within a group of the file; empty: as in `kinds`."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         return (sum(self._num_held(kind, shard) * kind.rows for kind in self.kinds), *whole[1:])
@@ -208,7 +208,7 @@ class ByExperts:
     placement: ExpertPlacement
     experts: OneOf | Divided
     inner: Divided | FirstRank
-    """Along another axis."""
+    """How each expert is divided along another axis."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         experts, inner = self.placement.cut(self.num_experts, shard)

@@ -13,9 +13,9 @@ class TensorHeader:
 
     file: str
     name: str
-    """As in a Hugging Face folder of the same family."""
+    """Name as in a Hugging Face folder of the same family."""
     dtype: str
-    """Of its values once read, in the words of safetensors."""
+    """Type of its values once read, in the words of safetensors."""
     shape: tuple[int, ...]
 
 
@@ -24,7 +24,7 @@ class TensorSource(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of all weight files."""
+        """Bytes of all weight files."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class TensorSource(Protocol):
         ...
 
     def config(self) -> Fields:
-        """The fields of config.json."""
+        """Fields of config.json, or what stands for them."""
         ...
 
     def generation(self) -> Fields | None:
@@ -46,5 +46,5 @@ class TensorSource(Protocol):
         ...
 
     def headers(self) -> Iterable[TensorHeader]:
-        """Of every tensor, in the order in which they are read."""
+        """The header of every tensor, in the order in which they are read."""
         ...

@@ -42,13 +42,14 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 INDEX_DTYPES = ("I64", "I32")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 GUESSABLE = "d2t"
-"""Of each token that a draft head chooses among, how far behind its own index it stands in the model's vocabulary."""
+"""Tensor of offsets: for each token that a draft head chooses among, how far behind its own index it stands in the
+model's vocabulary."""
 _CENTRED = re.compile(r"((mtp\.)?norm|mtp\.pre_fc_norm_\w+|.*layernorm|.*\.[qk]_norm)\.weight")
 """Norms whose weights may be stored less 1."""
 FUSED_EXPERTS = ("gate_up_proj", "down_proj")
 """What files call the experts' matrices where each is one tensor of all experts."""
 CORRECTION = "gate.e_score_correction_bias"
-"""Of a layer's experts."""
+"""Name of the router's correction in a layer of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ class TensorPart:
     rule: ShardRule = REPLICATED
     """What of it a rank holds."""
     added: float = 0.0
-    """To its values when they are loaded: in float32, and kept so."""
+    """Number added to its values when they are loaded: in float32, and kept so."""
     dtypes: tuple[str, ...] = FLOAT_DTYPES
-    """That files may have it in."""
+    """Types that files may have it in."""
 
     def shape_on(self, shard: Shard) -> Shape:
         return self.rule.shape(self.shape, shard)
@@ -79,7 +80,7 @@ GATE_BEFORE_QUERY = (1, 0)
 
 
 class NormNames(NamedTuple):
-    """Of a layer."""
+    """Names of a layer's norms; None: it has no such norm."""
 
     before_attention: str
     before_mlp: str
@@ -140,7 +141,7 @@ def _layer_parts(spec: ModelSpec, layer: int, prefix: str) -> dict[str, TensorPa
 
 
 def _centred(spec: ModelSpec, parts: dict[str, TensorPart]) -> dict[str, TensorPart]:
-    """With what files leave out of the weights of norms."""
+    """The parts with what files leave out of the weights of norms."""
     if not spec.zero_centred_norms:
         return parts
     return {name: replace(part, added=float(bool(_CENTRED.fullmatch(name)))) for name, part in parts.items()}
@@ -226,7 +227,7 @@ def _latent_attention(spec: ModelSpec, mla: MlaSpec) -> dict[str, _Entry]:
 
 
 def _biases(weights: Mapping[str, _Entry]) -> dict[str, _Entry]:
-    """Of these linear maps: divided as the rows of the matrix are, once where its columns are."""
+    """Biases of these linear maps: divided as the rows of the matrix are, held once where its columns are divided."""
     return {
         name.replace("weight", "bias"): (
             shape[:1],

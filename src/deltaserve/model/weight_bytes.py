@@ -19,7 +19,8 @@ def rank_weight_bytes(
     kinds: Mapping[str, str] | None = None,
     rules: CodeRules = _EXACT,
 ) -> int:
-    """Of the weights that one rank loads. `stored`: see `as_stored`; `kinds`: see `stored_kinds`, none where None."""
+    """Bytes of the weights that one rank loads. `stored`: see `as_stored`; `kinds`: see `stored_kinds`, none where
+    None."""
     parts = tensor_parts(stored)
     tied = EMBEDDING if stored.tied_embeddings else None
     forms = plan_codes(parts, kinds or {}, shard, tied).forms

@@ -75,7 +75,7 @@ def _refuse_variants(fields: Fields) -> None:
 
 
 def _ropes(fields: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeSpec]:
-    """Of layers that see everything, and of those with a window."""
+    """Rotary embedding of layers that see everything, and of those with a window."""
     if fields.has("rope_parameters"):
         both = fields.table("rope_parameters")
         tables = [both.table(f"{kind}_attention") for kind in ("full", "sliding")]

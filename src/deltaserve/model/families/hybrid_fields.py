@@ -30,7 +30,7 @@ def hybrid_spec(fields: Fields, family: str, *, grouped: bool) -> ModelSpec:
 
 
 def _with_defaults(fields: Fields) -> Fields:
-    """With some dense size for configs whose layers all have experts."""
+    """The fields with some dense size, for configs whose layers all have experts."""
     filled = fields.where_silent(_DEFAULTS)
     if filled.has("intermediate_size"):
         return filled

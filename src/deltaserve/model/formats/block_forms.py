@@ -1,4 +1,4 @@
-"""In which forms matrices of codes are kept for the CPU's native kernels, and the bytes that they take. No torch.
+"""Forms in which matrices of codes are kept for the CPU's native kernels, and the bytes that they take. No torch.
 
 A weight is scale * (code - zero) + offset: code a whole number from 0, scale and offset those of a run of a row.
 """
@@ -14,25 +14,25 @@ WHOLE_LEN = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """How each weight is kept."""
+    """How the weights of a matrix are kept as codes."""
 
     bits: int
-    """Of a code: 4 or 8."""
+    """Bits of a code: 4 or 8."""
     run_len: int
     """Weights of a row with one scale: 16 or 32."""
     scale_bytes: int
-    """Of a scale and of an offset: 2 (float16) or 4 (float32), whichever has the file's exactly."""
+    """Bytes of a scale and of an offset: 2 (float16) or 4 (float32), whichever has the file's exactly."""
     zero: int
     """The code of the weight 0; 0 where there are offsets."""
     has_offsets: bool = False
 
     @property
     def run_bytes(self) -> int:
-        """Of a run of each row of a panel."""
+        """Bytes of one run of each row of a panel."""
         return PANEL * (self.scale_bytes * (1 + self.has_offsets) + self.run_len * self.bits // 8)
 
     def num_bytes(self, rows: int, cols: int) -> int:
-        """Of a matrix [rows, cols]."""
+        """Bytes of a matrix [rows, cols]."""
         return -(-rows // PANEL) * (cols // self.run_len) * self.run_bytes
 
 

@@ -64,12 +64,12 @@ _READ = frozenset(
 )
 """Keys below the architecture's name that are used."""
 _GEMMA3_READ = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
-"""Beside those."""
+"""Keys that are read for Gemma 3 beside those of all families."""
 _GEMMA3_PERIOD = 6
 """Every sixth layer sees everything; no key says so, nor that the others' rotary embedding is never scaled."""
 _GEMMA3_LOCAL_THETA = 10000.0
 _GEMMA3_27B_LAYERS = 62
-"""With so many, the softmax is scaled by another number than the heads' size; no key says so, either."""
+"""Layers of the one size whose softmax is scaled by another number than the heads' size; no key says so, either."""
 _IDLE = frozenset({"tensor_data_layout", "rope.scaling.finetuned"})
 """Keys that change nothing."""
 _ONLY: Mapping[str, object] = {
@@ -225,7 +225,7 @@ def end_ids(metadata: Fields, vocab_size: int) -> list[int]:
 
 
 CONTROL, UNUSED = 3, 5
-"""Values of tokenizer.ggml.token_type."""
+"""Values of tokenizer.ggml.token_type for control tokens and unused ones."""
 
 
 def _architecture(metadata: Fields) -> str:
@@ -255,7 +255,7 @@ def _dtype(header: GgufHeader) -> str:
 
 
 def _rope(fields: ArchFields, head_dim: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
-    """`rope_parameters` of config.json."""
+    """The `rope_parameters` that config.json of the same model has."""
     values: dict[str, Any] = {"rope_theta": fields.positive("rope.freq_base", 10000.0)}
     kind = fields.text("rope.scaling.type", "linear" if fields.has("rope.scale_linear") else "none")
     if factors is not None:

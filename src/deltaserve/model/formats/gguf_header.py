@@ -40,7 +40,7 @@ class Quantisation:
 
     name: str
     block_len: int
-    """Values of a block."""
+    """Values in one block."""
     block_bytes: int
 
 
@@ -94,7 +94,7 @@ class GgufTensor:
     """Slowest dimension first, as everywhere here; the file has them the other way round."""
     quantisation: Quantisation
     start: int
-    """Of its bytes in the file."""
+    """Where its bytes begin in the file."""
 
     @property
     def num_values(self) -> int:
@@ -110,7 +110,7 @@ class GgufHeader:
     """What a file says of itself."""
 
     file: str
-    """Its name without folder: leads every message."""
+    """Name of the file without folder: leads every message."""
     metadata: Mapping[str, Any]
     """Numbers, flags, strings, and lists of one of these."""
     tensors: tuple[GgufTensor, ...]
@@ -196,7 +196,7 @@ class _Walk:
     # ---------------------------------------------------------------- tensors
 
     def _tensor(self) -> GgufTensor:
-        """Its `start` is still counted from the end of the header."""
+        """The next tensor entry; its `start` is still counted from the end of the header."""
         name = self._string("a tensor's name", _MAX_KEY_LEN)
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -214,7 +214,7 @@ class _Walk:
         return GgufTensor(name, shape, quantisation, start)
 
     def _placed(self, entries: list[GgufTensor], alignment: int) -> tuple[GgufTensor, ...]:
-        """With `start` in the file. Tensors follow each other in the order of the header, padded to the alignment.
+        """The tensors with `start` in the file. They follow each other in the header's order, padded to the alignment.
 
         llama.cpp asks for the same. Any other offset would read the values of another tensor, and no name would tell.
         """

@@ -14,7 +14,7 @@ from deltaserve.model.formats.gguf_header import GgufHeader, GgufTensor, read_he
 from deltaserve.model.source import TensorHeader
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""By how much each frequency of the rotary embedding is divided: part of the configuration, not of the weights."""
+"""Tensor of divisors of the rotary embedding's frequencies: part of the configuration, not of the weights."""
 
 _LAYER_PARTS = {
     "attn_norm": "input_layernorm",
@@ -45,7 +45,7 @@ _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """Implements TensorSource."""
+    """A GGUF file as a TensorSource."""
 
     path: Path
     header: GgufHeader

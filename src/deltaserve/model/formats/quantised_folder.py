@@ -11,7 +11,7 @@ from deltaserve.model.source import TensorHeader
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFolder:
-    """Implements TensorSource."""
+    """A folder with quantised weights as a TensorSource."""
 
     folder: SafetensorsFolder
     scheme: WeightScheme

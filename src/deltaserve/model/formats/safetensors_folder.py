@@ -17,7 +17,7 @@ from deltaserve.model.stand_ins import HEAD_BYTES, stand_in
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """Implements TensorSource."""
+    """A folder of safetensors files as a TensorSource."""
 
     path: Path
 

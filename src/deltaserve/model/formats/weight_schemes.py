@@ -17,7 +17,7 @@ class StoredWeight:
     """One weight of the model."""
 
     header: TensorHeader
-    """As it is once read."""
+    """Header of the weight as it is once read."""
     parts: tuple[TensorHeader, ...]
     """What it is made from, in the order its scheme says; a plain one from itself."""
 
@@ -30,7 +30,7 @@ class Fp8Blocks:
     cols: int
 
     def weight(self, header: TensorHeader, files: Mapping[str, TensorHeader]) -> StoredWeight | None:
-        """That a tensor of the files is the first part of; None: it is another part."""
+        """The weight that a tensor of the files is the first part of; None: it is another part."""
         stem = header.name.removesuffix("_scale_inv")
         if stem != header.name and stem in files and files[stem].dtype == "F8_E4M3":
             return None
@@ -41,7 +41,7 @@ class Fp8Blocks:
         return StoredWeight(replace(header, dtype="F32"), (header, scale))
 
     def name_of(self, stored: str) -> str:
-        """Of the weight whose first part is stored under that name."""
+        """Name of the weight whose first part is stored under that name."""
         return stored
 
     def kind(self, weight: StoredWeight) -> str | None:
@@ -54,7 +54,7 @@ class ScaledRows:
     """compressed-tensors: int8 or float8 with a factor per row, or one for all, in `..._scale`. Parts: both."""
 
     dtype: str
-    """Of the values, in the words of safetensors."""
+    """Type of the values, in the words of safetensors."""
 
     def kind(self, weight: StoredWeight) -> str | None:
         is_coded = len(weight.parts) > 1 and self.dtype == "I8" and weight.header.shape[1] % WHOLE_LEN == 0
@@ -153,12 +153,12 @@ class Mxfp4Experts:
 
 
 MXFP4_RUN = 32
-"""Numbers with one scale."""
+"""Numbers that share one scale."""
 WeightScheme = Fp8Blocks | ScaledRows | PackedInts | Mxfp4Experts
 
 
 def weight_scheme(config: Fields) -> WeightScheme | None:
-    """Of a folder's config.json; None: nothing is quantised. Raises ConfigError naming what is not supported."""
+    """Scheme of a folder's config.json; None: nothing is quantised. Raises ConfigError naming what is not supported."""
     if not config.has("quantization_config"):
         return None
     fields = config.table("quantization_config")
