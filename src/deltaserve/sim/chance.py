@@ -30,18 +30,18 @@ class Chance:
         return z ^ (z >> 31)
 
     def random(self) -> float:
-        """In [0, 1)."""
+        """A number in [0, 1)."""
         return (self.bits() >> 11) * 2.0**-53
 
     def hits(self, probability: float) -> bool:
         return probability > 0 and self.random() < probability
 
     def below(self, n: int) -> int:
-        """In [0, n)."""
+        """A whole number in [0, n)."""
         return self.bits() % n
 
     def between(self, low: int, high: int) -> int:
-        """In [low, high]."""
+        """A whole number in [low, high]."""
         return low + self.bits() % (high - low + 1)
 
     def uniform(self, low: float, high: float) -> float:

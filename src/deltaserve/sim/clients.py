@@ -40,11 +40,11 @@ class Asked:
     at: float
     front: SimFront
     flaws: set[FaultKind] = field(default_factory=set)
-    """What is odd about it, or what its client did: excuses for not being answered."""
+    """What is odd about it, or what its client did: reasons for which it may go unanswered."""
     was_ready: bool = True
     """Whether the front said that it can serve when this was asked."""
     is_cut_off: bool = False
-    """Its front died."""
+    """Whether its front died."""
     stopped_at: int | None = None
     """Output tokens after which a stop string was found."""
 

@@ -40,11 +40,11 @@ class Shape:
     num_fronts: int = 1
     page_size: int = 4
     decode_page_size: int | None = None
-    """Of unified workers, too. None: the same."""
+    """Tokens per page of decode and unified workers. None: as on prefill."""
     num_pools: int = 1
     """One that keeps everything; 2: beside it one with a window; 3: and one of recurrent states."""
     window_len: int = 9
-    """Of the second pool."""
+    """Window of the second pool, in tokens."""
     spare_pages: int | None = None
     """Pages of each further pool beyond what one request needs; None: as many as the first pool has."""
     prefill_pages: int = 64
@@ -60,7 +60,7 @@ class Shape:
     """Guesses verified in a step, of one row."""
     steps_ahead: int = 0
     itl_target_s: float | None = None
-    """In a simulated worker a step of so many tokens is said to take as many milliseconds."""
+    """Target for the length of a step; a simulated step of so many tokens is said to take as many milliseconds."""
     state_eviction: str = "lru"
     context_len: int = 200
     reserve_len: int = 4
@@ -82,32 +82,32 @@ class Shape:
     num_heads: int = 1
     prefill_ranks: int = 1
     decode_ranks: int = 1
-    """Of unified workers, too."""
+    """Ranks of a decode or unified worker."""
     shares_experts: bool = False
     """The decode workers are one expert group."""
     prefill_staging_bytes: int = 0
-    """Of each rank, half to send and half to receive. 0: none."""
+    """Staging memory of each rank, half to send and half to receive. 0: none."""
     decode_staging_bytes: int = 0
     staging_patience_s: float = 2.0
     window_bytes: int | None = None
-    """Of one post at most, where a page is not larger; None: a few pages."""
+    """Most bytes of one post, where a page is not larger; None: a few pages."""
 
     def plane(self, role: Role) -> PlaneSizes:
-        """Of each rank of a worker."""
+        """Sizes of the data plane of each rank of a worker."""
         num_bytes = self.prefill_staging_bytes if role is Role.PREFILL else self.decode_staging_bytes
         region = RegionId(self.num_pools)
         staging = StagingConfig(region, num_bytes, StagingMode.ON, self.staging_patience_s) if num_bytes else None
         return PlaneSizes(self.stall_s, self.window_bytes, staging)
 
     def ranks_without_readers(self) -> frozenset[int]:
-        """Of a prefill worker: others hold the same heads, and send them."""
+        """Ranks of a prefill worker that send nothing: others hold the same heads, and send them."""
         plan = plan_cache(
             self.cache_of(Role.PREFILL), self.prefill_ranks, self.cache_of(Role.DECODE), self.decode_ranks
         )
         return frozenset(rank for rank in range(self.prefill_ranks) if not plan.readers_of(rank))
 
     def roles(self) -> dict[PeerName, Role]:
-        """Every worker."""
+        """Every worker with its role."""
         names = [(PeerName(f"prefill-{i}"), Role.PREFILL) for i in range(self.num_prefill)]
         names += [(PeerName(f"decode-{i}"), Role.DECODE) for i in range(self.num_decode)]
         names += [(PeerName(f"unified-{i}"), Role.UNIFIED) for i in range(self.num_unified)]
@@ -123,7 +123,7 @@ class Shape:
         return stamp_spec(self.page_size_of(role), self.num_pools, self.window_len, self.num_heads)
 
     def chunk_len_of(self, role: Role) -> int:
-        """Whole pages."""
+        """Tokens per chunk, rounded up to whole pages."""
         page_size = self.page_size_of(role)
         return -(-self.chunk_len // page_size) * page_size
 
@@ -132,7 +132,7 @@ class Shape:
         return self.cache_of(Role.PREFILL).pools
 
     def num_pages(self, role: Role) -> tuple[int, ...]:
-        """Of each pool of a worker."""
+        """Pages of each pool of a worker."""
         full = self.prefill_pages if role is Role.PREFILL else self.decode_pages
         pages = [full] * self.num_pools
         if self.spare_pages is not None:
@@ -150,7 +150,7 @@ class Shape:
 
 
 def page_bytes(shape: Shape) -> int:
-    """Of any pool, on whoever has the larger pages."""
+    """Bytes of a page of any pool, on whoever has the larger pages."""
     return max(map(shape.page_size_of, Role)) * STAMP_BYTES
 
 

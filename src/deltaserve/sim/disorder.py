@@ -64,7 +64,7 @@ class Disorder:
         self.group: frozenset[PeerName] = frozenset()
         """Workers that share experts: when one ends all do."""
         self._doomed: dict[PeerName, SimProcess] = {}
-        """Of those: who has not noticed yet."""
+        """Workers of that group that have not noticed yet that another one ended."""
         self._is_healed = False
         self._strikes: dict[FaultKind, Callable[[], None]] = {
             FaultKind.RESET: self._reset,
@@ -172,7 +172,7 @@ class Disorder:
             self._crash_again(name, self._chance.between(2, 3))
 
     def _crash_again(self, name: PeerName, num_left: int) -> None:
-        """Its next life begins at once, and has met some of its peers."""
+        """Crash a worker whose next life begins at once, and has met some of its peers."""
         if self._is_healed:
             return
         self._crash(name, self._chance.hits(0.5), LATEST_RESTART_S)
@@ -181,7 +181,7 @@ class Disorder:
             self._cast.world.at(self._cast.world.now + after_s, lambda: self._crash_again(name, num_left - 1))
 
     def _doom_others(self, dead: PeerName) -> None:
-        """They see the end of a connection a moment later, and end; the supervisor waits for that."""
+        """End the others: they see the end of a connection a moment later, and end; the supervisor waits for that."""
         world = self._cast.world
         self._doomed.pop(dead, None)
         for name in sorted(self.group - self._doomed.keys()):
@@ -249,7 +249,7 @@ class Disorder:
             world.at(world.now + ANSWER_S, lambda: self._look_at_wire(worker, wire))
 
     def rank_lost(self, worker: SimWorker, rank: int) -> None:
-        """Its process has ended, and all others do."""
+        """End one rank's process; all others of the worker end, too."""
         world = self._cast.world
         world.end_rank(worker.ranks[rank], self._chance.exponential(0.01))
         world.at(world.now + self._chance.exponential(0.003), lambda: self._crash_maimed(worker))

@@ -55,7 +55,8 @@ _DRAWN: dict[Situation, Callable[[Knobs], bool]] = {
     Situation.SLOW_GATHERS: lambda k: k.staging_pauses > 0,
     Situation.EXPERT_GROUP: lambda k: k.shape.shares_experts,
 }
-"""Of those that are fixed with the run's conditions; all others are noted where they happen."""
+"""Situations that are fixed with the run's conditions |-> whether these have it; all others are noted where they
+occur."""
 
 
 def drawn(knobs: Knobs) -> Iterator[Situation]:

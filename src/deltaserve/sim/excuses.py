@@ -1,4 +1,4 @@
-"""Why a request may fail: the faults that excuse a reason. An error that no fault of the run explains is a breach."""
+"""Why a request may fail: the faults that explain a reason. An error that no fault of the run explains is a breach."""
 
 from collections.abc import Container, Mapping
 
@@ -57,8 +57,8 @@ EXCUSES: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.INCOMPATIBLE: frozenset({FaultKind.MISFIT}),
     FailReason.NUMERICAL: frozenset({FaultKind.NON_FINITE}),
 }
-"""Reasons without a row have no excuse in what happens around a request: a damaged frame never gets past its checksum,
-so nobody may take a good grant for a bad one."""
+"""Fail reason |-> faults that explain it. A reason without a row is explained by nothing around a request: a damaged
+frame never gets past its checksum, so nobody may take a good grant for a bad one."""
 
 FLAWS: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.CANCELLED: frozenset({FaultKind.CLIENT_LEAVES}),
@@ -66,10 +66,10 @@ FLAWS: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.OVERLOADED: frozenset({FaultKind.SHORT_DEADLINE}),
     FailReason.TOO_LONG: frozenset({FaultKind.BAD_INPUT}),
 }
-"""The same, of the request itself."""
+"""Fail reason |-> what is odd about a request that fails so."""
 
 
 def is_excused(reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind]) -> bool:
-    """`struck`: faults of the run so far; `flaws`: what is odd about the request."""
+    """Whether a failure is explained. `struck`: faults of the run so far; `flaws`: what is odd about the request."""
     around, own = EXCUSES.get(reason, frozenset()), FLAWS.get(reason, frozenset())
     return any(kind in struck for kind in around) or any(kind in flaws for kind in own)

@@ -59,7 +59,7 @@ class Moments:
 
 @dataclass(slots=True)
 class _Links(LinkFaults):
-    """Strikes numbered frames."""
+    """Link faults that strike numbered frames."""
 
     script: dict[int, FaultKind] = field(default_factory=dict)
     number: int = 0
@@ -76,7 +76,7 @@ class _Links(LinkFaults):
 
 @dataclass(slots=True)
 class _Writes(WriteFaults):
-    """Strikes numbered writes."""
+    """Write faults that strike numbered writes."""
 
     script: dict[int, FaultKind] = field(default_factory=dict)
     number: int = 0
@@ -157,7 +157,7 @@ class MomentRecorder:
 
 
 def state_digest(run: Run) -> bytes:
-    """Of every control plane and everything on its way; times and generations apart."""
+    """Digest of every control plane and everything on its way, without times and generations."""
     state = xxhash.xxh3_128()
     for name, worker in sorted(run.world.workers.items()):
         state.update(repr((name, _worker_state(worker))).encode())

@@ -8,7 +8,7 @@ from deltaserve.control.sched.rounds import MemberRounds, RoundPart
 from deltaserve.core.ids import PeerName
 
 Plans = Mapping[PeerName, StepPlan | None]
-"""Of each member in a round: its plan, or that it has none."""
+"""Each member's plan in a round; None: it has none."""
 
 
 class GroupWorker(Protocol):
@@ -42,7 +42,7 @@ class SimExpertGroup:
         self.num_joined = 0
         """Times a member took part without a plan."""
         self.has_waited = False
-        """For a member that was stopped or not there."""
+        """Whether a round waited for a member that was stopped or not there."""
 
     def admit(self, worker: GroupWorker) -> None:
         """A member has started. Those that are there already have waited for it."""

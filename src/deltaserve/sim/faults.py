@@ -118,7 +118,7 @@ PROCESS_FAULTS = (
 )
 LIFE_FAULTS = (FaultKind.CRASH_LOOP,)
 RANK_FAULTS = (FaultKind.RANK_LATE, FaultKind.RANK_CRASH, FaultKind.RANK_MISLED)
-"""Of workers of several ranks."""
+"""Faults of workers of several ranks."""
 CLIENT_FAULTS = (FaultKind.CLIENT_LEAVES, FaultKind.STOP_STRING, FaultKind.DUPLICATE_SUBMIT)
 
 _Connection = tuple[PeerName, PeerName]
@@ -144,7 +144,7 @@ class LinkFaults:
     sick: PeerName | None = None
     """Only frames from or to it meet faults; None: all do."""
     bytes_per_s: float | None = None
-    """Of each connection, each way: frames go one after the other. None: as many as are wanted."""
+    """Bandwidth of each connection, each way: frames go one after the other. None: unlimited."""
     life_lag_s: float = 0.0
     """Each life of a process has connections of its own, which are slower than others by up to so much."""
     _lags: dict[PeerName, float] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class LinkFaults:
         self.clogged_until.clear()
 
     def begin_life(self, name: PeerName) -> None:
-        """A process has started."""
+        """Note that a process has started."""
         if self.life_lag_s:
             self._lags[name] = self.chance.uniform(0.0, self.life_lag_s)
 
@@ -239,7 +239,7 @@ class WriteFaults:
     counts: Counter[FaultKind]
     land_s: float = 0.001
     bytes_per_s: float | None = None
-    """Of each worker's network card, each way. None: writes take no time of each other's."""
+    """Bandwidth of each worker's network card, each way. None: writes take no time of each other's."""
     sick: PeerName | None = None
     """Only writes from or to it meet faults; None: all do."""
     _busy_until: dict[tuple[PeerName, str], float] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class WriteFaults:
         self.rates = {}
 
     def fate(self, posted: Posted) -> Fate | None:
-        """The loopback fabric's policy."""
+        """What becomes of a write: the loopback fabric's policy."""
         if self.sick is not None and self.sick not in (posted.src, posted.dst):
             return self._healthy(posted, 1.0)
         for kind, rate in self.rates.items():
@@ -264,7 +264,8 @@ class WriteFaults:
         return Fate(self._parts(posted, lands), notified, told)
 
     def _carried_s(self, posted: Posted) -> float:
-        """Until the cards of both ends are free and have carried it: writes of one card go one after the other."""
+        """Seconds until the cards of both ends are free and have carried it: writes of one card go one after the
+        other."""
         if self.bytes_per_s is None:
             return 0.0
         ends = (posted.src, "out"), (posted.dst, "in")

@@ -27,32 +27,32 @@ NAMESPACES = ("", "tenant-a", "tenant-b")
 LEAST_DRAIN_S = 0.7
 """A writer that drains says so twice a second: whoever waits less takes it for silent."""
 _SPECULATES = 0.25
-"""Of the runs: guesses at the next tokens, right ones and wrong ones, are verified."""
+"""Share of runs in which guesses at the next tokens, right ones and wrong ones, are verified."""
 _OVERLAPS = 0.4
-"""Of the runs: steps are planned while others compute."""
+"""Share of runs in which steps are planned while others compute."""
 _PACED = 0.1
-"""Of the runs: rows and prompts are taken in as a target for the length of a step allows."""
+"""Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""
 _EXPERT_GROUPS = 0.05
-"""Of the runs: decode workers share experts."""
+"""Share of runs in which decode workers share experts."""
 _LOADED = 0.03
-"""Of the runs: they are long."""
+"""Share of runs that are long."""
 _CROWDED = 0.25
-"""Of those."""
+"""Share of the long runs that are crowded."""
 _SLOW_NETWORKS = 0.01
 _WINDOW_S = (0.4, 0.9)
-"""What a window takes there: two are under way at a time, and a writer that drains waits for both."""
+"""Seconds that a window takes there: two are under way at a time, and a writer that drains waits for both."""
 _CARRIED_S = 15.0
-"""What all requests of a run may take a network card, each sent once: the judge waits a minute for their end."""
+"""Most seconds of all requests of a run on a network card, each sent once: the run waits a minute for their end."""
 _REQUEST_S = 5.0
-"""The same of one."""
+"""Most seconds that one request may take a network card."""
 _STAGED = 0.1
-"""Of the runs: workers have staging memory."""
+"""Share of runs in which workers have staging memory."""
 _CUT = 0.85
-"""Of those: staged writes are cut into several windows."""
+"""Share of those in which staged writes are cut into several windows."""
 _IDLE_RANKS = 0.03
 _SHORT_LIVES = 0.03
 _COLLECTS = 0.1
-"""Of the runs: a turn of a worker may deal with several events."""
+"""Share of runs in which a turn of a worker may deal with several events."""
 Pages = tuple[tuple[int, int, int], ...]
 """(tokens of a page, fewest and most pages of the largest request), equally likely."""
 _PAGES: Pages = ((1, 6, 40), (4, 2, 14), (4, 2, 14), (4, 2, 14), (16, 1, 7), (16, 1, 7), (64, 1, 3))
@@ -66,26 +66,26 @@ _HIGHEST_RATE = {FaultKind.DUPLICATE: 0.2, FaultKind.OVERSIZE: 0.004, FaultKind.
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the clients ask."""
+    """What the clients of a run ask."""
 
     num_requests: int
     window_s: float
-    """They come within so long."""
+    """Seconds within which the requests come."""
     largest: int
     """Tokens of prompt and output together, at most."""
     max_output: int
     share: float
-    """Requests that start like an earlier one."""
+    """Share of requests that start like an earlier one."""
     num_namespaces: int
     max_samples: int
     oddity: float = 1.0
     """Scales bad requests, short deadlines, bursts, bypasses."""
     num_callers: int = 0
-    """Clients besides, each of which asks again as soon as it is answered ..."""
+    """Further clients, each of which asks again as soon as it is answered."""
     load_s: float = 0.0
-    """... for so long."""
+    """Seconds for which those clients go on asking."""
     leaves: float = 0.0
-    """Requests whose client leaves a moment after it has asked."""
+    """Share of requests whose client leaves a moment after it has asked."""
     wishes: float = 0.0
     """Requests that ask for log-probabilities, those of the prompt too, or name stop ids: so many for each."""
 
@@ -98,7 +98,7 @@ class Knobs:
     traffic: Traffic
     rates: Mapping[FaultKind, float]
     events: tuple[tuple[int, FaultKind], ...]
-    """(number of the event before which it happens, what)."""
+    """Planned events: (number of the event before which it happens, what happens)."""
     step_s: float
     lag_s: float
     link_s: float
@@ -110,7 +110,7 @@ class Knobs:
     moves: bool = False
     """A worker that starts again listens elsewhere."""
     misfits: float = 0.0
-    """Of the workers that start again: so many have another model at first."""
+    """Share of the restarted workers that have another model at first."""
     flavours: int = 1
     """Tokens that may come next: which one it is differs from step to step, as bits do between batches."""
     bytes_per_s: float | None = None
@@ -146,7 +146,7 @@ class Knobs:
 
 
 def draw_knobs(seed: int) -> Knobs:
-    """Equal seeds, equal knobs."""
+    """Conditions drawn from the seed: equal seeds, equal knobs."""
     knobs, chance = _draw(seed), Chance(seed, "drafts")
     if Chance(seed, "overlap").hits(_OVERLAPS):
         knobs = replace(knobs, shape=replace(knobs.shape, steps_ahead=1))
@@ -559,7 +559,7 @@ def _shape(chance: Chance, page_size: int, largest: int, evidence: Evidence) -> 
     smallest_pool = -(-largest // page_size)
 
     def pool() -> int:
-        """As tight as can be, or roomy."""
+        """Pages of a pool: as few as can be, or several times as many."""
         return smallest_pool + chance.below(4) if chance.hits(0.4) else smallest_pool * chance.between(2, 6)
 
     heartbeat_s = chance.choose((0.1, 0.2, 0.5))

@@ -125,7 +125,7 @@ class _Endpoint:
     owner: "LoopbackTransport"
     peer: PeerName
     fars: "tuple[_Far, ...]" = ()
-    """Of the peer's ranks, once attached."""
+    """Endpoints of the peer's ranks; empty until attached."""
     is_open: bool = True
     over_at: float | None = None
     """Where readers copy: when its epoch word changed."""
@@ -176,7 +176,7 @@ class _Event(NamedTuple):
     what: _What
     write: _Write
     end: int
-    """For LAND: copies [0, end) are there afterwards."""
+    """How many copies a LAND brings: [0, end) are there afterwards."""
     told: WriteState
 
 
@@ -328,14 +328,14 @@ class LoopbackTransport:
         self._writes: dict[WriteId, _Write] = {}
         self._fenced: set[PeerName] = set()
         self.stopped_until = 0.0
-        """Its process does nothing before: where readers copy, nothing arrives."""
+        """Time before which its process does nothing: where readers copy, nothing arrives."""
         self.on_news: Callable[[], None] = nothing
         """Called when a poll would find something."""
         self._write_ids = itertools.count(1)
         self._closed = False
 
     def go_on(self, now: float) -> None:
-        """Its process does, perhaps earlier than it was to."""
+        """Let a stopped process go on, perhaps earlier than planned."""
         until, self.stopped_until = self.stopped_until, min(self.stopped_until, now)
         self._fabric.hasten(self, until, now)
 

@@ -16,7 +16,7 @@ _DAMAGES = {
 
 
 def met_by_worker(worker: SimWorker) -> Sightings:
-    """With all engines and ranks that it had."""
+    """Situations that a worker met with all engines and ranks that it had."""
     met = Sightings()
     engines = (*worker.former, worker.instance)
     met.note(Situation.FRAME_FOR_ANOTHER_LIFE, any(engine.links.stale_frames for engine in engines))

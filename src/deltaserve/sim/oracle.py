@@ -83,7 +83,7 @@ class Chain:
         del self.stamps[end * STAMP_BYTES :]
 
     def stamp(self, at: int) -> bytes:
-        """Of one position."""
+        """The stamp of one position."""
         return bytes(self.stamps[at * STAMP_BYTES : (at + 1) * STAMP_BYTES])
 
 
@@ -105,7 +105,7 @@ def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = N
 
 
 def prompt_logprobs(chains: Sequence[Chain], token: bytes, at: int, vocab_size: int, num_top: int) -> TokenLogprobs:
-    """Of the packed `token` that stands at position `at` >= 1."""
+    """Log-probabilities of the packed `token` that stands at position `at` >= 1."""
     before = b"".join([chain.stamp(at - 1) for chain in chains])
     return _logprobs(xxhash.xxh3_64_intdigest(before + token), vocab_size, num_top)
 
@@ -178,7 +178,7 @@ class _Row:
     tables: list[dict[int, PageId]] = field(default_factory=list)
     """Per pool: page index |-> page."""
     drawn: tuple[StepIndex | None, int] = (None, 0)
-    """In which step which token was drawn last."""
+    """Step in which a token was drawn last, and the token."""
 
     def grow(self, tokens: bytes, start: int) -> None:
         """Packed tokens from position `start` on are computed."""
@@ -218,7 +218,7 @@ class OracleExecutor:
         self._rows: dict[RowId, _Row] = {}
         self._prompt_lens: dict[RowId, int] = {}
         self.namespaces: dict[RowId, Namespace] = {}
-        """Of rows about to be opened: a plan does not say."""
+        """Namespaces of rows about to be opened: a plan does not say."""
         self.spoil_next = False
         """The next step computes KV that is not finite, and logits from it; so does whoever reads that KV."""
         self.spoiled: list[tuple[Namespace, bytes]] = []
@@ -227,7 +227,7 @@ class OracleExecutor:
         """The same of rows of which no token could be drawn: whoever runs this knows."""
         self.flavours = 1
         self.first_flavour = 0
-        """Of step 0; from step to step it is another one."""
+        """Flavour of step 0; from step to step it is another one."""
         self._launched: StepIndex | None = None
 
     def launch(self, plan: StepPlan) -> None:
@@ -344,7 +344,7 @@ class OracleExecutor:
         return pack_u32(guesses)
 
     def _prompt_logprobs(self, row: _Row, item: PlanItem) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens at q_start + 1 .. q_start + q_len, as far as they are known."""
+        """Log-probabilities of the tokens at q_start + 1 .. q_start + q_len, as far as they are known."""
         end, num_top = item.q_start + item.q_len, row.sampling.prompt_logprobs or 0
         known = range(item.q_start + 1, min(end + 1, token_len(row.tokens)))
         tokens = [(bytes(row.tokens[at * TOKEN_BYTES : (at + 1) * TOKEN_BYTES]), at) for at in known]

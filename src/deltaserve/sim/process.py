@@ -59,7 +59,7 @@ class Surroundings(Protocol):
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None: ...
 
     def admit(self, process: "SimProcess") -> None:
-        """It is there from now on, under its name."""
+        """Note that a process is there from now on, under its name."""
         ...
 
     def process(self, name: PeerName) -> "SimProcess | None":
@@ -75,27 +75,27 @@ class Pace:
 
     step_s: float = 0.001
     lag_s: float = 0.0
-    """Between loop and transfer thread, each way."""
+    """Delay between loop and transfer thread, each way."""
     clock_s: float = 0.0
-    """Its clock minus the world's."""
+    """What its clock shows beyond the world's, in seconds."""
     slowness: float = 1.0
     rank_lag_s: float = 0.0
-    """The same, the more for every rank behind the first."""
+    """Further delay per rank behind the first, between loop and transfer thread, each way."""
     fence_s: float = 0.0
     """How long its transfer thread waits for an endpoint to be gone, and does nothing else."""
     staging_pauses: int = 0
-    """Of a gather or scatter, before its first byte is moved."""
+    """Slices of a gather or scatter before its first byte is moved."""
     idle_ranks: frozenset[int] = frozenset()
-    """Of a prefill worker: ranks that send nothing ..."""
+    """Ranks of a prefill worker that send nothing."""
     idle_rank_lag_s: float = 0.0
-    """... and are later by so much, each way."""
+    """Further delay of those ranks, each way."""
     turn_s: float = 0.0
     """How long a worker collects what arrives before it deals with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneSizes:
-    """Of the data plane of a rank."""
+    """Sizes and limits of the data plane of a rank."""
 
     stall_s: float = 5.0
     """A write may take so long."""
@@ -106,7 +106,7 @@ class PlaneSizes:
 
 @dataclass(slots=True)
 class Answer:
-    """What a client got."""
+    """What a client got for one sample."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -140,7 +140,7 @@ class SimProcess(ABC):
 
     @property
     def now(self) -> float:
-        """On the clock of this process."""
+        """The time on the clock of this process."""
         return self.world.now + self.pace.clock_s
 
     def later(self, delay: float, call: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class SimProcess(ABC):
         self.world.at(self.world.now + delay, lambda: self._turn_to(call))
 
     def receive(self, event: LinkEvent) -> None:
-        """Something arrives."""
+        """Take an event that arrives from a link."""
         self._turn_to(lambda: self.handle(event))
 
     def _turn_to(self, call: Callable[[], None]) -> None:
@@ -260,12 +260,12 @@ class SimWorker(SimProcess):
 
     @property
     def endpoint(self) -> TaggedEndpoint:
-        """Of the first rank."""
+        """The endpoint of the first rank."""
         return self.ranks[0].endpoint
 
     @property
     def transport(self) -> SimTransport:
-        """Of the first rank."""
+        """The transport of the first rank."""
         return self.ranks[0].transport
 
     @property
@@ -472,7 +472,7 @@ class SimWorker(SimProcess):
 
 
 def _unforeseen(worker: SimWorker, rank: int) -> None:
-    """Of a world in which nothing befalls what ranks are told."""
+    """Refuse a disagreement in a world in which nothing befalls what ranks are told."""
     raise IntegrityError(f"I13: {worker.name} and its rank {rank} do not agree on what was said")
 
 
@@ -504,7 +504,7 @@ class SimFront(SimProcess):
         return answer
 
     def cancel(self, room: Room, reason: FailReason) -> None:
-        """The client has left."""
+        """Cancel a room whose client has left."""
         self._perform(self.core.cancel(room, reason, self.now))
 
     def finish(self, room: Room, output_len: int) -> None:
@@ -593,7 +593,7 @@ def _check_addressee(event: Event, boot: int, num_dropped: int) -> None:
 
 
 class _Heard(NamedTuple):
-    """Of the sender of a frame, before it came."""
+    """What was known of the sender of a frame before it came."""
 
     peer: PeerName
     boot: Boot | None

@@ -8,7 +8,7 @@ from deltaserve.core.ids import PeerName, Room
 from deltaserve.sim.clients import Asked
 
 PATIENCE_S = 4.0
-"""Of a request that neither its workers nor its front hold up."""
+"""Longest wait of a request that neither its workers nor its front hold up."""
 PATIENCE_FENCES = 3
 """So many fences of the sick process besides: a transfer thread moves no pages meanwhile, and each new trouble of that
 process may take one (seed 70004779)."""

@@ -112,7 +112,7 @@ class StampMemory(HeadMemory, StampPages):
 
     @property
     def ranks(self) -> tuple[HeadMemory, ...]:
-        """Itself alone."""
+        """The ranks of an unsplit memory: itself alone."""
         return (self,)
 
     def pages(self, pool: PoolId, pages: Sequence[PageId]) -> bytes:
@@ -144,13 +144,13 @@ class SplitMemory(StampPages):
         self._page_size = cache.page_size
         self._num_heads = cache.groups[0].blocks[0].num_heads
         self._head_bytes = STAMP_BYTES // self._num_heads
-        """Of one stamp."""
+        """Bytes of one head of a stamp."""
         firsts = [Shard(rank, num_ranks).heads(self._num_heads)[0] for rank in range(num_ranks)]
         self._places = [
             [(rank, head - firsts[rank]) for rank in holders(self._num_heads, head, num_ranks)]
             for head in range(self._num_heads)
         ]
-        """Of each head: the ranks that hold it, and as which of theirs."""
+        """Each head's places: the ranks that hold it, and as which of theirs."""
         self._state_pools = {cache.pool_of(group) for group in cache.groups if isinstance(group, StateGroup)}
         self._state_cells = [cell for pool in self._state_pools for cell in self._cells(cache.groups[pool], num_ranks)]
 
@@ -192,7 +192,7 @@ class SplitMemory(StampPages):
                 self.ranks[rank].memory[RegionId(pool)][at : at + size] = stamp[head * size : (head + 1) * size]
 
     def write_state(self, pool: PoolId, slot: PageId, state: bytes) -> None:
-        """As of StampMemory."""
+        """Write a state, as StampMemory does."""
         start = 0
         for size, places in self._state_cells:
             for rank, at in places:
@@ -201,7 +201,7 @@ class SplitMemory(StampPages):
             start += size
 
     def poison(self, pool: PoolId, page: PageId) -> None:
-        """As of StampMemory."""
+        """Overwrite a page, as StampMemory does."""
         if pool in self._state_pools:
             self.write_state(pool, page, self._poison * self._page_size)
             return
@@ -215,7 +215,7 @@ def _common(first: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def stamp_memory(cache: CacheSpec, num_pages: Sequence[int], num_ranks: int, worker: str) -> StampMemory | SplitMemory:
-    """Of a worker."""
+    """Memory of a worker for its heads and ranks."""
     poison = poison_of(worker)
     is_whole = num_ranks == cache.groups[0].blocks[0].num_heads == 1
     return StampMemory(cache, num_pages, poison) if is_whole else SplitMemory(cache, num_pages, num_ranks, poison)

@@ -23,9 +23,9 @@ class Damage(Enum):
 
     LOST = "lost"
     SWAPPED = "swapped"
-    """It comes after the next one."""
+    """The entry comes after the next one."""
     OF_ANOTHER_ORDER = "of_another_order"
-    """It says what an earlier one did."""
+    """The entry says what an earlier one did."""
 
 
 class _Fold:
@@ -47,7 +47,7 @@ class RankWire:
         self._name = name
         self._first, self._other = LogEnd(), LogEnd()
         self._told: deque[int] = deque()
-        """Of entries that were told and not taken yet."""
+        """Numbers of entries that were told and not taken yet."""
         self._telling, self._taking = _Fold(), _Fold()
         self._frames: deque[bytes] = deque()
         self._last_body = b""
@@ -68,7 +68,7 @@ class RankWire:
         return self._damage is not None
 
     def strike(self, damage: Damage) -> None:
-        """The next entry."""
+        """Damage the next entry."""
         self._damage = damage
 
     def mend(self) -> None:
@@ -78,7 +78,7 @@ class RankWire:
     # ------------------------------------------------------------ commands
 
     def tell(self, command: TransferCommand) -> None:
-        """From the first rank."""
+        """Send a command from the first rank."""
         body = _COMMANDS.encode([command])
         self._told.append(self._telling.take(body))
         frame = self._first.seal(body)
@@ -96,7 +96,7 @@ class RankWire:
                 self._kept_back = None
 
     def take(self) -> list[TransferCommand]:
-        """By the other rank: all that is there. Raises RankLogError."""
+        """Commands that have come, taken by the other rank. Raises RankLogError."""
         commands: list[TransferCommand] = []
         while self._frames:
             body = self._other.open(self._frames.popleft())
@@ -110,10 +110,10 @@ class RankWire:
     # ------------------------------------------------------------ reports
 
     def answer(self, reports: Sequence[TransferReport]) -> bytes:
-        """From the other rank."""
+        """Answer from the other rank: its reports as a frame."""
         self.has_unanswered = False
         return self._other.seal(_REPORTS.encode(reports))
 
     def heard(self, frame: bytes) -> list[TransferReport]:
-        """By the first rank. Raises RankLogError."""
+        """Reports in a frame, taken by the first rank. Raises RankLogError."""
         return _REPORTS.decode(self._first.open(frame))

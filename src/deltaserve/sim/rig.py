@@ -192,7 +192,7 @@ class Run:
         self._misfits: set[PeerName] = set()
         """Who runs with another model."""
         self._shared_since: dict[Room, float] = {}
-        """Since when a room is on two workers."""
+        """When each room began to be on two workers."""
         self._unregistered = set(self._roles) if knobs.late_starts else set()
         self._upcoming = list(reversed(knobs.events))
         self._idle_ranks = knobs.shape.ranks_without_readers() if knobs.idle_rank_lag_s else frozenset[int]()
@@ -273,7 +273,7 @@ class Run:
             self.world.at(self.world.now + self._leaves.log_uniform(*_LEAVES_S), lambda: self.clients.leave(asked))
 
     def _heal(self) -> None:
-        """From now on nothing goes wrong any more. What is on its way keeps its fate."""
+        """End all faults: nothing more goes wrong from now on. What is on its way keeps its fate."""
         self._links.heal()
         self._writes.heal()
         self._endpoints.heal()
@@ -431,7 +431,7 @@ class Run:
         return {name: count for name, count in held.items() if count}
 
     def _is_free(self) -> bool:
-        """Whether nobody holds anything."""
+        """Whether nobody holds anything any more."""
         workers = self.world.workers.values()
         return not any(len(front.core.rooms) for front in self._fronts) and not any(map(_held_at, workers))
 
@@ -452,7 +452,7 @@ class Run:
     def _look_at_rooms(self) -> None:
         """I25: a room lives on one decode worker at a time, on two only until the former one learns of it.
 
-        One that was given up and came back is told as soon as it greets.
+        One that was given up and came back is told as soon as it sends a Hello.
         """
         holders: Counter[Room] = Counter()
         for worker in self.world.workers.values():
@@ -538,7 +538,7 @@ class Run:
         return replace(member, url=None) if name in self._unregistered else member
 
     def _compat(self, name: PeerName, right: Compat) -> Compat:
-        """Of the life that begins."""
+        """What the life that begins has to agree on with others: its own values, or another model's."""
         is_back = self._lives[name] > 1
         self.faults[FaultKind.MOVE] += is_back and self.knobs.moves
         if not (is_back and name not in self._misfits and self._comebacks.hits(self._misfit_rate)):

@@ -23,7 +23,7 @@ class RankHost(Protocol):
 
     @property
     def now(self) -> float:
-        """On the worker's clock."""
+        """The time on the worker's clock."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class RankPace(NamedTuple):
     """How fast a rank is."""
 
     lag_s: float
-    """From the worker's loop, and to it."""
+    """Delay from the worker's loop, and to it."""
     fence_s: float
     """How long it waits for an endpoint to be gone, and does nothing else."""
 
@@ -72,7 +72,7 @@ class SimRank:
         self.transport = transport
         self.staged = staged
         self.is_gone = False
-        """Its process has ended."""
+        """Whether its process has ended."""
         transport.on_news = self._news
         self._host = host
         self._lag_s, self._fence_s = pace
@@ -92,16 +92,16 @@ class SimRank:
             self.wire.tell(command)
 
     def hold(self, seconds: float) -> None:
-        """It does nothing for so long, while the worker's other ranks go on."""
+        """Do nothing for so long, while the worker's other ranks go on."""
         self.held_until = max(self.held_until, self._host.world_now + seconds)
 
     def wake(self) -> None:
-        """Commands were submitted."""
+        """Note that commands were submitted."""
         if self._commands or (self.wire is not None and self.wire.has_come):
             self._turn_after(self._lag_s)
 
     def _turn_after(self, delay: float) -> None:
-        """It takes a turn then, unless it takes one sooner."""
+        """Take a turn after `delay`, unless one is due sooner."""
         when = max(self._host.world_now + delay, self._fenced_at or 0.0, self.held_until)
         if self._turn_at is None or when < self._turn_at:
             self._turn_at = when

@@ -41,9 +41,9 @@ class StampStaging:
         self._pools = {component: PoolId(of.id) for component, of in memory.regions}
         self._page_bytes = memory.rank_page_bytes
         self.on_gather: PageSeen = _unseen
-        """Told of every page just before it is read ..."""
+        """Called with every page just before it is read."""
         self.on_scatter: PageSeen = _unseen
-        """... and written."""
+        """Called with every page just before it is written."""
 
     def gather(self, group: str, staged: StagedRoute, src: PlacedPages, tokens: range, offset: int) -> Iterator[int]:
         offsets = [run.src_offset for run in staged.route.heads]
@@ -85,7 +85,7 @@ class StampStaging:
 def _granules(
     staged: StagedRoute, placed: PlacedPages, layout: PageFormat, tokens: range, offsets: list[int]
 ) -> Iterator[_Granule]:
-    """Of every run of heads, which starts in a page at one of `offsets`. Elements are equal on both sides."""
+    """Granules of every run of heads, which starts in a page at one of `offsets`. Elements are equal on both sides."""
     for run, offset in zip(staged.runs(len(tokens)), offsets, strict=True):
         in_page = run.row_bytes * (layout.page_size // staged.granule)
         places = staged.places(placed, layout, tokens)

@@ -14,9 +14,9 @@ from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 
 RUNS_PER_GATE = 100_000
 MIN_CELL_HITS = 100
-"""Of every reachable cell in `RUNS_PER_GATE` runs."""
+"""Least hits of every reachable cell in `RUNS_PER_GATE` runs."""
 MIN_INJECTIONS = 1_000
-"""Of every fault kind in `RUNS_PER_GATE` runs."""
+"""Least injections of every fault kind in `RUNS_PER_GATE` runs."""
 
 
 class Summary(msgspec.Struct):
@@ -29,9 +29,9 @@ class Summary(msgspec.Struct):
     num_repeated: int = 0
     """Seeds run twice, to compare their traces (I21)."""
     breaches: list[tuple[str, str]] = []
-    """(run, what broke)."""
+    """Breaches as (run, what broke)."""
     faults: dict[str, int] = {}
-    """Fault kind |-> injections."""
+    """Fault kind |-> how often it was injected."""
     cells: dict[str, int] = {}
     """`cell_name` |-> pages or tickets moved."""
     situations: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Summary(msgspec.Struct):
         _count(self.situations, other.situations.items())
 
     def lines(self) -> Iterator[str]:
-        """The table, for people."""
+        """The lines of the table that people read."""
         yield f"runs {self.num_runs:,}, events {self.num_events:,}, {self.num_events / max(1, self.num_runs):.0f} a run"
         yield f"requests {self.num_requests:,}, answered in full {self.num_answered:,}, the others with an error"
         yield f"seeds run twice {self.num_repeated:,}"
@@ -111,7 +111,7 @@ def _count(into: dict[str, int], items: Iterable[tuple[str, int]]) -> None:
 
 
 def cell_name(state: Enum, event: Enum) -> str:
-    """`receiver open x revoke`"""
+    """Name of a cell in tables, such as `receiver open x revoke`."""
     return f"{type(state).__name__.removesuffix('State').lower()} {state.name.lower()} x {event.name.lower()}"
 
 

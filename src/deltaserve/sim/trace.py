@@ -74,5 +74,5 @@ def describe(envelope: Envelope) -> str:
 
 
 def room_label(room: bytes) -> str:
-    """Simulated rooms are numbers."""
+    """Label of a room: simulated rooms are numbers."""
     return f"r{int.from_bytes(room, 'little')}" if len(room) == 16 else "r?"

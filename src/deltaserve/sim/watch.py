@@ -51,7 +51,7 @@ class _Pages:
 
 
 class _Rank(NamedTuple):
-    """Whose transport it is."""
+    """The rank whose transport it is."""
 
     worker: SimWorker
     staged: StagedTransport | None
@@ -178,7 +178,7 @@ class Watch:
     # ------------------------------------------------------------ landings
 
     def landed(self, landed: WriteArrival) -> None:
-        """The fabric's observer."""
+        """Check a write that has landed: the fabric's observer."""
         writer, reader = landed.writer, landed.reader
         if not isinstance(writer, SimTransport) or not isinstance(reader, SimTransport):
             return
@@ -239,7 +239,7 @@ def _check_scattered(reader: SimWorker, pool: PoolId, page: PageId) -> None:
 
 
 def _check_states(worker: SimWorker) -> int:
-    """How many there were."""
+    """Check every state that a worker keeps; how many there were."""
     num_states = 0
     for index, kept in enumerate(worker.config.cache.pools):
         if kept.lifetime is not Lifetime.STATE:

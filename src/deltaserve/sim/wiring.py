@@ -80,7 +80,7 @@ class TaggedEndpoint(Endpoint):
         super().__init__(config, transport, memory, staging)
         self._labels = transport
         self._chunks: Counter[TicketId] = Counter()
-        """Handed over so far."""
+        """Chunks of each ticket handed over so far."""
         self._ends: dict[tuple[TicketId, PoolId], int] = {}
         """Where the last chunk with pages of that pool ended."""
         self._staged_memory = staging.memory if staging is not None else None

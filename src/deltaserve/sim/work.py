@@ -11,7 +11,7 @@ MARGIN = 4.0
 """Times what is expected: a storm of messages makes thirty times as many events."""
 _START = 1_000
 _PER_REQUEST = 100
-"""Of a worker of one rank without staging memory."""
+"""Most messages per request of a worker of one rank without staging memory."""
 
 
 @dataclass(frozen=True, slots=True)

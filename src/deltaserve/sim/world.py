@@ -59,7 +59,7 @@ class World:
         """(life of who hears, latest life that it has heard)."""
         self._resets: dict[_Connection, int] = {}
         self._on_their_way: dict[int, tuple[PeerName, PeerName, bytes]] = {}
-        """By number."""
+        """Number of a frame on its way |-> (from, to, a part of it)."""
 
     # ------------------------------------------------------------ time
 
