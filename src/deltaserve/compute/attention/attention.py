@@ -14,7 +14,7 @@ class Query:
     """One row of a batch computes positions [q_start, q_start + q_len)."""
 
     line: int
-    """Of the page tables."""
+    """Line of the page tables."""
     q_start: int
     q_len: int
 
@@ -30,7 +30,7 @@ class Shared:
     start: int
     end: int
     queries: tuple[int, ...]
-    """Indexes into `Batch.queries`."""
+    """Queries that share: indexes into `Batch.queries`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +90,18 @@ class StepStates(Protocol):
 
     @property
     def undecided(self) -> tuple[int, ...]:
-        """As `Batch.undecided`."""
+        """Queries that end in guesses: see `Batch.undecided`."""
         ...
 
     def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Of each block a copy [B, heads, rows, width], zeros where a query begins at position 0.
+        """A copy of each block [B, heads, rows, width], zeros where a query begins at position 0.
 
         `layer` counts within the group. `some` [B] int64: of these queries; None: of all.
         """
         ...
 
     def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
-        """Of each block [B, heads, rows, width]."""
+        """Write each block [B, heads, rows, width]."""
         ...
 
 
@@ -122,7 +122,7 @@ class AttentionBackend(Protocol):
 
     @property
     def scratch_bytes(self) -> int:
-        """Kept between steps."""
+        """Bytes of scratch memory that are kept between steps."""
         ...
 
     def free_scratch(self) -> None:
@@ -130,5 +130,5 @@ class AttentionBackend(Protocol):
         ...
 
     def shared_tokens_read(self, batch: Batch) -> int:
-        """Of `batch.tokens_read`, positions this backend does not read again because of sharing."""
+        """Positions among `batch.tokens_read` that this backend does not read again because of sharing."""
         ...

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 AttentionChoice = Literal["auto", "native", "torch", "triton", "flashinfer"]
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the self-test, by the type of its queries; torch computes in float32 in any case."""
+"""Largest difference in the self-test, by the type of its queries; torch computes in float32 in any case."""
 
 _MakeBackend = Callable[[KvPool, PageTable, Sequence[int]], AttentionBackend]
 
@@ -39,9 +39,9 @@ class GpuBackend:
     """Kernels of an optional package, which the extra of this backend's name installs."""
 
     module: str
-    """Of ours, which imports the package. It has IS_INTERPRETED, see triton_kernels.py."""
+    """Name of our module that imports the package. It has IS_INTERPRETED, see triton_kernels.py."""
     constructor: Callable[[Any], _MakeBackend]
-    """Of the module when it is imported."""
+    """Function that returns the backend's constructor, given the imported module."""
     refusal: Callable[[KvLayout], str | None] = lambda layout: None
     """Why it has no kernels for such pages; None: it has."""
 
@@ -118,7 +118,7 @@ def _make_native(native: NativeContext, pool: KvPool, tables: PageTable, query_h
 
 
 def _native_problem(pool: KvPool, query_heads: Sequence[int], make: _MakeBackend) -> float | None:
-    """By how much results differ from torch's, where that is too much."""
+    """By how much results differ from torch's, where that is too much; None: the backend is right."""
     for arena, num_heads in zip(pool.page_arenas, query_heads, strict=True):
         is_pairs = arena.layout.group.dtype is DType.BFLOAT16  # which some instruction sets multiply as such
         for dtype in (torch.float32, torch.bfloat16) if is_pairs else (torch.float32,):

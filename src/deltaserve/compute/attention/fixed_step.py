@@ -13,8 +13,8 @@ class FixedStep(Protocol):
 
     @property
     def attention(self) -> Sequence[StepAttention]:
-        """As of `AttentionBackend.begin_step`, of as many tokens as there is room for. Those that a step does not have
-        write nothing, and attention gives 0 for them."""
+        """What `AttentionBackend.begin_step` returns, for as many tokens as there is room for. Those that a step does
+        not have write nothing, and attention gives 0 for them."""
         ...
 
     def fill(self, batch: Batch) -> bool:

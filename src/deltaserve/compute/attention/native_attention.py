@@ -91,7 +91,7 @@ class _Keep(ctypes.Structure):
 
 
 class _Functions:
-    """Those of native.h that compute attention, with their types."""
+    """Functions of native.h that compute attention, with their types."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         pointer = ctypes.c_void_p
@@ -130,7 +130,7 @@ class NativeAttention:
 
     @property
     def scratch_bytes(self) -> int:
-        """Kept between steps."""
+        """Bytes of scratch memory that are kept between steps."""
         return self._context.scratch_bytes
 
     def free_scratch(self) -> None:
@@ -186,7 +186,7 @@ class NativeAttention:
 
 
 class NativeStep:
-    """StepAttention over one arena."""
+    """A step's attention over one arena, by the native library."""
 
     def __init__(self, backend: NativeAttention, arena: KvArena, table: Table, batch: Batch, group_size: int) -> None:
         self._backend = backend
@@ -197,7 +197,7 @@ class NativeStep:
         weakref.finalize(self, backend.free_plan, self._plan)
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:
-        """[T, H, D] each"""
+        """Write the step's keys and values: planes [T, H, D] each."""
         for plane, values in enumerate(planes):
             kept = self._arena.plane(layer, plane)
             shape = (self._num_tokens, self._arena.layout.num_heads, kept.shape[1])

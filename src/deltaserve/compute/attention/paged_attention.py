@@ -45,7 +45,7 @@ class PagedAttention(ABC):
 
     @property
     def scratch_bytes(self) -> int:
-        """Kept between steps."""
+        """Bytes of scratch memory that are kept between steps."""
         return self._workspace.num_bytes
 
     def free_scratch(self) -> None:

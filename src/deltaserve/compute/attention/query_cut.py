@@ -25,9 +25,9 @@ class QueryCut(NamedTuple):
     """Partial results are numbered as splits are: the head stands before the first whole one, the tail after all."""
 
     splits: range
-    """Whole ones."""
+    """Whole splits."""
     edges: tuple[EdgeKeys, ...]
-    """Head (if there is one) and tail."""
+    """Keys beside whole splits: head (if there is one) and tail."""
 
     @property
     def first_part(self) -> int:

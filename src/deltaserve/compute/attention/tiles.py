@@ -53,7 +53,7 @@ class TilePlan:
     """Everything tiled queries read in one step."""
 
     queries: tuple[int, ...]
-    """Indexes into the batch."""
+    """Tiled queries: indexes into the batch."""
     tokens: Ints  # [Tt] of the step's tokens, those of tiled queries
     padding: int
     """Unit id that stands for a zero row: the number of real units."""

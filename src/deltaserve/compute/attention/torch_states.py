@@ -11,7 +11,7 @@ from deltaserve.compute.memory.state_arena import StateArena
 
 
 class TorchStates:
-    """StepStates over one arena."""
+    """A step's states in one arena, in torch operations."""
 
     def __init__(self, arena: StateArena, table: Table, batch: Batch, page_size: int) -> None:
         self._arena = arena
@@ -56,7 +56,7 @@ class TorchStates:
 
 
 def step_states(pool: KvPool, tables: PageTable, batch: Batch) -> list[StepStates]:
-    """Of each state group of the pool."""
+    """The step's states, one per state group of the pool."""
     cache, arenas = pool.cache, pool.state_arenas
     lines = [tables.table(cache.pool_of(arena.layout.group)) for arena in arenas]
     return [TorchStates(arena, table, batch, cache.page_size) for arena, table in zip(arenas, lines, strict=True)]

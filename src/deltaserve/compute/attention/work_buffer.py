@@ -22,11 +22,11 @@ class WorkCapacity(NamedTuple):
     """How many of each there is room for."""
 
     tokens: int
-    """Of the step."""
+    """Tokens of the step."""
     results: int
     """Partial results; the buffer itself holds none."""
     short: int
-    """Tiles, as `long`."""
+    """Tiles of short queries; `long` counts those of long ones."""
     long: int
     listed: int
     """Entries of `WorkTiles.tokens`."""
@@ -35,7 +35,7 @@ class WorkCapacity(NamedTuple):
 
     @classmethod
     def of(cls, work: WorkTiles) -> "WorkCapacity":
-        """What it needs."""
+        """Room that the work list needs."""
         num_tokens, num_results = len(work.positions), int(work.part_starts[-1])
         return cls(num_tokens, num_results, len(work.short), len(work.long), len(work.tokens), len(work.pages))
 
@@ -58,13 +58,13 @@ class WorkBuffer:
 
     @classmethod
     def of(cls, work: WorkTiles, device: torch.device) -> "WorkBuffer":
-        """Of this one step. On a GPU the copy waits for nothing."""
+        """The buffer of this one step. On a GPU the copy waits for nothing."""
         capacity = WorkCapacity.of(work)
         return cls(on_device(_packed(work, capacity), device), capacity)
 
     @classmethod
     def empty(cls, capacity: WorkCapacity, device: torch.device) -> "WorkBuffer":
-        """Of steps to come, which `fill` it."""
+        """A buffer for steps to come, which `fill` it."""
         return cls(torch.zeros(_size(capacity), dtype=torch.int32, device=device), capacity)
 
     def fill(self, work: WorkTiles) -> None:
@@ -76,7 +76,7 @@ class WorkBuffer:
 
 
 def _sizes(capacity: WorkCapacity) -> Iterator[int]:
-    """Of the fields. What a step uses least of stands last: its unused end is not copied."""
+    """Sizes of the fields. What a step uses least of stands last: its unused end is not copied."""
     num_tokens = capacity.tokens
     yield from (1, 1, 1)
     yield from (num_tokens, num_tokens, num_tokens + 1, num_tokens)

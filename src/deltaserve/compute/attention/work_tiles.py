@@ -140,7 +140,7 @@ class _Step(NamedTuple):
     cuts: Sequence[_Cut]
     starts: Int64s  # [queries + 1] in the step's tokens
     num_pages: int
-    """Of every line."""
+    """Pages per line of the table."""
 
 
 class _Item(NamedTuple):
@@ -151,7 +151,7 @@ class _Item(NamedTuple):
     num_rows: int
     first_page: int | Int64s
     length: int
-    """Of a piece of keys."""
+    """Keys in a piece."""
 
 
 def _shared_tiles(step: _Step, size: TileSize, private: Sequence[Bools]) -> tuple[Int64s, Int32s]:
@@ -171,7 +171,8 @@ def _shared_tiles(step: _Step, size: TileSize, private: Sequence[Bools]) -> tupl
 
 
 def _private_tiles(step: _Step, index: int, size: TileSize, places: Int64s) -> Int32s:
-    """Of one query over pieces it reads alone, by their places in its cut: no tile reads what none of its rows see."""
+    """Tiles of one query over pieces it reads alone, by their places in its cut: no tile reads what none of its
+    rows see."""
     query, cut, group_size = step.batch.queries[index], step.cuts[index], step.group_size
     item = _Item(int(step.starts[index]), query.q_len * group_size, index * step.num_pages, cut.length)
     rows = np.arange(0, item.num_rows, size.rows)
@@ -184,7 +185,7 @@ def _private_tiles(step: _Step, index: int, size: TileSize, places: Int64s) -> I
 
 
 def _decoding_tiles(step: _Step, indexes: Int64s, size: TileSize, private: Sequence[Bools]) -> Int32s:
-    """As `_private_tiles`, of all queries of one position at once: there are many, and each has few tiles."""
+    """Tiles as of `_private_tiles`, for all queries of one position at once: there are many, and each has few tiles."""
     split, cuts = step.batch.split_tokens, [step.cuts[index] for index in indexes]
     is_private = np.concatenate([private[index] for index in indexes])
     counts = np.array([cut.num_parts for cut in cuts])

@@ -33,7 +33,7 @@ class Collective(Protocol):
 
 
 class Alone:
-    """The only rank."""
+    """The collective of a worker with one rank."""
 
     shard = Shard()
 
@@ -72,7 +72,7 @@ class ThreadCollective:
 
     @classmethod
     def group(cls, size: int, timeout_s: float) -> tuple["ThreadCollective", ...]:
-        """One for each rank."""
+        """Collectives of all ranks, one for each."""
         table = _Table(threading.Barrier(size), timeout_s, [torch.empty(0)] * size)
         return tuple(cls(Shard(rank, size), table) for rank in range(size))
 
@@ -101,7 +101,7 @@ class ThreadCollective:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """In the order of ranks."""
+    """Sum of the parts, added in the order of ranks."""
     out = parts[0] + parts[1] if len(parts) > 1 else parts[0]
     for part in parts[2:]:
         out += part
@@ -116,7 +116,7 @@ class ProcessCollective:
 
     @classmethod
     def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "ProcessCollective":
-        """See RankMesh.join."""
+        """Meet the other ranks: see RankMesh.join."""
         return cls(RankMesh.join(shard, meeting_point, timeout_s))
 
     @property

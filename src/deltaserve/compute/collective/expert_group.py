@@ -26,7 +26,7 @@ from deltaserve.core.layout.shard import Shard
 _DONE = b"done"
 _WORD = 8
 _NO_LIMIT_S = 0.0
-"""As the kernel has it."""
+"""Limit that the kernel takes as none."""
 
 
 class ExpertGroup(Protocol):
@@ -49,7 +49,7 @@ class Partners:
 
     collective: Collective = ALONE
     group: ExpertGroup | None = None
-    """Of workers of one rank, each with the experts that its ModelSpec says."""
+    """Group of workers of one rank, each with the experts that its ModelSpec says; None: it is in none."""
 
 
 class ExpertMesh:
@@ -102,7 +102,7 @@ class ExpertMesh:
         return self._is_done and self._done == self._others.keys()
 
     def wait_for_all(self) -> None:
-        """Until every member calls it, too, however long that takes: they load. Raises CollectiveError."""
+        """Wait until every member calls it, too, however long that takes: they load. Raises CollectiveError."""
         limit_waits(self._others.values(), _NO_LIMIT_S)
         self.all_to_all([torch.empty((0, 1))] * self._member.size)
         limit_waits(self._others.values(), self._limit_s)
@@ -163,7 +163,7 @@ class ExpertMesh:
             self._exchange(stream[start : start + SLOT_BYTES], lens)
 
     def _slot(self, rank: int) -> Tensor:
-        """Of the last exchange: [SLOT_BYTES] uint8"""
+        """Bytes of a rank in the last exchange: [SLOT_BYTES] uint8."""
         return self._memory[self._number % NUM_TURNS, rank]
 
     def _exchange(self, piece: Tensor, lens: Sequence[int]) -> list[list[int]]:
@@ -201,12 +201,12 @@ class ExpertMesh:
 
 
 def _but(member: Shard) -> list[int]:
-    """The others."""
+    """Ranks of the other members."""
     return [rank for rank in range(member.size) if rank != member.rank]
 
 
 def _bytes(part: Tensor) -> Tensor:
-    """[any] uint8"""
+    """The part's bytes on the CPU: [any] uint8."""
     return part.cpu().contiguous().view(-1).view(torch.uint8)
 
 

@@ -52,7 +52,7 @@ class NcclCollective:
         return self._shard
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """As Collective's. Raises CollectiveError."""
+        """Sum over the ranks, as Collective's. Raises CollectiveError."""
         sums = x.contiguous()
         try:
             self._group.allreduce([sums]).wait()
@@ -61,7 +61,7 @@ class NcclCollective:
         return sums
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """As Collective's. Raises CollectiveError."""
+        """Parts of all ranks side by side, as Collective's. Raises CollectiveError."""
         own = x.contiguous()
         parts = own.new_empty((self._shard.size, *own.shape))
         try:

@@ -19,7 +19,7 @@ from torch import Tensor
 from deltaserve.core.layout.shard import Shard
 
 SLOT_BYTES = 1 << 20
-"""Of a rank's part of one exchange."""
+"""Bytes of a rank's part of one exchange."""
 NUM_TURNS = 2
 _HELLO = struct.Struct("<I")
 _READY = struct.Struct("<QQ")
@@ -58,7 +58,7 @@ def meet(shard: Shard, meeting_point: Path, timeout_s: float) -> tuple[list[sock
 
 
 def limit_waits(sockets: Iterable[socket.socket], timeout_s: float) -> None:
-    """Of every send and receive; blocking ones raise BlockingIOError then."""
+    """Limit every send and receive; blocking ones raise BlockingIOError then."""
     whole = int(timeout_s)
     packed = _TIMEVAL.pack(whole, int((timeout_s - whole) * 1e6))
     for each in sockets:
@@ -91,7 +91,7 @@ class RankMesh:
         return cls(shard, others, memory)
 
     def limit(self, timeout_s: float) -> None:
-        """Of every exchange."""
+        """Limit every exchange."""
         limit_waits(self._others, timeout_s)
 
     def exchange(self, part: Tensor) -> Tensor:
@@ -178,6 +178,6 @@ def _receive(first: socket.socket, shard: Shard) -> Tensor:
 
 
 def _map(file: int, shard: Shard) -> Tensor:
-    """[2, ranks, SLOT_BYTES] uint8"""
+    """The mapped memory as a tensor: [2, ranks, SLOT_BYTES] uint8."""
     shape = (NUM_TURNS, shard.size, SLOT_BYTES)
     return torch.frombuffer(mmap.mmap(file, NUM_TURNS * shard.size * SLOT_BYTES), dtype=torch.uint8).view(shape)

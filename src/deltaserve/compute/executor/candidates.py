@@ -21,7 +21,7 @@ _GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class SamplingLimits:
-    """Of n rows that draw, each [n, 1] on the device of the logits."""
+    """Rules of n rows that draw, each [n, 1] on the device of the logits."""
 
     temperature: Tensor  # float32
     top_k: Tensor  # int64; the size of the vocabulary: no limit
@@ -81,7 +81,8 @@ def draw_among(logits: Tensor, limits: SamplingLimits) -> tuple[Tensor, Tensor]:
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As `topk`. The `count` largest lie in the `count` groups with the largest heads."""
+    """The `count` largest logits of each row, as `topk` gives them. They lie in the `count` groups with the largest
+    heads."""
     rows, vocab = logits.shape
     groups = vocab // _GROUP
     if groups <= count:

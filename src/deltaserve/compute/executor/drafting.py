@@ -11,7 +11,7 @@ from deltaserve.core.ids import RowId
 from deltaserve.core.tokens import pack_u32
 
 DraftChoice = Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"]
-"""Who guesses."""
+"""Who guesses at the next tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class DraftAsk:
 
     row: RowId
     tokens: npt.NDArray[np.int64]  # [n]
-    """All that are known, those just drawn included."""
+    """All tokens that are known, those just drawn included."""
     count: int
-    """At most so many."""
+    """Most guesses."""
 
 
 class Drafter(Protocol):

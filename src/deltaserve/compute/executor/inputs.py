@@ -41,7 +41,7 @@ class Wanted:
     token of a row and the guesses behind it."""
 
     batch: Batch
-    """Of their attention."""
+    """Batch of their attention."""
     tokens: npt.NDArray[np.int64]  # [N] of the step's tokens
     ends: tuple[int, ...]
     """End of each item's part of them."""
@@ -94,7 +94,7 @@ def _is_unread(item: PlanItem, row: Row) -> bool:
 
 
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:
-    """[q_len]"""
+    """Input tokens of an item: [q_len]."""
     if _is_unread(item, row):
         return np.zeros(item.q_len, np.int64)
     if isinstance(item.inputs, TokenValues):

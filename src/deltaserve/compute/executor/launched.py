@@ -36,7 +36,7 @@ class DrawingItem:
 
     @property
     def position(self) -> int:
-        """Of the token drawn."""
+        """Position of the token drawn."""
         return self.item.q_start + self.item.q_len
 
 
@@ -82,7 +82,7 @@ class Launched:
         self._launched_at = launched_at
         self._lock = Lock()
         self._tokens: Sequence[int | None] = ()
-        """Of `drawing`, when the step is over; None: its logits are not finite."""
+        """Tokens of `drawing`, when the step is over; None: its logits are not finite."""
         self._result: StepResult | None = None
         for one in drawing:
             one.row.leave_unread(result.step)

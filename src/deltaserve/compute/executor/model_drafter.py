@@ -55,7 +55,7 @@ class _Piece:
 
 
 class ModelDrafter:
-    """Of one rank."""
+    """Guessing by a draft head on one rank."""
 
     def __init__(
         self, head: DraftHead, attention: AttentionBackend, group: int, rank: int, device: torch.device
@@ -68,7 +68,7 @@ class ModelDrafter:
         self._device = device
         self._known: dict[RowId, _Known] = {}
         self._starts: dict[RowId, DraftStart] = {}
-        """Of rows that no step has computed yet."""
+        """Where the head begins in rows that no step has computed yet."""
         self.num_filled = 0
         """Tokens of prompts that came without what the head keeps of them."""
         self._tell_at = 1
@@ -192,7 +192,7 @@ class ModelDrafter:
         return piece
 
     def _pass(self, pieces: Sequence[_Piece], asked: Sequence[_Piece], split_tokens: int) -> Drafted:
-        """Of the last token of each that is asked."""
+        """One pass of the head over `pieces`; guesses behind the last token of each that is asked."""
         batch = Batch(tuple(Query(piece.row, piece.start, len(piece.tokens)) for piece in pieces), split_tokens)
         return self._head.forward(
             self._tensor(np.concatenate([piece.tokens for piece in pieces])),

@@ -12,6 +12,7 @@ def _mix(x: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), a multiple of 2^-32. The seed is mixed first, so neighbouring seeds give unrelated streams."""
+    """A number in [0, 1), a multiple of 2^-32. The seed is mixed first, so neighbouring seeds give unrelated
+    streams."""
     stream = _mix((seed + _GOLDEN) & _MASK)
     return (_mix((stream + (position + 1) * _GOLDEN) & _MASK) >> 32) * 2.0**-32

@@ -13,5 +13,5 @@ _NOT_RECORDED: tuple[tuple[str, Callable[[ModelSpec], bool]], ...] = (
 
 
 def why_not_recordable(spec: ModelSpec) -> str | None:
-    """In words for an operator; None: its decode steps have no size that depends on what it computes."""
+    """The reason in words for an operator; None: its decode steps have no size that depends on what it computes."""
     return next((reason for reason, applies in _NOT_RECORDED if applies(spec)), None)

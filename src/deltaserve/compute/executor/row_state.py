@@ -35,7 +35,7 @@ class Row:
         return self._tokens[start : min(end, self.num_known)]
 
     def known(self) -> npt.NDArray[np.int64]:
-        """[n] A view."""
+        """The known tokens [n], a view."""
         return self._tokens[: self.num_known]
 
     def give(self, start: int, tokens: npt.NDArray[np.int64]) -> None:

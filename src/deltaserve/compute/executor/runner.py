@@ -62,15 +62,15 @@ class ExecutorSizes:
     """Row ids are 0 .. max_rows - 1."""
     max_context_len: int
     num_threads: int = 1
-    """Of this process's torch, and of the native library."""
+    """Threads of this process's torch, and of the native library."""
     least_threads: int = 1
-    """So many compute where more would wait for cores; at most `num_threads`."""
+    """Threads that compute even where more would wait for cores; at most `num_threads`."""
     core_share: CoreShare | None = None
     """Which threads compute only on cores where nobody else does; None: none of them. With the native library."""
     attention_backend: AttentionChoice = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     sharing: Sharing = Sharing.PRIVATE
-    """Of the pages."""
+    """Who else maps the memory of the pages."""
     drafts: DraftChoice = "off"
     """Who guesses at the next tokens."""
     quantization: Quantization = "auto"
@@ -78,11 +78,11 @@ class ExecutorSizes:
     graph_rows: int | None = None
     """Rows of the largest decode step that is recorded and replayed; None: none is."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
-    """By what."""
+    """Makes what records them on a device; None: nothing can."""
 
     @property
     def own_threads(self) -> int:
-        """That compute wherever others do."""
+        """Threads that compute also where others do."""
         return self.num_threads if self.core_share is None else self.core_share.own_threads
 
 
@@ -179,7 +179,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """See control/sched/executor.py."""
+        """Compute a step: see control/sched/executor.py."""
         start = time.perf_counter()
         with self._threads.computing():
             result = self._execute(plan)
@@ -198,7 +198,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched | AtOnce:
-        """As `execute`, but it may return before the device has computed the step. Steps end in their order."""
+        """Begin a step as `execute` does, but it may return before the device has computed it. Steps end in their
+        order."""
         while self._under_way and self._under_way[0].is_over:
             self._under_way.popleft().settle()
         launched_at = time.perf_counter()
@@ -250,7 +251,7 @@ class TorchExecutor:
     def _draw_unread(
         self, drawing: Sequence[DrawingItem], inputs: StepInputs, plan: StepPlan, wanted: Tensor
     ) -> UnreadDraws:
-        """wanted [N, hidden]"""
+        """Draw for `drawing` from the hidden states `wanted` [N, hidden], without reading them back."""
         ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
         logits = self._decoder.logits(wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
         rows = [SampleRow(one.row.sampling, one.position - one.row.prompt_len, None) for one in drawing]
@@ -299,7 +300,7 @@ class TorchExecutor:
         return self._shard.size == 1 and not self._decoder.is_in_group
 
     def _forward(self, plan: StepPlan, inputs: StepInputs) -> tuple[Hidden, Tensor]:
-        """And of the tokens that are read, [N, hidden]."""
+        """Hidden states of the step's tokens, and normed ones of the tokens that are read: [N, hidden]."""
         vocab_size = self._decoder.spec.vocab_size
         if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
             raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
@@ -339,7 +340,7 @@ class TorchExecutor:
         return result
 
     def _known_to_all(self, plan: StepPlan, results: Sequence[ItemResult]) -> list[list[int]]:
-        """Of each item the tokens drawn, on every rank, where something is made of them in the step or guesses may be
+        """Tokens drawn for each item, on every rank, where something is made of them in the step or guesses may be
         among them."""
         drawn = [[sampled.token for sampled in result.drawn] for result in results]
         samples = any(item.num_drafts or (item.samples and self._guessing is not None) for item in plan.items)
@@ -445,7 +446,7 @@ class _StepDraws:
     """The draws of a step: what does not depend on tokens drawn before at once, the others when they are asked for."""
 
     def __init__(self, rows: Mapping[RowId, Row], logits: Tensor, peaks: Peaks, device: torch.device) -> None:
-        """logits [D, V]"""
+        """A drawer from `logits` [D, V]."""
         self._rows = rows
         self._logits = logits
         self._device = device

@@ -24,9 +24,9 @@ _COLDEST = 1e-5
 _BLOCK = 512
 """Tokens whose weights are summed before they are looked at one by one."""
 WHOLE = 2.0**50
-"""Of which a probability is counted as a whole number: sums of a vocabulary stay exact in float64."""
+"""Unit in which a probability is counted as a whole number: sums of a vocabulary stay exact in float64."""
 _SIZE_BITS = 16
-"""Of a float32 that are left away: what is left has 128 steps from one power of two to the next."""
+"""Bits of a float32 that are left away: what is left has 128 steps from one power of two to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SampleRow:
 
     @property
     def is_greedy(self) -> bool:
-        """It takes the largest of its logits, when the rules have changed them."""
+        """Whether it takes the largest of its logits, when the rules have changed them."""
         return self.params.temperature < _COLDEST
 
 
@@ -154,7 +154,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int])
 
 
 def _lines(logits: Tensor, indexes: Sequence[int]) -> Tensor:
-    """Those of [N, V], without a copy where they are all."""
+    """The rows of [N, V] at `indexes`, without a copy where they are all."""
     return logits if len(indexes) == len(logits) else logits[list(indexes)]
 
 

@@ -35,7 +35,7 @@ def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """By whichever backend needs most."""
+    """Bytes of attention by whichever backend needs most."""
     reference = _tiled(spec, sizes) + _long(spec, sizes)
     if sizes.device == "cpu":
         return reference
@@ -43,7 +43,7 @@ def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list.
+    """Bytes of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list.
 
     FlashInfer's have no more partial results, with their queries beside them, both in 16 bits.
     """
@@ -56,8 +56,8 @@ def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _activations(spec: ModelSpec, num_tokens: int) -> int:
-    """In float32: residual stream, projections and the widest hidden layer, of all tokens of a step; of an expert group
-    all members' tokens may come to the experts of one."""
+    """Bytes in float32 of residual stream, projections and the widest hidden layer, for all tokens of a step; in an
+    expert group all members' tokens may come to the experts of one."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = 3 * spec.intermediate_size
     if spec.moe is not None:
@@ -68,7 +68,7 @@ def _activations(spec: ModelSpec, num_tokens: int) -> int:
 
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of decode steps that are recorded (step_graphs.py): the activations of the largest, which lie apart, and partial
+    """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, and partial
     results, for which there is room for a power of two, while smaller steps keep what they had before: each doubles."""
     if sizes.device == "cpu" or why_not_recordable(spec) is not None:
         return 0
@@ -93,7 +93,7 @@ def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
 
 
 def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of one layer with states: what its tokens bring, all rows' states read and written, a request's chunks."""
+    """Bytes of one layer with states: what its tokens bring, all rows' states read and written, a request's chunks."""
     delta = spec.delta
     if delta is None:
         return 0
@@ -105,7 +105,7 @@ def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of decoding rows and short extends: partial results, their gathered copy, index tensors, blocks of keys."""
+    """Bytes of decoding rows and short extends: partial results, their gathered copy, index tensors, blocks of keys."""
     parts = sizes.max_rows * max(MAX_TILED_PARTS, sizes.context_len // sizes.split_tokens + 1)
     results = 3 * parts * spec.num_heads * (spec.head_dim + 1) * _FLOAT
     rows, pages = max(TILE_ROWS, spec.num_heads // spec.num_kv_heads), sizes.split_tokens // sizes.page_size
@@ -117,7 +117,7 @@ def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _long(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of one extend: queries and results of its positions, keys and values, scores and weights."""
+    """Bytes of one extend: queries and results of its positions, keys and values, scores and weights."""
     results = 6 * MAX_POSITIONS * spec.num_heads * (spec.head_dim + 1) * _FLOAT
     keys = 4 * MAX_KEYS * spec.num_kv_heads * spec.head_dim * _FLOAT
     group = spec.num_heads // spec.num_kv_heads

@@ -27,7 +27,7 @@ _FEW_ROWS = 8
 
 
 def why_not_recorded(decoder: Decoder, attention: AttentionBackend) -> str | None:
-    """In words for an operator; None: steps can be."""
+    """The reason in words for an operator; None: steps can be recorded."""
     if decoder.shard.size > 1 or decoder.is_in_group:
         return "other workers or ranks take part in its steps"
     reason = why_not_recordable(decoder.spec)
@@ -42,14 +42,14 @@ def bucket_of(num_rows: int, max_rows: int) -> int:
 
 @dataclass(slots=True)
 class _RecordedStep:
-    """Of one number of rows. Everything that differs from step to step is in `inputs` and in the buffers of `step`."""
+    """A step of one number of rows. What differs from step to step is in `inputs` and in the buffers of `step`."""
 
     decoder: Decoder
     step: FixedStep
     inputs: Tensor  # [4, B] int64: see _packed
     last_drawn: Tensor  # [rows] int64
     hidden: Hidden | None = None
-    """Of B rows, as the last run or replay left it."""
+    """Hidden states of B rows, as the last run or replay left them."""
 
     def run(self) -> None:
         tokens, positions, rows, is_unread = self.inputs
@@ -58,7 +58,7 @@ class _RecordedStep:
 
 
 _Recorded = tuple[_RecordedStep, Callable[[], None]]
-"""With what replays it."""
+"""A recorded step, with what replays it."""
 
 
 class StepGraphs:
@@ -76,10 +76,11 @@ class StepGraphs:
         self._recorder = recorder
         self._has_failed = False
         self._recorded: dict[int, _Recorded] = {}
-        """By its number of rows."""
+        """Number of rows |-> the step that was recorded for it."""
 
     def forward(self, inputs: StepInputs) -> Hidden | None:
-        """Of all tokens of the step, valid until the next one. None: it is none of those that are recorded."""
+        """Hidden states of all tokens of the step, valid until the next one. None: it is none of those that are
+        recorded."""
         if self._has_failed or not self._fits(inputs):
             return None
         num_rows = len(inputs.tokens)
@@ -128,7 +129,7 @@ class StepGraphs:
 def make_step_graphs(
     decoder: Decoder, attention: AttentionBackend, last_drawn: Tensor, max_rows: int, recorder: StepRecorder | None
 ) -> StepGraphs | None:
-    """As StepGraphs. None: steps of this model, or on this device, are not recorded."""
+    """StepGraphs of these parts. None: steps of this model, or on this device, are not recorded."""
     if recorder is None:
         return None
     reason = why_not_recorded(decoder, attention)

@@ -11,11 +11,11 @@ import torch
 
 
 class StepRecorder(Protocol):
-    """For one thread."""
+    """Records what one thread tells the device, and gives a function that repeats it."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What is returned tells the device again what `run` told it, with the tensors and numbers of then: it reads
-        inputs from the same memory, and what `run` left last is where results stand after each replay.
+        """The function returned tells the device again what `run` told it, with the tensors and numbers of then: it
+        reads inputs from the same memory, and what `run` left last is where results stand after each replay.
 
         So whatever differs from one time to the next must be the contents of tensors. `run` is called once or more, for
         an effect that may come about once more than it is replayed. It may not wait for the device. Raises whatever
@@ -25,8 +25,8 @@ class StepRecorder(Protocol):
 
 
 class GraphRecorder:
-    """By CUDA graphs. What one leaves is valid until any of them is replayed: their intermediate tensors lie in one
-    pool, since only one is computed at a time."""
+    """Recording by CUDA graphs. What one leaves is valid until any of them is replayed: their intermediate tensors lie
+    in one pool, since only one is computed at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -11,7 +11,7 @@ from deltaserve.compute.native.native_library import NativeContext
 
 
 class StepThreads:
-    """Of one executor; called from the thread that computes."""
+    """Threads of one executor; called from the thread that computes."""
 
     def __init__(self, native: NativeContext | None, least: int, most: int) -> None:
         self._native = native
@@ -19,7 +19,7 @@ class StepThreads:
 
     @property
     def count(self) -> int:
-        """That compute the next step."""
+        """Threads that compute the next step."""
         return self._pace.num_threads
 
     def computing(self) -> AbstractContextManager[None]:

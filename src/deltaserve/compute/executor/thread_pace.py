@@ -8,15 +8,15 @@ one thread alone. How long threads were ready and did not run is counted by the 
 from collections.abc import Callable
 
 _WINDOW_S = 0.2
-"""Of steps: what is counted in it decides."""
+"""Seconds of steps in a window: what is counted in it decides."""
 _WAITED_SHARE = 1 / 3
-"""Of a window's steps: beyond it, half of the threads would do as much."""
+"""Share of a window's steps beyond which half of the threads would do as much."""
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
-"""From fewer threads to the next try with more. It doubles with each try that fails."""
+"""Seconds from fewer threads to the next try with more: at first, and at most. Each try that fails doubles them."""
 
 
 class ThreadPace:
-    """Of one worker's steps; seconds of a clock that the caller reads."""
+    """How many threads compute one worker's steps; times are seconds of a clock that the caller reads."""
 
     def __init__(self, most: int, waited_s: Callable[[], float | None], least: int = 1) -> None:
         """`waited_s`: how long the threads that compute have been ready without a core, in all; None: nobody counts it,

@@ -28,7 +28,7 @@ from deltaserve.compute.memory.host_arrays import on_device
 
 
 class UnreadDraws(NamedTuple):
-    """Of each row, on the device."""
+    """What was drawn for each row, on the device."""
 
     tokens: Tensor  # [N] int64; where a row is not finite, any token
     is_finite: Tensor  # [N] bool: free of NaN and Inf

@@ -38,12 +38,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """x float32"""
+    """log(1 + exp(x)) of x, in float32."""
     if x.device.type != "cpu":
         return functional.softplus(x)
     return torch.where(x > _LINEAR_FROM, x, x.exp().log1p_())
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """A new tensor."""
+    """1 / (1 + exp(-x)) as a new tensor."""
     return x.neg().exp_().add_(1.0).reciprocal_()

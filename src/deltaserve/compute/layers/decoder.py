@@ -39,7 +39,7 @@ class LastTokens:
 
     tokens: Tensor  # [N] int64
     attention: Sequence[StepAttention]
-    """Of these tokens, one per page group as for the step; none where N is 0."""
+    """Attention of these tokens, one per page group as for the step; none where N is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class _Layer:
     group: int
     """Page group that holds its keys and values."""
     index: int
-    """Within that group; of a recurrent layer, among those."""
+    """Index of the layer within that group; a recurrent layer's among those."""
     rope: int
-    """Of the distinct ones."""
+    """Index of its rotary embedding among the distinct ones."""
     next_norm: Tensor
-    """Of what it leaves: the next layer's, or the last one of all."""
+    """Weight of the norm of what it leaves: the next layer's first norm, or the last one of all."""
     is_read: bool
     """What enters it is read by the draft."""
 
@@ -140,7 +140,7 @@ class Decoder:
         last: LastTokens | None = None,
         states: Sequence[StepStates] = (),
     ) -> Hidden:
-        """As `forward`, of what the first layer is given.
+        """What `forward` computes, from the input of the first layer.
 
         x [T, hidden]; `normed` [T, attention_inputs * hidden], what its attention is computed from: None: the norm of x
         """
@@ -177,7 +177,7 @@ class Decoder:
         return hidden if step is None else replace(hidden, undecided=step.undecided)
 
     def peaks(self, logits: Tensor) -> Peaks:
-        """[N, V] of `logits`"""
+        """Whether each row of `logits` [N, V] is finite, and where it is largest."""
         return self._ops.peaks(logits)
 
     def _unread(self, x: Tensor, read: Sequence[Tensor]) -> Hidden:
@@ -198,7 +198,8 @@ class Decoder:
             compute_for_others(nothing, mlp, self.local.moe, self._ops, self._group)
 
     def settle(self, hidden: Hidden, lens: Sequence[int]) -> None:
-        """Of each query that ended in guesses only the first `lens` tokens were right, one at least."""
+        """Keep states of queries that ended in guesses, as after the first `lens` tokens, one at least: the others
+        were wrong."""
         if hidden.undecided is not None:
             assert self.local.delta is not None
             hidden.undecided.settle(lens, self.local.delta, self._ops)
@@ -209,7 +210,7 @@ class Decoder:
         return gathered[:, : self._num_logits].contiguous().to(torch.float32)  # without rows that fill up a share
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[T] -> [T, hidden]"""
+        """Embeddings of tokens: [T] -> [T, hidden]."""
         x = self._look_up(tokens)
         return x if self._scale is None else x * self._scale
 

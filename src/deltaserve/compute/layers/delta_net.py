@@ -29,7 +29,7 @@ class StepTokens:
     conv: StepStates
     recurrent: StepStates
     runs: DeltaRuns
-    """Of queries that do not end in guesses."""
+    """Runs of queries that do not end in guesses."""
     undecided: "UndecidedStates | None"
 
     @classmethod
@@ -57,9 +57,9 @@ class UndecidedStates:
     those: Tensor  # [U] int64 indexes of the queries
     others: Tensor  # [B - U] int64 of all others of the step
     windows: list[tuple[Tensor, ...]]
-    """Of each layer that has computed, of each of these queries: [taps - 1 + T, C], the inputs of the convolution."""
+    """Inputs of the convolution, by layer that has computed and by query: [taps - 1 + T, C]."""
     tokens: list[tuple[DeltaTokens, ...]]
-    """The same: [T, ..]"""
+    """Inputs of the delta rule, by layer and by query: [T, ..]."""
 
     @classmethod
     def of(

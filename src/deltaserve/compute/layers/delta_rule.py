@@ -35,7 +35,7 @@ class DeltaTokens:
 
 
 def joined(parts: Sequence[DeltaTokens]) -> DeltaTokens:
-    """One behind the other."""
+    """The parts as one, one behind the other."""
     fields = ([part.q for part in parts], [part.k for part in parts], [part.v for part in parts])
     gates = ([part.log_decay for part in parts], [part.beta for part in parts])
     return DeltaTokens(*map(torch.cat, (*fields, *gates)))
@@ -46,9 +46,9 @@ class DeltaRun:
     """Consecutive tokens of one request."""
 
     state: int
-    """Of a step's states."""
+    """Index of its state among the step's."""
     tokens: slice
-    """Of the step."""
+    """Its tokens among the step's."""
     start: int | None
     """Position of the first one; None: each is computed as a single token is."""
 

@@ -27,7 +27,7 @@ class Drafted:
 
 
 class DraftHead:
-    """Of one rank. Packed batches, as the Decoder's."""
+    """A draft head on one rank. Packed batches, as the Decoder's."""
 
     def __init__(self, spec: DraftSpec, weights: DecoderWeights, ops: StepOps, collective: Collective = ALONE) -> None:
         """`spec`: of the whole head; `weights`: of the model that it drafts for, on this rank, with the head's."""
@@ -51,7 +51,7 @@ class DraftHead:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of features."""
+        """Type of the features."""
         return self._dtype
 
     @property

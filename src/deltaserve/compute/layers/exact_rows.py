@@ -21,7 +21,7 @@ _HEAD_ROWS = 8
 _TESTED = {torch.float32: 1 << 12}
 """Type |-> results that are compared. In another order of summation every second float32 differs."""
 _TESTED_ROUNDED = 1 << 18
-"""Of results that are rounded to 16 bits: one of some 20,000 shows the order."""
+"""Tested results where they are rounded to 16 bits: one of some 20,000 shows the order."""
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """x [T, in], weight [out, in], bias [out] -> [T, out]"""
@@ -89,7 +89,7 @@ def product_by_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _agrees(num_rows: int, weight: Tensor, bias: Tensor | None, by_parts: Product) -> bool:
-    """Of random rows: those at the start, in the middle and at the end are compared."""
+    """Whether products by parts have equal bits: of random rows, those at the start, middle and end are compared."""
     starts = sorted({0, max(0, num_rows // 2 - BLOCK_ROWS), max(0, num_rows - BLOCK_ROWS)})
     num_results = min(num_rows, len(starts) * BLOCK_ROWS) * weight.shape[0]
     generator = torch.Generator().manual_seed(num_rows)

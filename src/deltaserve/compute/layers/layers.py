@@ -18,7 +18,7 @@ class Projected(NamedTuple):
     gate: Tensor | None = None  # [T, Hq, D] of its output
 
     def part(self, tokens: Tensor) -> "Projected":
-        """Of `tokens` [N], as far as it is not kept."""
+        """The projections of `tokens` [N], as far as they are not kept in pages."""
         gate = None if self.gate is None else self.gate.index_select(0, tokens)
         return Projected(self.q.index_select(0, tokens), (), gate)
 

@@ -15,7 +15,7 @@ from deltaserve.compute.weights.weights import MlaWeights
 from deltaserve.model.model_spec import ModelSpec
 
 _NORM_EPS = 1e-6
-"""Of compressed queries and of latents, whatever the config says of the other norms."""
+"""Epsilon in the norms of compressed queries and of latents, whatever the config says of the other norms."""
 
 
 def project_latents(

@@ -31,9 +31,9 @@ _SCALE_TYPES = {2: 2, 4: 0}
 _PANEL = 64
 """Columns of a product that lie together."""
 _TESTED_ROWS = 18
-"""Of a product that must be oneDNN's: more than a tile register holds."""
+"""Rows of a tested product that must have oneDNN's bits: more than a tile register holds."""
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
-"""Of the self-test, for numbers of moderate size: bfloat16 may differ in the last bit."""
+"""Largest difference in the self-test, for numbers of moderate size: bfloat16 may differ in the last bit."""
 
 _Shape = tuple[torch.dtype, int, int]
 
@@ -198,7 +198,7 @@ class NativeOps:
         self._block_product = _function(context, "ds_block_product", _BlockProduct)
         context.functions.ds_product_rows.restype = ctypes.c_int64
         self._panels: dict[_Shape, int | None] = {}
-        """Of packed matrices met so far: depth of their panels, None where torch multiplies."""
+        """Shape of a packed matrix met so far |-> depth of its panels; None: torch multiplies."""
         self._isa = context.instruction_set.number
         self._exact = ExactRows()
         self._context = context

@@ -26,7 +26,7 @@ class HeadNorm(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Of each row."""
+    """What is told of each row of logits."""
 
     finite: list[bool]
     """Whether it is free of NaN and Inf."""
@@ -71,7 +71,7 @@ class StepOps(Protocol):
         ...
 
     def peaks(self, logits: Tensor) -> Peaks:
-        """[N, V] float32"""
+        """Peaks of `logits` [N, V] float32."""
         ...
 
 

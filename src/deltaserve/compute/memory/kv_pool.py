@@ -69,7 +69,7 @@ class KvArena(Arena):
         self._tokens[layer, plane].index_copy_(0, slots, self.stored(values))
 
     def scatter_planes(self, layer: int, slots: Tensor, planes: Sequence[Tensor]) -> None:
-        """Of each plane [T, H, D]; `slots` as of `scatter`, of all heads of a token."""
+        """Write tokens of all planes, [T, H, D] each; `slots` as of `scatter`, for all heads of a token."""
         for plane, values in enumerate(planes):
             self.scatter(layer, plane, slots, values.reshape(-1, values.shape[-1]))
 
@@ -103,12 +103,12 @@ class KvPool:
 
     @property
     def page_arenas(self) -> tuple[KvArena, ...]:
-        """Those of page groups."""
+        """Arenas of page groups."""
         return tuple(arena for arena in self.arenas if isinstance(arena, KvArena))
 
     @property
     def state_arenas(self) -> tuple[StateArena, ...]:
-        """Those of state groups."""
+        """Arenas of state groups."""
         return tuple(arena for arena in self.arenas if isinstance(arena, StateArena))
 
     def checksums(

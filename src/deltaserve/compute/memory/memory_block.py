@@ -39,7 +39,7 @@ the function given here allocates under `torch.cuda.use_mem_pool`.
 
 
 def zeros_on(num_bytes: int, device: torch.device) -> Tensor:
-    """From torch's own allocator."""
+    """Zeroed memory from torch's own allocator."""
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 

@@ -19,7 +19,7 @@ from deltaserve.core.layout.staged_route import StagedRoute
 from deltaserve.core.tokens import pack_u32
 
 _CHECKED_BYTES = 8 << 20
-"""Of a reader's pages that are made here at once to tell their checksums."""
+"""Most bytes of a reader's pages that are made here at once to tell their checksums."""
 
 
 class DeviceMemory:

@@ -22,7 +22,7 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.staged_route import StagedRoute, StagedRun
 
 SLICE_BYTES = 2 << 20
-"""In the wider of the dtypes: a few milliseconds also where elements are converted."""
+"""Bytes per slice in the wider of the dtypes: a few milliseconds also where elements are converted."""
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _Ids = npt.NDArray[np.int64]
 
@@ -40,20 +40,20 @@ class _Side:
     """A run of heads in the pages of one rank's arena."""
 
     arena: Tensor
-    """[pages * page_bytes] uint8"""
+    """The arena's bytes: [pages * page_bytes] uint8."""
     page_bytes: int
     offset: int
-    """In a page, of the run's first row."""
+    """Where the run's first row begins in a page, in bytes."""
     row_bytes: int
-    """Of a granule's part of a row."""
+    """Bytes of a granule's part of a row."""
     alignment: int
-    """Of everything that the run's bytes are in a buffer."""
+    """Bytes that divide every place where a part of the run begins in a buffer."""
     parts: int
-    """Granules of a page."""
+    """Granules per page."""
     pages: _Ids
-    """[granules]"""
+    """Page of each granule: [granules]."""
     part: _Ids
-    """[granules]"""
+    """Place of each granule in its page: [granules]."""
 
     def take(self, where: _Slice, out: Tensor) -> None:
         """Pages -> `out` [granules * rows * row_bytes] uint8."""
@@ -90,7 +90,7 @@ class _Side:
 
 
 class StagedCopies:
-    """Of one rank's arenas. For one thread."""
+    """Copies between one rank's arenas and its staging region. For one thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._conversion = ElementConversion(device)
@@ -151,7 +151,7 @@ def _side(
 
 
 def _slice_bytes(staged: StagedRoute, layout: PageFormat) -> int:
-    """In the buffer, where a side's elements may be narrower than in its pages."""
+    """Bytes of a slice in the buffer, where a side's elements may be narrower than in its pages."""
     return SLICE_BYTES // layout.dtype.itemsize * staged.dtype.itemsize
 
 

@@ -15,10 +15,10 @@ from deltaserve.core.layout.staged_route import StagedRoute
 
 @dataclass(frozen=True, slots=True)
 class PagesOfGroup:
-    """A page group's arena."""
+    """The arena of one page group."""
 
     arena: Tensor
-    """[pages * page_bytes] uint8"""
+    """The arena's bytes: [pages * page_bytes] uint8."""
     num_pages: int
 
 

@@ -54,7 +54,7 @@ class CannotCompile(Exception):
 
 
 def sources_digest() -> str | None:
-    """Of all that the library is made of; None where the sources are not installed."""
+    """Digest of all that the library is made of; None where the sources are not installed."""
     files = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), Path(__file__)])
     if not any(file.suffix == ".cpp" for file in files):
         return None

@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PLACE_BYTES = 64
-"""Of CorePlace in shared_cores.h."""
+"""Bytes of a CorePlace in shared_cores.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreShare:
-    """Of one worker. What differs between the workers is `place` and `own_threads`."""
+    """One worker's share of the cores. What differs between the workers is `place` and `own_threads`."""
 
     path: str
     """A file in a folder of this user alone; whoever comes first makes it."""
     place: int
-    """Of this worker: 0 .. num_places - 1."""
+    """Place of this worker: 0 .. num_places - 1."""
     num_places: int
     num_cores: int
-    """That all of them together compute on."""
+    """Cores that all workers together compute on."""
     own_threads: int
-    """So many compute whether a core is free or not; those beyond them, on cores where nobody else computes."""
+    """Threads that compute whether a core is free or not; those beyond compute on cores where nobody else does."""
 
 
 class SharedPage:
     """The page of a CoreShare, mapped."""
 
     def __init__(self, share: CoreShare) -> None:
-        """Raises OSError."""
+        """Map the file of the workers' places. Raises OSError."""
         num_bytes = share.num_places * _PLACE_BYTES
         descriptor = os.open(Path(share.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

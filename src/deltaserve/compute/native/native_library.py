@@ -31,7 +31,7 @@ class NativeLibrary:
     """The loaded library. ctypes gives up Python's lock for the time of a call."""
 
     def __init__(self, path: Path = SOURCES / LIBRARY_NAME) -> None:
-        """Raises NativeUnavailable."""
+        """Load the library. Raises NativeUnavailable."""
         if not path.exists():
             raise NativeUnavailable("not compiled: no C++ compiler when deltaserve was installed")
         try:
@@ -48,13 +48,13 @@ class NativeLibrary:
 
     @property
     def instruction_sets(self) -> tuple[InstructionSet, ...]:
-        """Those of this machine, the fastest last."""
+        """Instruction sets of this machine, the fastest last."""
         names = [(number, self.functions.ds_isa_name(number)) for number in range(self.functions.ds_num_isas())]
         return tuple(InstructionSet(number, name.decode()) for number, name in names if name is not None)
 
 
 class NativeContext:
-    """With what to compute: an instruction set, the caller's thread and `num_threads` - 1 others, and scratch memory;
+    """What to compute with: an instruction set, the caller's thread and `num_threads` - 1 others, and scratch memory;
     and how to round.
 
     For one thread at a time; whatever computes with it may share it.
@@ -87,7 +87,7 @@ class NativeContext:
         if not address:
             raise MemoryError("no memory for the threads of the native library")
         self.address = int(address)
-        """Of the DsContext."""
+        """Address of the DsContext."""
         self._pages: list[SharedPage] = []
         self._own_threads = num_threads
         weakref.finalize(self, _free, functions, self.address, self._pages)
@@ -99,7 +99,7 @@ class NativeContext:
         self.instruction_set = self._slower.pop()
 
     def use_threads(self, num_threads: int) -> None:
-        """Of those it was made with, so many compute from the next step on."""
+        """Let so many of its threads compute from the next step on."""
         self.num_threads = max(1, min(num_threads, self._most_threads))
         self.functions.ds_context_use_threads(self.address, self.num_threads)
 
@@ -132,12 +132,12 @@ class NativeContext:
 
     @property
     def own_threads(self) -> int:
-        """That compute next whether cores are free or not."""
+        """Threads that compute next whether cores are free or not."""
         return min(self.num_threads, self._own_threads)
 
     @property
     def scratch_bytes(self) -> int:
-        """Kept between steps."""
+        """Bytes of scratch memory that are kept between steps."""
         return int(self.functions.ds_context_bytes(self.address))
 
     def free_scratch(self) -> None:

@@ -27,7 +27,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """As the native library multiplies with it (DsBlocks of native.h)."""
+    """A matrix of codes as the native library multiplies with it (DsBlocks of native.h)."""
 
     form: BlockForm
     shape: tuple[int, int]
@@ -53,7 +53,7 @@ class Stacked:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def slices(self) -> Iterator[tuple[Tensor | BlockMatrix, slice]]:
-        """Each with its rows."""
+        """The parts, each with its rows."""
         start = 0
         for part in self.parts:
             yield part, slice(start, start + part.shape[0])
@@ -86,7 +86,7 @@ def empty_matrix(form: BlockForm, shape: tuple[int, int], rounds_inputs: bool) -
 
 
 def write_rows(matrix: BlockMatrix, first: int, rows: Codes) -> None:
-    """From row `first` on, any number."""
+    """Write rows from row `first` on, any number."""
     form, count = matrix.form, len(rows.codes)
     packed = _packed(form, rows)
     whole = count // PANEL if first % PANEL == 0 else 0
@@ -119,7 +119,7 @@ def round_matrix(weight: Tensor, rounds_inputs: bool = False) -> BlockMatrix:
 
 
 def block_values(matrix: BlockMatrix) -> Tensor:
-    """[out, in] float32"""
+    """The matrix as values: [out, in] float32."""
     rows, cols = matrix.shape
     parts = [_unpacked(matrix.form, panels, cols) for panels in torch.split(matrix.panels, ROWS_AT_ONCE // PANEL)]
     return torch.cat(parts)[:rows] if parts else torch.empty(0, cols)

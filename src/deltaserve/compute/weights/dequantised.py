@@ -60,7 +60,7 @@ class FolderWeight:
         return parts[0] if len(parts) == 1 else dequantise(parts[0], parts[1], self.scheme)
 
     def codes(self, rows: slice, columns: slice) -> Iterator[Codes]:
-        """Of a weight whose scheme has a kind for it: some rows at a time, the first ones many whole panels."""
+        """Codes of a weight whose scheme has a kind for it: some rows at a time, the first ones many whole panels."""
         values, scales = self.files.read(self.stored)
         num_rows, cols = self.header.shape
         codes = _codes(values, self.scheme)
@@ -111,7 +111,7 @@ def dequantise(values: Tensor, scales: Tensor, scheme: WeightScheme) -> Tensor:
 
 
 def _mxfp4_rows(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Of one expert: [out, runs, 16] and [out, runs] uint8 -> [out, in] bfloat16, exactly"""
+    """Values of one expert: [out, runs, 16] and [out, runs] uint8 -> [out, in] bfloat16, exactly."""
     codes = torch.stack((blocks & 0xF, blocks >> 4), -1).flatten(2)  # [out, runs, 32]
     exponents = scales.to(torch.int32) - _EXPONENT_BIAS
     return torch.ldexp(_FP4_VALUES[codes.int()], exponents[..., None]).flatten(1).bfloat16()

@@ -17,7 +17,7 @@ from deltaserve.model.formats.gguf_model import GgufModel
 from deltaserve.model.source import TensorHeader
 
 _PIECE_BYTES = 1 << 24
-"""Of float32, dequantised at a time: the package needs several times as much in passing."""
+"""Bytes of float32 that are dequantised at a time: the package needs several times as much in passing."""
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +30,7 @@ class GgufArray:
     path: Path
     tensor: GgufTensor
     num_heads: int | None
-    """Of heads whose rows the file has in an order of its own."""
+    """Heads whose rows the file has in an order of its own; None: its rows are in ours."""
 
     def values(self) -> Array:
         """float32 from quantised ones and BF16, else as stored. Writable, contiguous."""

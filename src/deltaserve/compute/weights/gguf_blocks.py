@@ -26,7 +26,7 @@ def codes_of(kind: str, rows: Array) -> Codes:
 
 
 def _halves(data: Array, start: int, count: int = 1) -> Array:
-    """float16 numbers from `start`."""
+    """The float16 numbers from `start` on."""
     return data[:, start : start + 2 * count].copy().view(np.float16)
 
 
@@ -90,7 +90,7 @@ def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
 
 
 def _scaled_k(data: Array) -> tuple[Array, Array]:
-    """Of Q4_K and Q5_K."""
+    """Scales and offsets of Q4_K and Q5_K."""
     scales, offsets = _scales_of_6_bits(data[:, 4:16])
     return _halves(data, 0).astype(np.float32) * scales, -_halves(data, 2).astype(np.float32) * offsets
 

@@ -45,9 +45,9 @@ class _Loaded(NamedTuple):
     """What a rank holds of one tensor, or a part of that."""
 
     name: str
-    """Canonical."""
+    """Canonical name of the tensor."""
     box: tuple[slice, ...]
-    """Of the target that it fills."""
+    """Part of the target that it fills."""
     values: Tensor
 
 
@@ -95,7 +95,7 @@ def _planned(source: Source, stored: ModelSpec, inventory: Inventory, shard: Sha
 def _draft_of_its_own(
     draft: DraftSpec | None, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> DraftWeights | None:
-    """Of a head with a folder of its own, not packed."""
+    """Weights of a head with a folder of its own, not packed; None: there is no such head."""
     if draft is None or draft.folder is None:
         return None
     source = open_source(Path(draft.folder))
@@ -146,7 +146,7 @@ class _CodeReader:
 
 
 def _tensors(source: Source, inventory: Inventory, shard: Shard, reader: _CodeReader) -> Iterator[_Loaded]:
-    """What the model needs."""
+    """The tensors that the model needs."""
     match source:
         case SafetensorsFolder():
             for file in source.shards:
@@ -162,7 +162,7 @@ def _tensors(source: Source, inventory: Inventory, shard: Shard, reader: _CodeRe
 
 
 def _file_tensors(file: Path, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
-    """Of a tensor only what the rank holds is read."""
+    """The tensors of a file; of each only what the rank holds is read."""
     with valid_file(file), safe_open(file, "pt") as reader:
         for name in sorted(reader.keys()):
             entry = reader.get_slice(name)
@@ -178,7 +178,7 @@ def _array_tensor(read: Callable[[], Array]) -> Tensor:
 
 
 def _cut(header: TensorHeader, read: Callable[[], Tensor], inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
-    """Of a tensor that can only be read whole."""
+    """What the rank holds of a tensor that can only be read whole."""
     canonical = inventory.take(header)
     pieces = () if canonical is None else inventory.parts[canonical].pieces(shard)
     if canonical is not None and pieces:

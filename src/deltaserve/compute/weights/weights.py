@@ -104,7 +104,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """Of a draft head; what is None here is the model's."""
+    """Weights of a draft head; what is None here is the model's."""
 
     merge: Linear  # MTP: [hidden, 2 hidden] of embedding and hidden state; EAGLE3: [hidden, layers read * their size]
     embedding_norm: Tensor | None  # [hidden]; None: the layer's first norm
@@ -134,15 +134,15 @@ class CodeRows(NamedTuple):
 
 @dataclass(slots=True)
 class CodeTable:
-    """The same for tensors that are kept as codes."""
+    """Where tensors go that are kept as codes."""
 
     forms: Mapping[str, BlockForm] = field(default_factory=dict)
-    """Of which tensors."""
+    """Form of each tensor that is kept as codes, by canonical name."""
     rounds_inputs: bool = False
     targets: dict[str, CodeRows] = field(default_factory=dict)
 
     def rows(self, shapes: Mapping[str, Shape]) -> BlockMatrix:
-        """Of tensors of one form, one after the other."""
+        """A matrix for tensors of one form, one after the other."""
         first = next(iter(shapes))
         shape = (sum(shape[0] for shape in shapes.values()), shapes[first][1])
         matrix, row = empty_matrix(self.forms[first], shape, self.rounds_inputs), 0
@@ -182,7 +182,7 @@ class TargetTable:
         return target
 
     def transposed(self, name: str) -> Tensor:
-        """As `whole`, with the last two axes of the file's tensor the other way round."""
+        """A target as of `whole`, with the last two axes of the file's tensor exchanged."""
         *count, rows, cols = self.parts[name].shape_on(self.shard)
         target = self.empty(*count, cols, rows)
         self.targets[name] = target.transpose(-1, -2)

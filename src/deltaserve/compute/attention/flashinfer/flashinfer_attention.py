@@ -40,7 +40,7 @@ from deltaserve.core.errors import StateError
 from deltaserve.core.layout.dtype import DType
 
 _KERNELS = "fa2"
-"""Of FlashInfer's families the one for every GPU, with fp8 pages beside 16-bit queries and without split-kv."""
+"""Family of FlashInfer's kernels for every GPU, with fp8 pages beside 16-bit queries and without split-kv."""
 _UNUSED_BYTES = 1 << 20
 """A wrapper wants a float workspace."""
 _QUERY_DTYPES = (torch.bfloat16, torch.float16)
@@ -65,7 +65,7 @@ class FlashInferAttention(PagedAttention):
 
 
 class _Mask(NamedTuple):
-    """Of all requests of a wrapper, in FlashInfer's terms."""
+    """What all requests of a wrapper may see, in FlashInfer's terms."""
 
     causal: bool
     window_left: int
@@ -136,7 +136,8 @@ class RequestWrapper:
 
 
 class _GroupWrappers(NamedTuple):
-    """Of one page group, kept between steps. The steps of a group share them, and plan again what another planned."""
+    """Wrappers of one page group, kept between steps. The group's steps share them, and plan again what another
+    planned."""
 
     whole: RequestWrapper
     causal: RequestWrapper
@@ -149,7 +150,7 @@ class _GroupWrappers(NamedTuple):
 
 
 class FlashInferStep:
-    """StepAttention over one arena."""
+    """A step's attention over one arena, by FlashInfer's kernels."""
 
     def __init__(
         self, arena: KvArena, table: Table, batch: Batch, wrappers: _GroupWrappers, scratch: Workspace
@@ -167,7 +168,7 @@ class FlashInferStep:
         self._part_starts = on_device(plan.part_starts, device)
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:
-        """[T, H, D] each"""
+        """Write the step's keys and values: planes [T, H, D] each."""
         self._arena.scatter_planes(layer, self._slots, planes)
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.kv import KvLayout
 
 HEAD_DIMS = (64, 128, 256)
-"""For which its kernels are built for every type of pages."""
+"""Channels of a head for which its kernels are built for every type of pages."""
 
 
 def flashinfer_refusal(layout: KvLayout) -> str | None:

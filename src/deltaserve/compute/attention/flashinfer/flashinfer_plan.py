@@ -58,7 +58,7 @@ class FlashInferPlan:
 
 
 class _Rows(NamedTuple):
-    """Rows of items [M]."""
+    """Query rows of items; arrays [M]."""
 
     items: Int64s
     tokens: Int64s
@@ -78,7 +78,7 @@ class _Items(NamedTuple):
     """First key: the begin of a page, at most a page before the lowest that a row sees."""
     ends: Int64s
     first_pages: Int64s
-    """Of the line, in `WorkTiles.pages`."""
+    """First page of the item's line, in `WorkTiles.pages`."""
     parts: Int64s
 
 
@@ -116,7 +116,7 @@ def _items(work: WorkTiles) -> _Items:
 
 
 def _rows(work: WorkTiles, items: _Items) -> tuple[_Rows, Bools]:
-    """Those that see something of their item, and whether they lie in it."""
+    """The rows that see something of their item, and whether they lie in it."""
     item = np.repeat(np.arange(len(items.num_rows)), items.num_rows)  # [M]
     first = items.first_tokens - np.cumsum(items.num_rows) + items.num_rows  # [N]
     token = work.tokens[first[item] + np.arange(len(item))].astype(np.int64)
@@ -127,7 +127,7 @@ def _rows(work: WorkTiles, items: _Items) -> tuple[_Rows, Bools]:
 
 
 def _requests(items: _Items, rows: _Rows, pages: Int32s, page_size: int) -> PagedRequests:
-    """Of the items that these rows are of."""
+    """Requests of the items that these rows belong to."""
     counts = np.bincount(rows.items, minlength=len(items.starts))
     kept = np.flatnonzero(counts)
     starts, lens = items.starts[kept], items.ends[kept] - items.starts[kept]
@@ -143,5 +143,5 @@ def _requests(items: _Items, rows: _Rows, pages: Int32s, page_size: int) -> Page
 
 
 def _starts(counts: Int64s) -> Int32s:
-    """[N + 1]"""
+    """Where each run of `counts` begins, and the end of the last one: [N + 1]."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -42,7 +42,7 @@ class PartTable:
     """
 
     num_heads: int
-    """Of queries."""
+    """Query heads."""
     counts: Ints  # [Tt + 1] parts of each token's rows; the last stands for padding
     starts: Ints  # [Tt + 1] where those of its head 0 begin
     zeros: Ints  # [Tt + 1] where part number 0 of its head 0 would stand
@@ -66,12 +66,12 @@ class PartTable:
         return self.waste + 1
 
     def place(self, tokens: Ints, heads: Ints, parts: Ints) -> Ints:
-        """Of part number `parts` of a query row. Tokens of padding: waste."""
+        """Place of part number `parts` of a query row. Tokens of padding: waste."""
         found = self.zeros[tokens] + heads * self.counts[tokens] + parts
         return np.where(tokens < self.num_tokens, found, self.waste)
 
     def place_in_order(self, tokens: Ints, heads: Ints, index: Ints) -> Ints:
-        """Of the part at `index` of those that a query row has; beyond its last one: empty."""
+        """Place of the part at `index` among those that a query row has; beyond its last one: empty."""
         counts = self.counts[tokens]
         return np.where(index < counts, self.starts[tokens] + heads * counts + index, self.empty)
 
@@ -105,7 +105,7 @@ class _Indexer:
         return Pass(counts, self.tensor(queries.reshape(-1)), self.tensor(targets.reshape(-1)))
 
     def passes(self, tiles: Sequence[Ints], parts: Ints, width: int) -> tuple[Pass, ...]:
-        """As many tiles together as the budget allows."""
+        """The tiles as passes, each of as many tiles as the budget allows."""
         tile_bytes = parts.size * self.arena.layout.num_heads * tiles[0].shape[1] * width * 4
         step = max(1, self.budget // tile_bytes)
         return tuple(self.one_pass(tiles[start : start + step], parts) for start in range(0, len(tiles), step))

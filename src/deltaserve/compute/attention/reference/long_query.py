@@ -17,7 +17,7 @@ from deltaserve.compute.memory.page_table import Table
 from deltaserve.compute.memory.workspace import Workspace
 
 FUSED_POSITIONS = 256
-"""From here on, for models in 16 bits, torch's fused kernel is as fast as products that oneDNN computes (measured)."""
+"""Positions from which on, in 16 bits, torch's fused kernel is as fast as products that oneDNN computes (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class _Keys:
 
     kv_rows: Tensor  # [H * pages] int64, see KvArena.gather
     start: int
-    """Position of the first."""
+    """Position of the first key."""
     end: int
     skipped: int
-    """Keys gathered before it."""
+    """Keys gathered before the first one."""
 
     def of(self, planes: tuple[Tensor, Tensor], start: int, end: int) -> tuple[Tensor, Tensor]:
         """Positions [start, end) of the two planes [H, keys, D]."""
@@ -42,7 +42,7 @@ class _Product:
     """Some positions of a block over the keys [start, end)."""
 
     positions: slice
-    """Of the block."""
+    """Which positions of the block."""
     start: int
     end: int
     num_later: int
@@ -96,7 +96,7 @@ class LongQuery:
             self._blocks.append((range(start, end), before, self._keys(start, end)))
 
     def _keys(self, start: int, end: int) -> _Keys:
-        """Positions [start, end)."""
+        """The keys at positions [start, end)."""
         arena = self._arena
         size = arena.layout.page_size
         pages = self._line[start // size : -(-end // size)].astype(np.int64)
@@ -199,7 +199,7 @@ class _Result:
         return _Result(self.out[:, :, positions], None if self.lse is None else self.lse[:, :, positions])
 
     def merge(self, other: "_Result") -> None:
-        """Of the same positions over other keys: this becomes the result over both."""
+        """Merge a result of the same positions over other keys: this becomes the result over both."""
         if self.lse is None or other.lse is None:
             raise ValueError("results without log-sum-exp cannot be merged")
         total = torch.logaddexp(self.lse, other.lse)

@@ -20,7 +20,7 @@ from deltaserve.compute.memory.workspace import Workspace
 
 
 class TorchAttention(PagedAttention):
-    """See PagedAttention."""
+    """PagedAttention in torch operations."""
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         return TorchStep(arena, table, batch, rows_per_head, self._workspace)
@@ -30,7 +30,7 @@ class TorchAttention(PagedAttention):
 
 
 class TorchStep:
-    """StepAttention over one arena."""
+    """A step's attention over one arena, in torch operations."""
 
     def __init__(self, arena: KvArena, table: Table, batch: Batch, group_size: int, scratch: Workspace) -> None:
         self._arena = arena
@@ -41,7 +41,7 @@ class TorchStep:
         self._long = _long_queries(arena, table, batch, scratch)
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:
-        """[T, H, D] each"""
+        """Write the step's keys and values: planes [T, H, D] each."""
         self._arena.scatter_planes(layer, self._slots, planes)
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:

@@ -27,18 +27,19 @@ from deltaserve.core.layout.dtype import DType
 
 _LOG2_E = 1.4426950408889634
 _LEAST_DIM = 16
-"""Of a product on tensor cores."""
+"""Least channels in a product on tensor cores."""
 _WIDE_DIM = 256
 """Heads of more channels have fewer rows and keys at once: a tile has to fit in a multiprocessor."""
 _STORED_VALUES = 2048
-"""Of one program that stores."""
+"""Values that one program stores."""
 _LEAST_ROOM = 256
-"""Of tiles and partial results in a fixed step: so many empty programs take about a microsecond (reckoned)."""
+"""Least room for tiles and partial results in a fixed step: so many empty programs take about a microsecond
+(reckoned)."""
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 class TritonAttention(PagedAttention, FixedStepBackend):
-    """See PagedAttention."""
+    """PagedAttention by Triton's kernels, also for fixed steps."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
         PagedAttention.__init__(self, pool, tables, query_heads)
@@ -78,7 +79,7 @@ class _PagesOfGroup(NamedTuple):
         return plan_work(batch, self.table, self.arena.layout.page_size, self.group_size, window_len, self.sizes)
 
     def capacity(self, batch: Batch, num_rows: int) -> WorkCapacity:
-        """For so many decoding rows: room for all pages that the table can name, and of the rest for what `batch`
+        """Room for so many decoding rows: for all pages that the table can name, and of the rest for what `batch`
         needs, to the next power of two, but for as much at least as costs next to nothing.
 
         So rows that grow, or stop sharing, need new room a few times in the life of a worker. Of the programs of a
@@ -129,7 +130,7 @@ class TritonFixedStep:
 
 
 class TritonStep:
-    """StepAttention over one arena."""
+    """A step's attention over one arena, by Triton's kernels."""
 
     def __init__(self, group: _PagesOfGroup, work: WorkBuffer, scratch: Workspace) -> None:
         self._arena = group.arena
@@ -142,7 +143,7 @@ class TritonStep:
         self._sums = scratch.take("sums", size, torch.float32)
 
     def write_kv(self, layer: int, *planes: Tensor) -> None:
-        """[T, H, D] each"""
+        """Write the step's keys and values: planes [T, H, D] each."""
         arena, work = self._arena, self.work
         _, num_heads, dim = planes[0].shape
         row, width = arena.layout.page_size * dim, triton.next_power_of_2(dim)
@@ -227,14 +228,14 @@ class TritonStep:
 
 
 def tile_sizes(group_size: int, head_dim: int) -> tuple[TileSize, TileSize]:
-    """Of tiles of short queries and of long ones. The first are few rows: a product of a decoding row alone, padded to
-    them, should take less time than its keys."""
+    """Sizes of tiles of short queries and of long ones. The first are few rows: a product of a decoding row alone,
+    padded to them, should take less time than its keys."""
     most, keys = (32, 32) if head_dim > _WIDE_DIM else (64, 64)
     return TileSize(min(most, max(16, triton.next_power_of_2(group_size))), keys), TileSize(most, keys)
 
 
 def num_warps(head_dim: int) -> int:
-    """Of a program of partial results."""
+    """Warps of a program that computes partial results."""
     return 8 if head_dim > _WIDE_DIM else 4
 
 
@@ -245,7 +246,7 @@ def split_dim(dim: int) -> tuple[int, int]:
 
 
 def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
-    """In which products are computed; sums are float32 always. The interpreter multiplies no bfloat16."""
+    """Type in which products are computed; sums are float32 always. The interpreter multiplies no bfloat16."""
     of_pages = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
     found = q if of_pages.get(kept, q) is q else torch.float32
     return torch.float32 if IS_INTERPRETED and found is torch.bfloat16 else found

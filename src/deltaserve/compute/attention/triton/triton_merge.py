@@ -10,7 +10,7 @@ from torch import Tensor
 from deltaserve.compute.attention.triton.triton_kernels import merge_results
 
 _MERGED_VALUES = 2048
-"""Of one program of the merge."""
+"""Values that one program of the merge writes."""
 
 
 class PartialResults(NamedTuple):
